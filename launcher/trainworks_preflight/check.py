@@ -26,6 +26,7 @@ from trainworks_launcher.contract.values import Json, readable
 from trainworks_launcher.given.entry import Code
 from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
 from trainworks_launcher.given.manifest import Instance, Manifest
+from trainworks_launcher.given.places import Results
 from trainworks_launcher.job.job import Job, make_job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.plan.modes import plan_host
@@ -302,6 +303,7 @@ def _environment(
         launcher_python="/usr/bin/python3",
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
         home="",
+        results=Results({}, {}),
         warnings=(),
     )
 

@@ -130,6 +130,11 @@ def planned(base: Path, location: str = "", program: str = "train.py", **variabl
     return plan(read_environment({"PATH": "/usr/bin:/bin", **variables}))
 
 
+def warned(made: NodePlan) -> list[str]:
+    """What it warns of, but for the results: pytest's own folders may be in memory, which keeps nothing."""
+    return [line for line in made.warnings if not line.startswith("results end with this container: ")]
+
+
 def refused(base: Path, location: str, program: str = "train.py", **variables: str) -> str:
     with pytest.raises(RefusalError) as found:
         planned(base, location, program, **variables)
@@ -155,7 +160,7 @@ def test_an_archive_is_laid_over_what_the_image_has_and_says_so(tmp_path: Path) 
     made = planned(tmp_path, str(archive))
     assert made.code.entries == ("helper.py", "new.py", "requirements.txt", "train.py")
     assert made.requirements[-2:] == ("-r", "requirements.txt")
-    (note,) = made.warnings
+    (note,) = warned(made)
     assert note.endswith(f"is laid over 3 file(s) that are in {tmp_path}/code already, and replaces train.py")
 
 
@@ -166,11 +171,11 @@ def test_a_directory_elsewhere_leaves_the_images_code_alone_and_says_so(tmp_path
     for location in (str(elsewhere), f"file://{elsewhere}".replace(" ", "%20")):
         made = planned(tmp_path, location)
         assert made.cwd == str(elsewhere)
-        assert made.warnings == (f"the code is taken from {elsewhere}; the 1 file(s) in {tmp_path}/code are not used",)
+        assert warned(made) == [f"the code is taken from {elsewhere}; the 1 file(s) in {tmp_path}/code are not used"]
 
 
 def test_the_usual_place_needs_no_words(tmp_path: Path) -> None:
-    assert planned(tmp_path, f"{tmp_path}/code/").warnings == ()
+    assert warned(planned(tmp_path, f"{tmp_path}/code/")) == []
 
 
 @pytest.mark.parametrize(

@@ -793,7 +793,7 @@ work()
     first = launcher.failure.splitlines()[0]
     assert first.startswith("no rank has made progress for 2 s: the program on ")
     assert "is in work (train.py:7), which waits for a lock" in first
-    document = json.loads((tmp_path / names.FAILURE_JSON).read_text(encoding="utf-8"))
+    document = json.loads((tmp_path / "output" / names.FAILURE_JSON).read_text(encoding="utf-8"))
     assert (document["kind"], document["status"], document["cause"]) == ("failed", names.EXIT_HANG, first)
 
 

@@ -164,7 +164,7 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
         *(f"rank {rank} on algo-{rank // 2 + 1}" for rank in range(4)),
     ]
     assert not (hosts[1].base / "output/data/hang.svg").exists()
-    summary = json.loads((hosts[0].base / names.SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = json.loads((hosts[0].base / "output" / names.SUMMARY_FILE).read_text(encoding="utf-8"))
     assert summary["seconds_without_progress"] is not None
     assert [host["host"] for host in summary["hosts"]] == ["algo-1", "algo-2"]
 
@@ -281,7 +281,7 @@ else:
         launcher.read_until("waits in all_reduce (")
         (tmp_path / "code/go on").touch()
         assert launcher.wait() == 0, launcher.text
-    summary = json.loads((tmp_path / names.SUMMARY_FILE).read_text(encoding="utf-8"))
+    summary = json.loads((tmp_path / "output" / names.SUMMARY_FILE).read_text(encoding="utf-8"))
     assert summary["waited_for"]["rank"] == 1, launcher.text
     assert summary["waited_for"]["waited"] == 0
     assert " without progress, the others waited most for rank 1 on " in launcher.text

@@ -89,7 +89,7 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
         said = [process.communicate(timeout=TIME_OUT)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert said == [f"65534 {tmp_path}/model\n"] * 2
-    assert (tmp_path / names.SUCCESS_FILE).exists()
+    assert (tmp_path / "output" / names.SUCCESS_FILE).exists()
 
 
 def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) -> None:

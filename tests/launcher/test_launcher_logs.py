@@ -216,7 +216,7 @@ print("innocent " * 50)
 )
 def test_a_failure_says_with_which_versions(tmp_path: Path, manifest: Manifest | None, version: str | None) -> None:
     outcome_files.write(str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Masker(), manifest=manifest)
-    document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
+    document = json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))
     assert document["versions"] == {"launcher": __version__, "smdistributed": version}
 
 

@@ -196,3 +196,112 @@ def test_a_checkpoint_directory_is_made_too(tmp_path: Path, monkeypatch: pytest.
     (problem,) = places.problems_of(read_environment(file, Invocation(("train.py",))).places)
     assert "train.py is not a directory" in problem.what
     assert "set TRAINWORKS_CHECKPOINT_DIRECTORY" in problem.advice
+
+
+# ------------------------------------------------------------------------------------------------ which places are kept
+DOCKER = """\
+110 80 0:43 / / rw,relatime - overlay overlay rw,lowerdir=/a,upperdir=/b
+111 110 0:46 / /proc rw - proc proc rw
+112 110 0:47 / /dev rw - tmpfs tmpfs rw
+131 112 0:51 / /dev/shm rw - tmpfs shm rw,size=65536k
+133 110 254:0 /var/lib/docker/containers/5c/hostname /etc/hostname rw - ext4 /dev/vda rw
+"""
+HOST = "22 27 0:21 / /proc rw - proc proc rw\n27 1 254:0 / / rw - ext4 /dev/vda rw\n"
+VOLUME = "0c1d" * 16
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "kept"),
+    [
+        pytest.param(HOST, "/opt/ml/model", True, id="a host's own disk"),
+        pytest.param("", "/opt/ml/model", True, id="no table: nothing is known"),
+        pytest.param(DOCKER, "/opt/ml/model", False, id="the container's layers"),
+        pytest.param(DOCKER, "/dev/shm/model", False, id="memory"),
+        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/w", True, id="bind mount"),
+        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/w/a/b", True, id="below it"),
+        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/work", False, id="beside it"),
+        pytest.param(
+            DOCKER + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw", "/opt/ml/output", False, id="one"
+        ),
+        pytest.param(DOCKER + "140 110 0:60 / /w rw - nfs4 server:/home rw", "/w", True, id="NFS"),
+        pytest.param(DOCKER + "140 110 0:60 / /w rw - fuse.s3fs s3fs rw", "/w", True, id="S3 by FUSE"),
+        pytest.param(
+            DOCKER + "140 110 0:44 /builds/x /w rw - overlay overlay rw", "/w", True, id="engine in a container"
+        ),
+        pytest.param(DOCKER + "140 110 0:60 / /opt/ml rw - tmpfs tmpfs rw", "/opt/ml/model", False, id="--tmpfs"),
+        pytest.param(DOCKER + r"140 110 254:0 /m /my\040files rw - ext4 /dev/vda rw", "/my files", True, id="a blank"),
+        pytest.param(
+            DOCKER + f"140 110 254:0 /var/lib/docker/volumes/{VOLUME}/_data /opt/ml rw - ext4 /dev/vda rw",
+            *("/opt/ml/model", False),
+            id="a volume without a name, which --rm removes",
+        ),
+        pytest.param(
+            DOCKER + "140 110 254:0 /var/lib/docker/volumes/mine/_data /opt/ml rw - ext4 /dev/vda rw",
+            *("/opt/ml/model", True),
+            id="a volume with a name",
+        ),
+        pytest.param(
+            DOCKER + "140 110 8:1 /pods/6f/volumes/kubernetes.io~empty-dir/scratch /opt/ml rw - xfs /dev/sda1 rw",
+            *("/opt/ml/model", False),
+            id="an emptyDir",
+        ),
+        pytest.param(
+            DOCKER + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw\n141 110 0:60 / /opt/ml rw - tmpfs x rw",
+            *("/opt/ml/model", False),
+            id="a mount that another one hides",
+        ),
+        pytest.param(
+            DOCKER + "140 110 0:60 / /w rw - tmpfs x rw\n141 140 254:0 /m /w rw - ext4 /dev/vda rw",
+            *("/w/model", True),
+            id="the upper one of two at the same place",
+        ),
+        pytest.param("27 1 0:30 /@ / rw - btrfs /dev/vda rw", "/home/me", True, id="a host on btrfs"),
+        pytest.param(
+            "27 1 0:30 /@/docker/btrfs/subvolumes/5c / rw - btrfs /dev/vda rw\n"
+            "28 27 0:30 /@/docker/containers/5c/hostname /etc/hostname rw - btrfs /dev/vda rw",
+            *("/opt/ml/model", False),
+            id="a container on btrfs",
+        ),
+        pytest.param(
+            "27 1 254:0 /var/lib/docker/vfs/dir/5c / rw - ext4 /dev/vda rw",
+            *("/opt/ml/model", False),
+            id="a container in a directory (vfs, enroot, Charliecloud)",
+        ),
+        pytest.param(
+            "27 1 0:33 / / rw - fuse.fuse-overlayfs x rw\n30 27 0:40 / /home/me rw - lustre fs rw",
+            *("/home/me/job", True),
+            id="rootless, with the home mounted",
+        ),
+        pytest.param("40 27 0:60 / /data rw - nfs4 server:/data rw", "/opt/ml/model", True, id="chroot"),
+    ],
+)
+def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(table: str, path: str, kept: bool) -> None:
+    assert places.keeps(path, table) is kept
+
+
+@pytest.mark.parametrize(
+    ("kept", "told", "model", "output", "note", "lost"),
+    [
+        (("opt", "w"), {}, "opt/model", "opt/output", "", ""),
+        (("w",), {}, "w/model", "w/output", "results go to {}/w/model and {}/w/output, in the working directory", ""),
+        (("opt/model", "w"), {}, "opt/model", "w/output", "results go to {}/w/output, in the working directory", ""),
+        (("opt/model",), {}, "opt/model", "opt/output", "", "no mount keeps {}/opt/output;"),
+        ((), {}, "opt/model", "opt/output", "", "no mount keeps {}/opt/model and {}/opt/output;"),
+        (("opt", "own"), {"SM_MODEL_DIR": "own/m"}, "own/m", "opt/output", "", ""),
+        (("opt",), {"SM_MODEL_DIR": "own/m"}, "own/m", "opt/output", "", "no mount keeps {}/own/m;"),
+    ],
+)
+def test_each_result_goes_to_the_first_place_that_keeps_it(
+    kept: tuple[str, ...], told: Mapping[str, str], model: str, output: str, note: str, lost: str, tmp_path: Path
+) -> None:
+    found = places.choose(
+        (f"{tmp_path}/opt", f"{tmp_path}/w"),
+        {variable: f"{tmp_path}/{path}" for variable, path in told.items()},
+        "",
+        lambda path: any(path.startswith(f"{tmp_path}/{place}") for place in kept),
+    )
+    assert found.paths["SM_MODEL_DIR"] == f"{tmp_path}/{model}"
+    assert found.paths["SM_OUTPUT_DIR"] == f"{tmp_path}/{output}"
+    assert found.paths["SM_OUTPUT_DATA_DIR"] == f"{tmp_path}/{output}/data"
+    assert note.format(*[tmp_path] * 2) in found.note if note else found.note == ""
+    assert lost.format(*[tmp_path] * 2) in found.warning if lost else found.warning == ""

@@ -306,11 +306,11 @@ def test_each_job_of_a_scheduler_has_results_of_its_own(tmp_path: Path, monkeypa
     monkeypatch.setattr("trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent"))
     for more, folder in (({}, "4711"), ({"SLURM_STEP_ID": "3"}, "4711.3"), ({"SLURM_JOB_ID": "4712"}, "4712")):
         read = read_environment({"PATH": "/usr/bin:/bin", **SLURM_NODE, **more}, Invocation(("train.py",)))
-        assert read.results == f"{tmp_path}/output/{folder}"
+        assert read.output == f"{tmp_path}/output/{folder}/output"
         assert plan(read).env["SM_MODEL_DIR"] == f"{tmp_path}/output/{folder}/model"
         assert plan(read).env["SM_OUTPUT_FAILURE"] == f"{tmp_path}/output/{folder}/output/failure"
     named = {"PATH": "/usr/bin:/bin", **SLURM_NODE, "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    assert read_environment(named, Invocation(("train.py",))).results == str(tmp_path)
+    assert read_environment(named, Invocation(("train.py",))).output == f"{tmp_path}/output"
 
 
 def test_a_failure_of_another_job_is_not_this_ones(tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def test_a_failure_of_another_job_is_not_this_ones(tmp_path: Path) -> None:
     outcome_files.write(str(tmp_path), first, masker)
     assert outcome_files.users_own_failure(str(tmp_path), masker) == ""
     outcome_files.write(str(tmp_path), Outcome(FAILED, 1, "n-b", "ValueError: cause_of_B"), masker)
-    assert (tmp_path / "output/failure").read_text() == "ValueError: cause_of_B"
-    document = json.loads((tmp_path / "output/failure.json").read_text())
+    assert (tmp_path / "failure").read_text() == "ValueError: cause_of_B"
+    document = json.loads((tmp_path / "failure.json").read_text())
     assert (document["text"], document["host"]) == ("ValueError: cause_of_B", "n-b")
-    (tmp_path / "output/failure").write_text("the script's own words")
+    (tmp_path / "failure").write_text("the script's own words")
     assert outcome_files.users_own_failure(str(tmp_path), masker) == "the script's own words"

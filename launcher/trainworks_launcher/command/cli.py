@@ -242,12 +242,12 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
         sys.stdout.write(explain.to_json(plan, rows))
     else:
         sys.stdout.write(explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices)))
-        ended = timeline(_summary(environment.results))
+        ended = timeline(_summary(environment.output))
         sys.stdout.write("".join(f"{line}\n" for line in ("", *ended)) if ended else "")
     return 0
 
 
-def _summary(base: str) -> Mapping[str, Json]:
+def _summary(output: str) -> Mapping[str, Json]:
     """Return what the last run here took, ``{}`` if nothing says it."""
     from pathlib import Path
 
@@ -255,7 +255,7 @@ def _summary(base: str) -> Mapping[str, Json]:
     from trainworks_launcher.contract.values import decode, mapping
 
     try:
-        found = mapping(decode(files.read_text(Path(base, names.SUMMARY_FILE))))
+        found = mapping(decode(files.read_text(Path(output, names.SUMMARY_FILE))))
     except (OSError, ValueError):
         return {}
     return found if found.get("writer") == names.SUMMARY_WRITER else {}
@@ -283,7 +283,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     import signal
 
     from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import base_directory, report_directory
+    from trainworks_launcher.given.environment import report_directory
     from trainworks_launcher.supervise.children.output import log
     from trainworks_launcher.supervise.outcome.outcome import STOPPED, Outcome
     from trainworks_launcher.supervise.verdict import outcome_files
@@ -291,10 +291,9 @@ def _stopped(number: int, asked: Invocation | None) -> int:
 
     text = f"stopped by {signal.Signals(number).name} before the program was started"
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
-    base = base_directory(os.environ, asked is not None and bool(asked.program))
-    base = report_directory(base, os.environ)
-    outcome_files.clear(base)
-    outcome_files.write(base, outcome, Masker(os.environ))
+    reports = report_directory(os.environ, asked is not None and bool(asked.program))
+    outcome_files.clear(reports)
+    outcome_files.write(reports, outcome, Masker(os.environ))
     log(last_words(outcome))
     return outcome.status
 
@@ -303,7 +302,7 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import read_environment, report_directory
+    from trainworks_launcher.given.environment import read_environment
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
@@ -323,14 +322,13 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
         output.log(text)
         known = refusal if isinstance(refusal, JobRefusedError) else known
         outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
-        base = environment.base_directory
-        telling = plan_of_refusal(known.placement, known.network, base) if known else None
+        directory = environment.base_directory
+        telling = plan_of_refusal(known.placement, known.network, directory) if known else None
         if telling is not None:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
-        outcome_files.clear(environment.results)
-        results = report_directory(base, environment.variables)
-        outcome_files.write(results, outcome, masker, manifest=environment.manifest)
+        outcome_files.clear(environment.output)
+        outcome_files.write(environment.refusals, outcome, masker, manifest=environment.manifest)
         return refusal.status
     if measures:
         from trainworks_launcher.plan.measure import measured

@@ -84,7 +84,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "SM_LOG_LEVEL": (_USER, f"hyperparameter {names.LOG_LEVEL}, Python's logging level"),
         "SM_MASTER_ADDR": (_PLATFORM, "as MASTER_ADDR, by the newer SDK's name"),
         "SM_MASTER_PORT": (_DEFAULT, "as MASTER_PORT, by the newer SDK's name"),
-        "SM_MODEL_DIR": (_PLATFORM, "files written there are kept as the model"),
+        "SM_MODEL_DIR": (_PLATFORM, "the model is written there, and kept"),
         "SM_MODULE_DIR": (_USER, "where the code is"),
         "SM_MODULE_NAME": (_USER, "the entry point without .py"),
         "SM_NETWORK_INTERFACE_NAME": (_PLATFORM, "network interface between the hosts"),

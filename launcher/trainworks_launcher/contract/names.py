@@ -39,10 +39,11 @@ smdebug/core/config_constants.py."""
 CHECKPOINTS = "checkpoints"
 """The platform's default of that directory. Source: API reference, CheckpointConfig, LocalPath."""
 
-FAILURE_FILE = "output/failure"
-"""Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
+FAILURE_FILE = "failure"
+"""Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters. This file, and those below, are in
+the directory of the job's output."""
 
-FAILURE_JSON = "output/failure.json"
+FAILURE_JSON = "failure.json"
 """The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
 ``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE),
 ``versions`` of ``launcher`` and ``smdistributed`` (null if the image has none)."""
@@ -50,10 +51,10 @@ FAILURE_JSON = "output/failure.json"
 FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
 
-HANG_DIRECTORY = "output/data"
+HANG_DIRECTORY = "data"
 """Where the stacks of ranks that hang and torch's own records are written; the platform uploads it."""
 
-SUMMARY_FILE = "output/data/summary.json"
+SUMMARY_FILE = "data/summary.json"
 """What a job took, of all its hosts; written by the leader at the end. Fields: docs/summary.md."""
 
 SUMMARY_SCHEMA = 1
@@ -62,7 +63,7 @@ SUMMARY_SCHEMA = 1
 SUMMARY_WRITER = "trainworks"
 """Value of ``writer`` in SUMMARY_FILE, by which it is known to be the launcher's."""
 
-SUCCESS_FILE = "output/success"
+SUCCESS_FILE = "success"
 """Empty file, written when every host ended with status 0 (as sagemaker-training)."""
 
 FAILURE_TEXT_LIMIT = 1024

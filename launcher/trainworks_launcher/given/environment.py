@@ -96,7 +96,8 @@ class Environment(NamedTuple):
             needed.
         checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
         resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
-        results_directory: Root of the job's results; ``""``: the base directory.
+        results: Where the job's results go, and why; its paths are empty where that is below the base directory.
+        refusals: Directory for the report of a job that is not started; ``""``: nobody would look there.
         home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
         warnings: Lines to print before the start.
         problems: What could not be read.
@@ -122,7 +123,8 @@ class Environment(NamedTuple):
     aws_client: str = ""
     checkpoint_directory: str = ""
     resume_from: str = ""
-    results_directory: str = ""
+    results: places.Results = places.Results({}, {})
+    refusals: str = ""
     home: str = ""
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -130,12 +132,12 @@ class Environment(NamedTuple):
     @property
     def places(self) -> Mapping[str, str]:
         """Variable -> path of every directory that the script is told to write to."""
-        return places.named(self.results, self.checkpoint_directory)
+        return {**places.named(self.base_directory, self.checkpoint_directory), **self.results.paths}
 
     @property
-    def results(self) -> str:
-        """Root of the job's results: ``model/`` and ``output/`` are in it."""
-        return self.results_directory or self.base_directory
+    def output(self) -> str:
+        """Directory of the job's output, and of the launcher's reports."""
+        return self.places[places.OUTPUT]
 
     def __repr__(self) -> str:
         """Return all but the job's secret."""
@@ -164,7 +166,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     programs = _find_programs(manifest, variables)
     invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = places.home_of(variables)
-    warnings = [said_of_home] if said_of_home else []
+    results, refusals = _results(base, variables, platform, checkpoints)
+    warnings = [line for line in (said_of_home, results.warning) if line]
     warnings += _misspelt(variables)
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
@@ -195,7 +198,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
-        results_directory=_results_directory(base, variables, platform.job_id),
+        results=results,
+        refusals=refusals,
         home=home,
         warnings=tuple(warnings),
         problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
@@ -296,11 +300,11 @@ def _newest_checkpoint(directory: str) -> str:
 def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     """Return the root of the job's directories: the variable, else the platform's own.
 
-    A program of the command line needs none of the platform's files: where the platform's own directory is missing, or
-    cannot hold the results (another user, a read-only image), they go below the working directory.
+    A program of the command line needs none of the platform's files: where the platform's own directory is missing, it
+    is the working directory.
     """
     base = variables.get(names.BASE_DIRECTORY_VARIABLE)
-    if not base and has_program and not places.can_hold_results(names.BASE_DIRECTORY):
+    if not base and has_program and not Path(names.BASE_DIRECTORY).is_dir():
         return str(Path.cwd())
     return str(Path(base or names.BASE_DIRECTORY).absolute())
 
@@ -316,16 +320,29 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     return [line.format(name, near) for name, near in meant if near]
 
 
-def _is_named(base: str, variables: Mapping[str, str]) -> bool:
-    """Return whether the platform or a person named the base directory; else it is the working directory."""
-    return bool(variables.get(names.BASE_DIRECTORY_VARIABLE)) or base != str(Path.cwd())
+def _results(
+    base: str, variables: Mapping[str, str], platform: platforms.Description, checkpoints: str
+) -> tuple[places.Results, str]:
+    """Return where the results go, and ``Environment.refusals``.
 
-
-def _results_directory(base: str, variables: Mapping[str, str], job_id: str) -> str:
-    """Return a directory of this job's own in a working directory, from which other jobs may be started too."""
-    if _is_named(base, variables) or not job_id:
-        return ""
-    return f"{base}/output/{re.sub(r'[^A-Za-z0-9._-]+', '-', job_id).lstrip('.')}"
+    SageMaker takes them from the base directory, and a person who names one looks there. Nobody else keeps anything:
+    they may go to the working directory, to a directory of the job's own if the scheduler names it, because other jobs
+    may be started from there. Such a directory gets no report of a job that was not started.
+    """
+    table = _read_text(places.MOUNTS, "surrogateescape")
+    of_sagemaker = platform.platform == "sagemaker"
+    uploaded = of_sagemaker and names.JOB_NAME_VARIABLE in variables
+    roots: tuple[str, ...] = (base,)
+    beside = ""
+    if not of_sagemaker and not variables.get(names.BASE_DIRECTORY_VARIABLE):
+        job = re.sub(r"[^A-Za-z0-9._-]+", "-", platform.job_id).lstrip(".")
+        beside = f"{Path.cwd()}/output/{job}" if job else str(Path.cwd())
+        roots = (beside,) if base == str(Path.cwd()) else (base, beside)
+    told: Mapping[str, str] = {} if of_sagemaker else variables
+    found = places.choose(roots, told, checkpoints, lambda path: uploaded or places.keeps(path, table))
+    output = found.paths[places.OUTPUT]
+    looked_for = not beside or output != f"{beside}/output"
+    return found, output if looked_for and Path(output).parent.is_dir() else ""
 
 
 def _has_pmi(variables: Mapping[str, str]) -> bool:
@@ -342,13 +359,11 @@ def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
     return [f"{said}; {todo}"] if imports_mpi(code, words) else []
 
 
-def report_directory(base: str, variables: Mapping[str, str]) -> str:
-    """Return the base directory if the report of a job that was never started goes there, else ``""``.
-
-    The platform, or a person, looks for it below the directory that was named. A working directory that nobody named
-    stays as it is, and one that is not there is not made.
-    """
-    return base if _is_named(base, variables) and Path(base).is_dir() else ""
+def report_directory(variables: Mapping[str, str], has_program: bool) -> str:
+    """Return ``Environment.refusals`` of a job that is not read yet."""
+    base = base_directory(variables, has_program)
+    config = _Documents(base, are_needed=False).read(names.RESOURCE_CONFIG_FILE)
+    return _results(base, variables, platforms.describe(platforms.Given(variables, config)), "")[1]
 
 
 def _own_address() -> str:
@@ -357,10 +372,10 @@ def _own_address() -> str:
     return _address_of(interface) or "" if interface else ""
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, errors: str = "strict") -> str:
     """Return the text of a file that a platform names, "" if it cannot be read."""
     try:
-        return files.read_text(Path(path))
+        return files.read_text(Path(path), errors=errors)
     except (OSError, ValueError):
         return ""
 

@@ -2,22 +2,29 @@
 
 A script saves its model as its last act, so a place that is missing costs the whole training. ``supervise`` makes the
 places on every host, before the hosts join each other; it takes back what it made if the job is refused after all.
+
+What is written is kept only on a mount, or on a host's own disk: a container's root, and memory, end with the job. So
+the mount table chooses the places, and the log says what nothing keeps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from pathlib import Path
-from typing import Iterable, Iterator, Mapping
+from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 
+OUTPUT = "SM_OUTPUT_DIR"
+"""Variable of the place where the launcher's own reports go, too."""
+
 RESULTS: Mapping[str, str] = {
     "SM_MODEL_DIR": "model",
-    "SM_OUTPUT_DIR": "output",
+    OUTPUT: "output",
     "SM_OUTPUT_DATA_DIR": "output/data",
     "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
 }
@@ -45,9 +52,134 @@ def named(results: str, checkpoints: str) -> Mapping[str, str]:
     return {**found, names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else found
 
 
-def can_hold_results(directory: str) -> bool:
-    """Return whether a directory exists in which every place of RESULTS can be written."""
-    return Path(directory).is_dir() and not any(map(why_not_writable, named(directory, "").values()))
+class Results(NamedTuple):
+    """Where a job's results go.
+
+    Attributes:
+        paths: Variable of RESULTS -> path.
+        why: Variable -> why it is there, or that nothing keeps it; nothing for the platform's own place.
+        note: Line for the log if they are not in the platform's own place; ``""``: they are.
+        warning: Line that says what ends with the container, and what to mount; ``""`` for nothing.
+    """
+
+    paths: Mapping[str, str]
+    why: Mapping[str, str]
+    note: str = ""
+    warning: str = ""
+
+
+def choose(roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keeps: Callable[[str], bool]) -> Results:
+    """Choose each place by itself: the first that is kept and can be written, else the first that can be written.
+
+    Args:
+        roots: Directories that may hold the results, in order; at least one.
+        told: Variable of RESULTS -> directory that a person has set.
+        checkpoints: Directory of checkpoints; ``""`` if there is none.
+        keeps: Whether what is written to a path is still there when the job has ended.
+    """
+    paths: dict[str, str] = {}
+    why: dict[str, str] = {}
+    moved: list[str] = []
+    reason = ""
+    for variable, place in RESULTS.items():
+        own = [f"{root}/{place}" for root in roots]
+        writable = [path for path in own if not why_not_writable(path)]
+        paths[variable] = next(filter(keeps, writable), (writable or own)[0])
+        if told.get(variable, "").strip():
+            paths[variable] = str(Path(told[variable].strip()).absolute())
+            why[variable] = "the variable was set"
+        elif paths[variable] != own[0]:
+            moved.append(paths[variable])
+            why[variable] = (
+                f"in the working directory, because {why_not_writable(own[0]) or f'no mount keeps {own[0]}'}"
+            )
+            reason = reason or why[variable]
+    known = {**paths, **({names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else {})}
+    lost = {variable: path for variable, path in known.items() if not keeps(path)}
+    why.update(dict.fromkeys(lost, "it ends with this container: no mount keeps it"))
+    note = f"results go to {' and '.join(_outermost(moved))}, {reason}" if moved else ""
+    return Results(paths, why, note, _warning(_outermost(lost.values())) if lost else "")
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Return the paths that are in none of the others, each once."""
+    each = dict.fromkeys(paths)
+    return [path for path in each if not any(_is_in(path, other) for other in each if other != path)]
+
+
+def _warning(lost: Sequence[str]) -> str:
+    """Return a line about paths that nothing keeps."""
+    mounts = " ".join(f'-v "$PWD/{Path(path).name}:{path}"' for path in lost)
+    return (
+        f"results end with this container: no mount keeps {' and '.join(lost)}; mount a directory of the host or a"
+        f" volume there: docker run {mounts}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- mounts
+MOUNTS = "/proc/self/mountinfo"
+"""The kernel's table of this process's mounts (proc(5))."""
+
+_IN_MEMORY = ("tmpfs", "ramfs", "rootfs", "devtmpfs")
+_ENDS_WITH_IT = re.compile(r"/volumes/[0-9a-f]{64}/_data(/|$)|/kubernetes\.io~empty-dir/")
+"""Directory of a host that is made for one container and removed with it: a volume without a name, an emptyDir."""
+
+
+class _Mount(NamedTuple):
+    """A row of the table: its number, its parent's, the directory that is mounted, where, and the file system."""
+
+    number: str
+    parent: str
+    root: str
+    point: str
+    kind: str
+
+
+def keeps(path: str, table: str) -> bool:
+    """Return whether what is written to a path is still there when this container has ended.
+
+    It is on a mount, or on the root of a host that is no container. Not on a mount in memory, of a volume without a
+    name, of an emptyDir. Without a table (no Linux) nothing is known, and it counts as kept.
+
+    Args:
+        path: The path; it need not exist.
+        table: The text of MOUNTS.
+    """
+    mounts = [_mount(line) for line in table.splitlines() if line.count(" ") > 7]
+    mount = _mount_of(os.path.realpath(path), mounts)
+    if mount is None:  # a chroot in a directory of a host
+        return True
+    if mount.kind in _IN_MEMORY or _ENDS_WITH_IT.search(mount.root):
+        return False
+    # A container's root is made of layers, or it is a directory of the host (only btrfs has such roots on hosts), or
+    # the engine has mounted the container's own name over the image's.
+    of_container = "overlay" in mount.kind or mount.kind == "aufs" or (mount.root != "/" and mount.kind != "btrfs")
+    return mount.point != "/" or not (of_container or any(each.point == "/etc/hostname" for each in mounts))
+
+
+def _mount(line: str) -> _Mount:
+    before, _, after = line.partition(" - ")
+    number, parent, _, root, point = (
+        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word) for word in before.split(" ")[:5]
+    )
+    return _Mount(number, parent, root, point, after.split(" ")[0])
+
+
+def _mount_of(path: str, mounts: Sequence[_Mount]) -> _Mount | None:
+    """Return the mount on which a path is, as the kernel finds it: from the root down, each in its parent."""
+    numbers = {mount.number for mount in mounts}
+    found, inside = None, [mount for mount in mounts if mount.parent not in numbers]
+    while True:
+        above = [mount for mount in inside if _is_in(path, mount.point)]
+        if not above:
+            return found
+        found = min(above, key=lambda mount: len(mount.point))
+        inside = [mount for mount in mounts if mount.parent == found.number != mount.number]
+
+
+def _is_in(path: str, directory: str) -> bool:
+    """Return whether a path is a directory, or below it."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:

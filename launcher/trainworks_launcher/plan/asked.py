@@ -44,5 +44,5 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         without_cuda=bool(manifest.components) and not manifest.minimum_driver and "cuda" not in manifest.components,
         shared_memory=devices.gpus > 0 or placement.processes_per_host > 1 or manifest.framework == TORCH,
         interface=network.interface.partition(",")[0] if several else "",
-        directories=(environment.results, environment.variables.get("TMPDIR", _TEMPORARY)),
+        directories=(environment.output, environment.variables.get("TMPDIR", _TEMPORARY)),
     )

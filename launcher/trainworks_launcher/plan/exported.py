@@ -18,6 +18,7 @@ from trainworks_launcher.contract.settings import log_level, region_of
 from trainworks_launcher.contract.values import Json, compact, mapping, text, text_form, texts
 from trainworks_launcher.given import cluster
 from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.given.places import OUTPUT
 from trainworks_launcher.job import model_parallel
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import MODEL_PARALLEL
@@ -73,7 +74,7 @@ def _sm_values(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json])
         "framework_params": properties["additional_framework_parameters"],
         "host_count": len(all_hosts),
         "hps": dict(user),
-        "output_failure": f"{job.environment.results}/{names.FAILURE_FILE}",
+        "output_failure": f"{job.environment.output}/{names.FAILURE_FILE}",
         "source_dir": job.environment.code.directory,
         "training_env": training_environment,
         "user_args": [*job.program.arguments],
@@ -181,17 +182,17 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
 
 def _directories(environment: Environment) -> dict[str, Json]:
     """Return the properties that say where something is."""
-    base, results = environment.base_directory, environment.results
+    base, results = environment.base_directory, environment.places
     return {
         "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
         "input_config_dir": f"{base}/input/config",
         "input_data_dir": f"{base}/input/data",
         "input_dir": f"{base}/input",
-        "model_dir": f"{results}/model",
+        "model_dir": results["SM_MODEL_DIR"],
         "module_dir": environment.code.directory,
-        "output_data_dir": f"{results}/output/data",
-        "output_dir": f"{results}/output",
-        "output_intermediate_dir": f"{results}/output/intermediate",
+        "output_data_dir": results["SM_OUTPUT_DATA_DIR"],
+        "output_dir": results[OUTPUT],
+        "output_intermediate_dir": results["SM_OUTPUT_INTERMEDIATE_DIR"],
     }
 
 

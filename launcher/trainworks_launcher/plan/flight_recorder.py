@@ -25,7 +25,7 @@ def recorder_variables(job: Job) -> Mapping[str, str]:
     components = job.environment.manifest.components
     if "torch" not in components or "nccl" not in components:
         return MappingProxyType({})
-    file = f"{job.environment.results}/{names.HANG_DIRECTORY}/flight-recorder-rank-"
+    file = f"{job.environment.output}/{names.HANG_DIRECTORY}/flight-recorder-rank-"
     rows = (
         (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), _ENTRIES),
         (names.RECORDER_FILES, file),

@@ -261,6 +261,8 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     # A job that is taken for another platform's, and a platform that a person did not know of, are seen at once.
     lines = [f"platform {platform.platform}: {platform.why}"] if platform.platform not in ("", "sagemaker") else []
     lines.append(describe(job))
+    if job.environment.results.note:
+        lines.append(job.environment.results.note)
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
         lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
@@ -281,6 +283,7 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
+    why += [Reason(name, text, Origin.PLATFORM) for name, text in job.environment.results.why.items()]
     recorder = recorder_variables(job)
     variables.update(recorder)
     why += [

@@ -22,7 +22,7 @@ from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import Environment, report_directory
+from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
 from trainworks_launcher.supervise import control, hooks
 from trainworks_launcher.supervise.children import output, processes
@@ -113,12 +113,10 @@ class _Supervisor:
         self._refusal = refusal
         self._phase = Phase.JOINING
         self._environment = environment
-        self._base = environment.results
+        self._base = environment.output
         self._made = made
         # A refusal leaves nothing behind where nobody looks for its report.
-        self._reports = (
-            self._base if refusal is None else report_directory(environment.base_directory, environment.variables)
-        )
+        self._reports = self._base if refusal is None else environment.refusals
         self._loop = Loop()
         self._runtime = runtime
         self._family = processes.Family()

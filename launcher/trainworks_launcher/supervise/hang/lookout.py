@@ -125,7 +125,7 @@ class Lookout:
             leader=self._plan.role != "worker",
             limit=self._plan.limits.hang,
             fails=given.get(names.HANG_VARIABLE, "").strip() == "fail",
-            output=Path(self._environment.results, names.HANG_DIRECTORY),
+            output=Path(self._environment.output, names.HANG_DIRECTORY),
             roots=lambda: [Root(*pair) for pair in self._what_runs()],
             printed=self._printed,
             others=role.others,

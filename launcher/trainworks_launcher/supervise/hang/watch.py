@@ -407,7 +407,7 @@ class Watch:
             self._around.log(f"cannot write the stacks to {self._around.output}: {error}")
             return ""
         self._around.log(f"stacks of this host's ranks: {self._around.output / name}")
-        return f"{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
+        return f"output/{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
 
     # -------------------------------------------------------------------------------------------------------- helpers
     def _tick_in(self, seconds: float) -> None:

@@ -100,7 +100,7 @@ class Preparation:
             return
         step = self._steps.pop(0)
         self._log(step.what)
-        directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._environment.results
+        directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._environment.output
         self._start(step.argv, directory, lambda code: self._ended(step, code), step.status)
 
     def _ended(self, step: Step, code: int) -> None:

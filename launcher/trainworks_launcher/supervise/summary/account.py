@@ -27,10 +27,10 @@ MESSAGE = "figures"
 class Account:
     """The account of one run, from the start of the program. Every method runs in the loop's thread."""
 
-    def __init__(self, loop: Loop, plan: NodePlan, results: str, log: Callable[[str], None]) -> None:
-        """The program starts now. results: root of the job's results, ``""`` for none. log: prints a line."""
+    def __init__(self, loop: Loop, plan: NodePlan, output: str, log: Callable[[str], None]) -> None:
+        """The program starts now. output: directory of the job's output, ``""`` for none. log: prints a line."""
         self._plan = plan
-        self._file = Path(results, names.SUMMARY_FILE) if results else None
+        self._file = Path(output, names.SUMMARY_FILE) if output else None
         self._log = log
         self._started = time.monotonic()
         self._others: dict[str, Figures] = {}

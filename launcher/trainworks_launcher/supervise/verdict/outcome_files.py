@@ -16,12 +16,12 @@ from trainworks_launcher.supervise.children.output import log
 from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 
 
-def clear(base_directory: str) -> None:
+def clear(output: str) -> None:
     """Remove the files that an earlier run left: they would speak for this one. ``""``: there is no such place."""
-    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if base_directory else ():
+    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if output else ():
         with contextlib.suppress(OSError):
-            Path(base_directory, name).unlink()
-    summary = Path(base_directory, names.SUMMARY_FILE) if base_directory else None
+            Path(output, name).unlink()
+    summary = Path(output, names.SUMMARY_FILE) if output else None
     if summary is not None and is_summary(summary):
         with contextlib.suppress(OSError):
             summary.unlink()
@@ -35,14 +35,14 @@ def is_summary(file: Path) -> bool:
         return False
 
 
-def users_own_failure(base_directory: str, masker: Masker) -> str:
+def users_own_failure(output: str, masker: Masker) -> str:
     """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none.
 
     What a launcher wrote, maybe that of another job with the same directory, is in FAILURE_JSON too.
     """
-    text = _read(Path(base_directory, names.FAILURE_FILE)).strip()
+    text = _read(Path(output, names.FAILURE_FILE)).strip()
     with contextlib.suppress(ValueError):
-        if text and mapping(decode(_read(Path(base_directory, names.FAILURE_JSON)))).get("text") == text:
+        if text and mapping(decode(_read(Path(output, names.FAILURE_JSON)))).get("text") == text:
             return ""
     return shorten(printable(masker.text(text)))
 
@@ -62,23 +62,21 @@ def _read(path: Path) -> str:
         return ""
 
 
-def write(
-    base_directory: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None
-) -> None:
+def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
     A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
 
     Args:
-        base_directory: Root of the platform's directories; ``""``: nothing is written.
+        output: Directory of the job's output; ``""``: nothing is written.
         outcome: How the job ended; its text has no secrets.
         masker: Hides the secrets of the job.
         mode: The job's mode; ``""`` if it has none yet.
         manifest: The image's; it has the version of smdistributed. None if it was not read yet.
     """
-    if not base_directory:
+    if not output:
         return
-    failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
+    failure, success = Path(output, names.FAILURE_FILE), Path(output, names.SUCCESS_FILE)
     try:
         failure.parent.mkdir(parents=True, exist_ok=True)
         if outcome.kind == SUCCEEDED:
@@ -88,7 +86,7 @@ def write(
             success.unlink()
         if outcome.kind == STOPPED and outcome.status == 0:
             return
-        text = users_own_failure(base_directory, masker) or shorten(outcome.text)
+        text = users_own_failure(output, masker) or shorten(outcome.text)
         document = {
             "schema": names.FAILURE_SCHEMA,
             "kind": outcome.kind,
@@ -101,7 +99,7 @@ def write(
             "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
         # First the one by which a launcher of another job knows that the other is not its script's.
-        files.write_text(Path(base_directory, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
+        files.write_text(Path(output, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
         if _read(failure).strip() != text:
             files.write_text(failure, text)
     except OSError as error:
