@@ -1,18 +1,58 @@
-"""Stop signals that come before the supervisor runs: while the job is read and planned, and programs are asked.
+"""What the launcher does with each signal, and the signals that come while the job is read and planned.
+
+| signal | what it does |
+|---|---|
+| TERM, INT | stop the job: the ranks get the same signal |
+| HUP, QUIT | stop the job: the ranks get TERM, for that is what scripts save at; an ignored HUP (nohup) stays ignored |
+| USR1, USR2, ALRM, VTALRM, PROF, IO, PWR, STKFLT, XCPU, RTMIN to RTMAX | are passed on to the ranks; no stop |
+| CONT, WINCH, URG | nothing |
+| TSTP, TTIN, TTOU, STOP | stop the launcher alone: a scheduler that suspends a job suspends each process |
+| CHLD, PIPE, XFSZ | belong to the launcher; they come of its own children and files |
+| ABRT, BUS, FPE, ILL, SEGV, SYS, TRAP | are faults of the launcher, which they end |
+| KILL | ends the launcher; its guard ends the job |
 
 For process 1 of a container the kernel drops a signal that has no handler (pid_namespaces(7)), so handlers are the
 first thing that ``train`` sets. Until ``hold`` a stop signal ends the reading at once, also where it waits for a
-program or for the resolution of a name. After ``hold`` it is only noted, and the supervisor takes it up.
+program or for the resolution of a name. After ``hold`` it is only noted, and the supervisor takes it up. A signal that
+is passed on is always only noted.
 """
 
 from __future__ import annotations
 
 import signal
 from types import TracebackType
-from typing import Any
+from typing import Any, Mapping
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Signals by which a platform, or a person, stops a job."""
+STOP_SIGNALS: Mapping[int, signal.Signals] = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGQUIT: signal.SIGTERM,
+}
+"""Signals by which a platform, or a person, stops a job -> what the ranks get."""
+
+_NAMED = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "STKFLT", "XCPU")
+PASSED_ON = frozenset(
+    (
+        *(int(getattr(signal, f"SIG{name}")) for name in _NAMED if hasattr(signal, f"SIG{name}")),
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    )
+)
+"""Signals that end a process which does not know them, and mean something to a script: for its ranks."""
+
+
+def handled() -> tuple[int, ...]:
+    """Return the signals that the launcher has a handler for; not HUP where it is ignored already (nohup(1))."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(int(number) for number in (*STOP_SIGNALS, *PASSED_ON) if not (ignored and number == signal.SIGHUP))
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal; a real-time signal has none but its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class StoppedError(BaseException):
@@ -25,10 +65,10 @@ class StoppedError(BaseException):
 
 
 class EarlyStops:
-    """Handlers of the stop signals, from entering to leaving; leaving restores those that were there before.
+    """Handlers from entering to leaving; leaving restores those that were there before.
 
     Attributes:
-        numbers: Stop signals that came, in order.
+        numbers: Signals that came, in order.
     """
 
     def __init__(self) -> None:
@@ -39,7 +79,7 @@ class EarlyStops:
 
     def __enter__(self) -> EarlyStops:
         """Set the handlers."""
-        for number in STOP_SIGNALS:
+        for number in handled():
             self._before[number] = signal.signal(number, self._came)
         return self
 
@@ -57,5 +97,5 @@ class EarlyStops:
     def _came(self, number: int, frame: object) -> None:
         del frame
         self.numbers.append(number)
-        if not self._held:
+        if not self._held and number in STOP_SIGNALS:
             raise StoppedError(number)

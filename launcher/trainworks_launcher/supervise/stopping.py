@@ -10,6 +10,7 @@ import signal
 from typing import Callable
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.loop import Loop
@@ -85,9 +86,11 @@ class Stopping:
         self.signal = self.signal or number
         if first:
             grace = self._plan.limits.stop_grace
-            self._log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
+            name, sent = signal.Signals(number).name, STOP_SIGNALS[number]
+            as_what = f" as {sent.name}" if sent.name != name else ""
+            self._log(f"{name}: passed on{as_what}; KILL follows in {grace:g} s")
             self._loop.after(grace, self.kill)
-        self._running.send(number)
+        self._running.send(STOP_SIGNALS[number])
         if self._phase() < Phase.RUNNING and not self._running.is_active:
             text = f"stopped by {signal.Signals(self.signal).name} before the program was started"
             self._report(Outcome(STOPPED, 128 + self.signal, self._plan.host, text))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
+from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import Environment
@@ -27,6 +27,7 @@ from trainworks_launcher.plan.plan import Auxiliary, NodePlan
 from trainworks_launcher.supervise import control, hooks
 from trainworks_launcher.supervise.children import output, processes
 from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
+from trainworks_launcher.supervise.children.guard import Guard
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
@@ -41,6 +42,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     Suspect,
     shorten,
 )
+from trainworks_launcher.supervise.passing_on import PassingOn
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.stopping import Stopping
@@ -76,7 +78,7 @@ def run_plan(
         plan: What this host does.
         environment: What was read on this host.
         refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
-        stopped: Stop signals that came before; read once this run has its own handlers.
+        stopped: Signals that came before; read once this run has its own handlers.
 
     Returns:
         The exit status.
@@ -120,6 +122,7 @@ class _Supervisor:
         self._loop = Loop()
         self._runtime = runtime
         self._family = processes.Family()
+        self._guardian = Guard()
         self._output = output.Output()
         self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
@@ -149,6 +152,7 @@ class _Supervisor:
             abandoned=self._leave_if_over,
             log=self._log,
         )
+        self._passing_on = PassingOn(self._loop, plan, self._running, lambda: self._phase, self._log)
         self._preparation = Preparation(
             plan,
             environment,
@@ -170,14 +174,13 @@ class _Supervisor:
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
-        kept_handlers = {number: signal.signal(number, _ignore) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        kept_handlers = {number: signal.signal(number, _ignore) for number in (*handled(), signal.SIGCHLD)}
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
-            self._stopping.signal = next(iter(stopped), 0)  # then nothing is started
+            self._stopping.signal = next((number for number in stopped if number in STOP_SIGNALS), 0)  # starts nothing
             self._guard(self._begin)
-            if self._stopping.signal:
-                self._stop_from_platform(self._stopping.signal)
+            self._came(stopped)
             self._loop.run()
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
             import traceback  # only a defect of ours needs it
@@ -215,6 +218,13 @@ class _Supervisor:
     def _begin(self) -> None:
         for name in self._runtime.by_file:
             self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
+        if self._refusal is None:
+            try:
+                self._guardian.start(
+                    self._environment.launcher_python, self._environment.launcher_directory, self._runtime.path
+                )
+            except OSError as error:
+                self._log(f"nothing ends this job's processes if the launcher is killed: no guard: {error}")
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
             from trainworks_launcher.supervise.children.ranks import Ranks  # its sockets cost a plain script too much
@@ -360,6 +370,7 @@ class _Supervisor:
                 prefix = self._prefix_of(self._plan.rank)
             command = Child(argv, self._environment_of(argv), cwd, self._output, prefix)
             self._running.command = self._lookout.command = command
+            self._guardian.tell(command.pid)
         except OSError as error:
             text = f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
@@ -367,7 +378,9 @@ class _Supervisor:
     def _start_auxiliary(self, row: Auxiliary) -> Child:
         self._log(f"starting the {row.name}")
         prefix = f"[{row.name}] ".encode()
-        return Child(row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix)
+        child = Child(row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix)
+        self._guardian.tell(child.pid)
+        return child
 
     def _auxiliary_failed(self, row: Auxiliary, child: Child) -> None:
         """The programs that it served would wait for it for ever."""
@@ -532,9 +545,15 @@ class _Supervisor:
             numbers = os.read(receiver, 4096)
             if signal.SIGCHLD in numbers:
                 self._reap()
-            for number in STOP_SIGNALS:
-                if number in numbers:
-                    self._stop_from_platform(number)
+            self._came(numbers)
+
+    def _came(self, numbers: Sequence[int]) -> None:
+        """Signals to this container: stops, and those that are for the ranks."""
+        for number in STOP_SIGNALS:
+            if number in numbers:
+                self._stop_from_platform(number)
+        for number in sorted(PASSED_ON.intersection(numbers)):
+            self._passing_on.came(number)
 
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
@@ -547,6 +566,7 @@ class _Supervisor:
             self._log("the job's sshd has ended; what it has started goes on")
         own = [child.pid for child in (command, server) if child is not None]
         own += self._account.gauges.pids if self._account is not None else ()
+        own += self._guardian.pids
         self._family.reap((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
@@ -638,6 +658,7 @@ class _Supervisor:
         # A process that left our sessions still has the name of our directory in its environment.
         for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
             processes.send(pid, signal.SIGKILL)
+        self._guardian.end()
         self._family.end()
         if self._running.ranks is not None:
             self._running.ranks.close()

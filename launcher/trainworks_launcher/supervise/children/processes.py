@@ -147,9 +147,31 @@ def stat(pid: int) -> tuple[int, str]:
 
 
 def children_of(parent: int) -> tuple[int, ...]:
-    """Direct children of a process."""
+    """Direct children of a process, in the kernel's own list where it has one (proc(5), children)."""
+    try:
+        lists = [path.read_text(encoding="ascii") for path in Path(f"/proc/{parent}/task").glob("*/children")]
+    except OSError:
+        lists = []
+    if lists:
+        return tuple(int(pid) for pid in " ".join(lists).split())
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     return tuple(pid for pid in pids if stat(pid)[0] == parent)
+
+
+def takers(pid: int, number: int) -> list[int]:
+    """Return who in a process's tree a signal is for: the topmost ones with a handler, or that wait for it (SigBlk).
+
+    Starters and shells without a handler would die of it. Below a process that has one, the workers of its data loaders
+    have inherited it (proc(5), status).
+    """
+    bit = 1 << (number - 1)
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    if any(line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit for line in lines):
+        return [pid]
+    return [found for child in children_of(pid) for found in takers(child, number)]
 
 
 def exit_status_of_zombie(pid: int, started: str) -> int | None:
@@ -189,7 +211,7 @@ class Family:
     def __init__(self) -> None:
         """Ask for them. What is a child of this process before that is not of the job."""
         self._first = os.getpid() == 1
-        self._strangers = frozenset() if self._first else frozenset(_own_children())
+        self._strangers = frozenset() if self._first else frozenset(children_of(os.getpid()))
         self._asked = not self._first and _adopt(True)
 
     def reap(self, known: Iterable[int]) -> None:
@@ -215,7 +237,7 @@ class Family:
             return
         deadline = time.monotonic() + _REAP_SECONDS
         while time.monotonic() < deadline:
-            left = [pid for pid in _own_children() if pid not in self._strangers]
+            left = [pid for pid in children_of(os.getpid()) if pid not in self._strangers]
             if not left:
                 break
             for pid in left:
@@ -233,15 +255,6 @@ def _take_status(pid: int, deadline: float) -> None:
             select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
             os.close(descriptor)
         os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
-
-
-def _own_children() -> tuple[int, ...]:
-    """Direct children of this process, in the kernel's own list where it has one (proc(5), children)."""
-    try:
-        lists = [path.read_text(encoding="ascii") for path in Path("/proc/self/task").glob("*/children")]
-    except OSError:
-        lists = []
-    return tuple(int(pid) for pid in " ".join(lists).split()) if lists else children_of(os.getpid())
 
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
