@@ -1,5 +1,10 @@
 """Sphinx's settings for `make site`, which writes these pages, README.md and the pages they link to as HTML."""
 
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 project = "trainworks"
 extensions = ["myst_parser"]
 # Pages link to each other by path, as a code host needs it. So the source folder is the root of the repository.
@@ -21,3 +26,31 @@ smartquotes = False
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
+
+LINK = re.compile(r"\[([^]]+)\]\(([^)#]+)(#[^)]*)?\)")
+
+
+def write_llms(app: Sphinx, error: Exception | None) -> None:
+    """Write ``llms.txt`` (llmstxt.org) from the tables of the index: each page with what a reader wants of it."""
+    if error:
+        return
+    source = Path(app.srcdir, "docs", "index.md")
+    lines = [
+        "# trainworks",
+        "",
+        "> Build, test and launch container images for distributed training on SageMaker, Slurm and Kubernetes.",
+    ]
+    for row in source.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if row.startswith("| I want to"):
+            lines += ["", "## Pages" if "## Pages" not in lines else "## Optional", ""]
+        elif row.startswith("|") and LINK.search(row):
+            for name, path, anchor in LINK.findall(cells[1]):
+                page = (source.parent / path).resolve().relative_to(app.srcdir).with_suffix(".html")
+                lines.append(f"- [{name}]({page.as_posix()}{anchor}): {cells[0]}")
+    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Add what the settings above cannot say."""
+    app.connect("build-finished", write_llms)

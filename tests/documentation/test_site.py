@@ -22,6 +22,9 @@ def test_the_site_is_read_without_a_warning(root: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}
     assert len(pages) > 30
+    listed = re.findall(r"\]\(([^)#]+)\.html[^)]*\): \S", (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8"))
+    assert len(listed) > 30
+    assert [page for page in listed if not (root / f"{page}.md").is_file()] == []
     assert {page for page in pages if not (tmp_path / "doctrees" / f"{page}.doctree").is_file()} == set()
 
 
