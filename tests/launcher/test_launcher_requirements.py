@@ -16,6 +16,7 @@ import pytest
 from launcher_pip import python_of_an_image, wheel
 from launcher_support import Launcher, environment, manifest_document, plan, write_inputs, write_manifest
 
+from ports import free_port
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.entry import Code
@@ -167,6 +168,45 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
         "requirements.txt line 1: torch==2.13.0+cu118 conflicts with this image's torch 2.13.0; remove the line, or "
         "choose an image with torch==2.13.0+cu118",
     )
+
+
+# ------------------------------------------------------------------------------------------------- no way to the index
+def test_an_index_that_cannot_be_reached_is_the_reason(image: Image) -> None:
+    nowhere = {"PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple", "PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
+    made = image.run("plain\n", {}, **nowhere, PIP_RETRIES="1", NO_PROXY="127.0.0.1")
+    assert made.status == 65
+    first = made.failure.splitlines()[0]
+    assert first.startswith("the package index 127.0.0.1"), made.text
+    assert first.endswith("cannot be reached: Failed to establish a new connection: [Errno 111] Connection refused")
+
+
+OBJECT = "<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>"
+POOL = "HTTPSConnection(host='a.example', port=443)"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (
+            f"""NameResolutionError("{POOL}: Failed to resolve 'a.example' ([Errno -3] x)")""",
+            "Failed to resolve 'a.example'",
+        ),
+        (f"NewConnectionError('{OBJECT}: Failed to establish: [Errno 101] no')", "Failed to establish: [Errno 101] no"),
+        ("SSLError(SSLCertVerificationError(1, '[SSL: X] self-signed (_ssl.c:9)'))", "[SSL: X] self-signed (_ssl.c:9)"),
+        (f"ConnectTimeoutError({OBJECT}, 'Connection timed out. (timeout=15)')", "Connection timed out. (timeout=15)"),
+        (f"""ReadTimeoutError("{POOL}: Read timed out.")""", "Read timed out."),
+        ("ProxyError('Cannot connect to proxy.', OSError('Tunnel failed: 403'))", "the proxy: Tunnel failed: 403"),
+        ("ProtocolError('Connection aborted.', RemoteDisconnected('Remote end'))", "Remote end"),
+    ],
+)
+def test_what_pip_25_and_26_print_of_an_index_that_cannot_be_reached(broken: str, reason: str) -> None:
+    printed = (
+        f"WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by '{broken}': /simple/einops/\n"
+        "ERROR: No matching distribution found for einops\n"
+    )
+    host = " a.example" if POOL in broken else ""
+    assert reason_of(printed.encode()).startswith(f"the package index{host} cannot be reached: {reason}")
+    assert reason_of(printed.replace("total=0", "total=2").encode()) == "No matching distribution found for einops"
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept

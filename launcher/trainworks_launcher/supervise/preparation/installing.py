@@ -28,6 +28,10 @@ _NO_COMPILER = re.compile(
 )
 _DIAGNOSTIC = re.compile(r": (?:fatal )?error: ")
 _ERROR = re.compile(r"(?:error|ERROR|\w*(?:Error|Exception)): ")
+_NOT_FOUND = "No matching distribution found"
+_BROKEN = re.compile(r"total=0,.*connection broken by '(.+)': /|confirming the ssl certificate: (.+) - skipping")
+_INDEX = re.compile(r"host='([^']+)'|(?:^Looking in indexes:|fetch URL) \w+://(?:[^/\s@]*@)?([^/\s,]+)", re.MULTILINE)
+_INNERMOST = re.compile(r"""[( ](["'])(?:<.*?>: |\w+\(host=.*?\): )?((?:(?!\1).)+)\1\)*$""")
 _LONGEST = 240
 
 
@@ -41,6 +45,12 @@ def reason_of(tail: bytes, kept: Container[str] = ()) -> str:
     words = tail.decode("utf-8", "replace")
     if _CRASH.search(words):
         return ""
+    broken = next(filter(None, reversed([a or b for a, b in _BROKEN.findall(words)])), "")
+    if broken and _NOT_FOUND in words:  # what pip says last follows from it
+        host = next((f" {a or b}" for a, b in _INDEX.findall(f"{broken}\n{words}")), "")
+        innermost = _INNERMOST.search(broken)
+        proxy = "the proxy: " if broken.startswith("ProxyError") else ""
+        return f"the package index{host} cannot be reached: {proxy}{_short(innermost[2] if innermost else broken)}"
     conflict = _CONFLICT.findall(words)
     if conflict:
         # They come through two pipes: whatever is between them, and in whatever order.
