@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, TIME_OUT
+from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.given import places
@@ -305,3 +305,31 @@ def test_each_result_goes_to_the_first_place_that_keeps_it(
     assert found.paths["SM_OUTPUT_DATA_DIR"] == f"{tmp_path}/{output}/data"
     assert note.format(*[tmp_path] * 2) in found.note if note else found.note == ""
     assert lost.format(*[tmp_path] * 2) in found.warning if lost else found.warning == ""
+
+
+# ----------------------------------------------------------------------------------------------------------- full disks
+FILL = """
+import os
+with open(os.environ["SM_MODEL_DIR"] + "/model.pt", "wb", buffering=0) as opened:
+    try:
+        while True:
+            opened.write(bytes(5000))
+    except OSError:
+        raise RuntimeError("unexpected pos 704 vs 598") from None
+"""
+
+
+def test_a_failure_beside_a_full_disk_says_which_place_is_full(tmp_path: Path) -> None:
+    """What torch.save says of it does not."""
+    write_inputs(tmp_path, FILL, {}, {})
+    script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path}/model && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", script, "sh")
+    (tmp_path / "model").mkdir(exist_ok=True)
+    if subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    with Launcher(tmp_path, prefix=prefix, variables={"TRAINWORKS_CHECK": "off"}) as made:
+        assert made.wait() == 1
+    first, second = made.failure.splitlines()[:2]
+    assert first == "RuntimeError: unexpected pos 704 vs 598"
+    assert second.endswith(f"exit status 1; no space is left in {tmp_path}/model")
+    assert f"trainworks: no space is left in {tmp_path}/model\n" in made.text

@@ -21,6 +21,10 @@ _KERNEL_LOG_BYTES = 8192  # of one record; kernel documentation, dev-kmsg
 _RECORDS = 20_000
 
 
+_FULL_BYTES = 1 << 16
+"""What a program that writes in blocks may leave on a disk that is full."""
+
+
 class Seen(NamedTuple):
     """What was seen on a host.
 
@@ -89,11 +93,25 @@ def size_of(path: str) -> int | None:
 
 def _room(path: str) -> int | None:
     """Return the bytes that can be written below a path; None for a file system that does not say."""
+    found = _file_system(path)
+    return found.f_frsize * found.f_bavail if found is not None and found.f_blocks else None
+
+
+def is_full(path: str) -> bool:
+    """Return whether the file system of a path can be written, and has less than _FULL_BYTES, or no inode, left."""
+    found = _file_system(path)
+    if found is None or found.f_flag & os.ST_RDONLY:
+        return False
+    blocks = found.f_bavail if os.geteuid() else found.f_bfree
+    no_inode = found.f_files > 0 and not (found.f_favail if os.geteuid() else found.f_ffree)
+    return no_inode or (found.f_blocks > 0 and blocks * found.f_frsize < _FULL_BYTES)
+
+
+def _file_system(path: str) -> os.statvfs_result | None:
     place = Path(path).absolute()
     for parent in (place, *place.parents):
         with contextlib.suppress(OSError):
-            found = os.statvfs(str(parent))
-            return found.f_frsize * found.f_bavail if found.f_blocks else None
+            return os.statvfs(str(parent))
     return None
 
 

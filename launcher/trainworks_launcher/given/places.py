@@ -97,11 +97,11 @@ def choose(roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keep
     known = {**paths, **({names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else {})}
     lost = {variable: path for variable, path in known.items() if not keeps(path)}
     why.update(dict.fromkeys(lost, "it ends with this container: no mount keeps it"))
-    note = f"results go to {' and '.join(_outermost(moved))}, {reason}" if moved else ""
-    return Results(paths, why, note, _warning(_outermost(lost.values())) if lost else "")
+    note = f"results go to {' and '.join(outermost(moved))}, {reason}" if moved else ""
+    return Results(paths, why, note, _warning(outermost(lost.values())) if lost else "")
 
 
-def _outermost(paths: Iterable[str]) -> list[str]:
+def outermost(paths: Iterable[str]) -> list[str]:
     """Return the paths that are in none of the others, each once."""
     each = dict.fromkeys(paths)
     return [path for path in each if not any(_is_in(path, other) for other in each if other != path)]

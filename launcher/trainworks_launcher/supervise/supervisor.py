@@ -667,6 +667,8 @@ class _Supervisor:
         if not self._verdict.started_at:
             places.take_back(self._made)
         outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
+        if self._verdict.full:
+            self._log(self._verdict.full)
         self._log(last_words(outcome))
         self._output.close()
 

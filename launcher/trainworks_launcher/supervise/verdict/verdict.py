@@ -9,10 +9,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Mapping, TypeVar
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.given import places
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLY_END,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.outcome.cause import Said
     from trainworks_launcher.supervise.outcome.starters import Report
 
+Seen = TypeVar("Seen")
+
 OTHER_HOST_SECONDS = 1.0
 """How long the words of one host may come after those of another about the same failure."""
 
@@ -54,6 +57,7 @@ class Verdict:
         ranks: Ranks of this host; None where there are none.
         killed: The command outlived the grace of a stop signal.
         started_at: When the program was started, in seconds since 1970; 0: it was not.
+        full: A line about places of the job without space, at this host's last failure; ``""`` for none.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Verdict:
         self.ranks: Ranks | None = None
         self.killed = False
         self.started_at = 0.0
+        self.full = ""
         self._plan = plan
         self._base = base_directory
         self._masker = masker
@@ -260,6 +265,7 @@ class Verdict:
         from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
 
+        self.full = _full_disks(self._plan.env)
         now = self._count_oom_kills()
         host = self._plan.host
         if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
@@ -271,7 +277,7 @@ class Verdict:
             returncode=code,
             said=self._masked(said),
             cause=cause,
-            note=note + _full_memory(code),
+            note=note + _full_memory(code) + (f"; {self.full}" if self.full else ""),
             rank=rank,
             oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
             reported=reported,
@@ -294,6 +300,16 @@ def _full_memory(code: int | None) -> str:
     return f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger --shm-size"
 
 
+def _full_disks(told: Mapping[str, str]) -> str:
+    """Return which places of the job have no space left, ``""`` for none. told: the job's variables."""
+    from trainworks_launcher.checks.look import is_full
+
+    named = (*filter(None, map(told.get, (*places.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE))), *places.TEMPORARY)
+    nothing: list[str] = []
+    full = _in_time(lambda: places.outermost(filter(is_full, named)), nothing)
+    return f"no space is left in {' and '.join(full)}" if full else ""
+
+
 _LOOK_SECONDS = 0.8
 """How long the directory of checkpoints is looked at. A dead network file system never answers, and the end of a job
 must not wait for it."""
@@ -303,11 +319,16 @@ def _has_younger(directory: str, since: float) -> bool:
     """Return whether a file is younger; True where that cannot be told in time."""
     from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
 
-    found: list[bool] = []
-    looking = threading.Thread(target=lambda: found.append(has_younger(directory, since)), daemon=True)
+    return _in_time(lambda: has_younger(directory, since), True)
+
+
+def _in_time(look: Callable[[], Seen], otherwise: Seen) -> Seen:
+    """Return what a look at file systems shows, ``otherwise`` if they do not answer: a server may be gone."""
+    found: list[Seen] = []
+    looking = threading.Thread(target=lambda: found.append(look()), daemon=True)
     looking.start()
     looking.join(_LOOK_SECONDS)
-    return found != [False]
+    return found[0] if found else otherwise
 
 
 def name_of_program(plan: NodePlan) -> str:
