@@ -378,7 +378,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             runtime.install(root, names)
             for name, module in self.module.named_modules():
                 if owner[name] != me:
-                    remote.detach_module(module)
+                    remote.detach_module(module, name, lambda: runtime.in_step)
             self._announce()
 
     def _shard(self, owner: dict[str, int]) -> None:

@@ -81,13 +81,41 @@ def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
     tensor.__class__ = RemoteParameter if isinstance(tensor, nn.Parameter) else RemoteBuffer
 
 
-def detach_module(module: nn.Module) -> None:
+class _Kept(dict[str, Any]):
+    """The parameters of a remote module: nobody changes them in a step, as the owner would not know."""
+
+    where: str
+    in_step: Callable[[], bool]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self.in_step():
+            raise StepError(
+                f"parameter {name!r} of {self.where} was replaced in a step, by torch.func.functional_call or an "
+                "assignment: the module is on another partition, where that has no effect.\n"
+                "Place it with the module that calls it with smp.set_partition, or pass the values as arguments."
+            )
+        super().__setitem__(name, value)
+
+
+def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> None:
     """Make a module of another partition only forward calls.
 
-    Its hooks fire on its owner, once, and not also at the caller. ``to()``, ``half()`` and the like skip its tensors.
+    Its hooks and its own ``__call__`` run on its owner, once, and not also at the caller. ``to()``, ``half()`` and the
+    like skip its tensors.
+
+    Args:
+        module: The module.
+        name: Its name.
+        in_step: Whether this thread runs a step function.
     """
+    kept = _Kept(module._parameters)  # noqa: SLF001
+    kept.where, kept.in_step = f"module {name!r} ({type(module).__name__})", in_step
+    object.__setattr__(module, "_parameters", kept)
     object.__setattr__(module, "_call_impl", module.forward)
     object.__setattr__(module, "_apply", functools.partial(_apply_children, module))
+    kind: Any = type(module)
+    if kind.__call__ is not nn.Module.__call__:
+        module.__class__ = type(kind)(kind.__name__, (kind,), {"__call__": nn.Module.__call__})
 
 
 def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:

@@ -8,14 +8,13 @@ import weakref
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
 
 from .contexts import Context
-from .messages import Backward, CallId, Forward, pack_arguments
+from .messages import Backward, CallId, Forward, Mode, pack_arguments
 from .modules import run_children
 from .port import Port
 from .randomness import place
@@ -48,6 +47,11 @@ class RemoteCall:
         self.count = 0
         self.asked = False
 
+    @property
+    def title(self) -> str:
+        """Words for the module."""
+        return self.caller.port.modules.title(self.number)
+
     def forward(self, arguments: Tree, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
         """Send the arguments, and wait for the result."""
         port = self.caller.port
@@ -70,37 +74,36 @@ class RemoteCall:
             self.tail,
             port.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
         )
-        port.post(self.first, message, tensors, f"arguments of module {port.modules.title(self.number)}")
+        port.post(self.first, message, tensors, f"arguments of module {self.title}")
         self.value, self.differentiable, results = port.scheduler.wait(("R", self.id), FORWARD)
         port.arrived(results)
         return list(results)
 
-    def backward(self, grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(self, grads: list[torch.Tensor | None], mode: Mode) -> list[torch.Tensor | None]:
         """Send the gradients of the result, and wait for those of the arguments.
 
         After a tail call the last owner has the loss too, and starts by itself.
         """
         if self.asked:
             raise StepError(
-                f"a second backward pass through one call of module {self.caller.port.modules.title(self.number)}\n"
+                f"a second backward pass through one call of module {self.title}\n"
                 "Add the losses up, and call model.backward once."
             )
-        self.asked = True
-        if self.tail is None:
-            self.ask(grads)
+        self.asked = not mode.keeps
+        if self.tail is None or not mode.adds:
+            self.ask(grads, mode)
         else:
             self.caller.expect(self, grads)
         gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(("B", self.id), BACKWARD)
         self.caller.port.arrived(gradients)
         return gradients
 
-    def ask(self, grads: list[torch.Tensor | None]) -> None:
+    def ask(self, grads: list[torch.Tensor | None], mode: Mode = Mode()) -> None:  # noqa: B008  it never changes
         """Send the gradients of the result to the last owner."""
         port = self.caller.port
         microbatch = port.context().microbatch if port.scheduler.current else 0
-        port.post(
-            self.last, Backward(port.number, self.id, self.number, self.last_segment, microbatch), grads, "gradients"
-        )
+        message = Backward(port.number, self.id, self.number, self.last_segment, microbatch, mode)
+        port.post(self.last, message, grads, "gradients")
 
 
 class _Remote(torch.autograd.Function):
@@ -126,13 +129,22 @@ class _Remote(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         call: RemoteCall = ctx.call
+        if torch.is_grad_enabled():
+            raise StepError(
+                f"create_graph=True: gradients of gradients do not go through module {call.title}, which is on another "
+                "partition\nPlace it with smp.set_partition where the gradient is taken."
+            )
         wanted = [g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)]
         if all(g is None for g in wanted):
             return (None,) * (4 + call.count)
-        return (None, None, None, None, *call.backward(wanted))
+        # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the first of the inputs.
+        mode = Mode(
+            bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
+            bool(torch._C._autograd._get_current_graph_task_keep_graph()),  # noqa: SLF001
+        )
+        return (None, None, None, None, *call.backward(wanted, mode))
 
 
 class Caller:
@@ -204,7 +216,10 @@ class Caller:
         path = port.modules.tails.get(number)
         if path is None or not self.tail_calls or context.key[0] != "S" or not context.in_model:
             return None
-        if torch_module._global_forward_hooks or any(module._forward_hooks for module in path):  # noqa: SLF001
+        if torch_module._global_forward_hooks or any(  # noqa: SLF001
+            module._forward_hooks or module._backward_hooks or module._backward_pre_hooks  # noqa: SLF001
+            for module in path
+        ):
             return None
         return context.calls - 1
 

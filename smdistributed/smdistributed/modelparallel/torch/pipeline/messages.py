@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, mark, unflatten
 
 from .recompute import Again
 from .threadstate import Flags
@@ -65,6 +65,18 @@ class Result(NamedTuple):
     differentiable: tuple[bool, ...]
 
 
+class Mode(NamedTuple):
+    """What a backward pass leaves.
+
+    Attributes:
+        adds: It adds to the gradients of parameters; `torch.autograd.grad` does not.
+        keeps: The graph stays, for another pass.
+    """
+
+    adds: bool = True
+    keeps: bool = False
+
+
 class Backward(NamedTuple):
     """Run the backward pass of a served call. Tensors: the gradients of its results, or None."""
 
@@ -73,6 +85,7 @@ class Backward(NamedTuple):
     module: int
     segment: int | None
     microbatch: int
+    mode: Mode = Mode()
 
 
 class Gradients(NamedTuple):
@@ -147,7 +160,7 @@ class Abort(NamedTuple):
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tree, list[torch.Tensor]]:
     """Take the tensors out of the arguments of a call."""
-    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and mark(args[0]) is None
     return flatten(args[0] if one else (args, kwargs))
 
 

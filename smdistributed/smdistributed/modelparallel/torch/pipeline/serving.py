@@ -188,7 +188,8 @@ class Server:
         port = self.port
         port.order.append(("B", message.microbatch))
         port.arrived(grads)
-        saved = self._saved.pop((message.call, message.segment), None)
+        hop, mode = (message.call, message.segment), message.mode
+        saved = self._saved.get(hop) if mode.keeps else self._saved.pop(hop, None)
         if saved is None:
             raise StepError(
                 f"a second backward pass through one call of module {port.modules.title(message.module)}\n"
@@ -199,12 +200,23 @@ class Server:
             for result, grad, needed in zip(saved.results, grads, saved.differentiable, strict=True)
             if needed and grad is not None
         ]
-        if pairs:
-            torch.autograd.backward([result for result, _ in pairs], [grad for _, grad in pairs])
-        inputs = [t.grad if needed else None for t, needed in zip(saved.inputs, saved.needs, strict=True)]
+        wanted = [t for t, needed in zip(saved.inputs, saved.needs, strict=True) if needed]
+        found: dict[int, torch.Tensor | None] = {}
+        if pairs and (mode.adds or wanted):
+            outputs, given = zip(*pairs, strict=True)
+            if mode.adds:
+                torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
+            else:
+                gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=mode.keeps, allow_unused=True)
+                found = dict(zip(map(id, wanted), gradients, strict=True))
+        if mode.adds:
+            found = {id(t): t.grad for t in wanted}
+            for t in wanted:
+                t.grad = None
+        inputs = [found.get(id(t)) for t in saved.inputs]
         rank, segment = saved.before
         if segment is None:
             port.post(rank, Gradients(port.number, message.call), inputs, "gradients")
         else:
-            following = Backward(port.number, message.call, message.module, segment, message.microbatch)
+            following = Backward(port.number, message.call, message.module, segment, message.microbatch, mode)
             port.post(rank, following, inputs, "gradients")

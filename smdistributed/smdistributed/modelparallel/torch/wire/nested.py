@@ -38,7 +38,8 @@ class Tree(NamedTuple):
 
     Attributes:
         spec: The structure; None if the value is one tensor.
-        leaves: What is in it; None in the place of a tensor and of an opened object.
+        leaves: What is in it; None in the place of a tensor and of an opened object. A tensor of a class of its own, or
+            with attributes, has a `Mark` there.
         places: Positions of the tensors among the leaves.
         opened: Position and parts of each object with tensors that pytree does not know.
     """
@@ -54,12 +55,44 @@ class Tree(NamedTuple):
         return _from_pickle, (data, self.leaves, self.places, self.opened)
 
 
+class Mark(NamedTuple):
+    """What a tensor is beside its values.
+
+    Attributes:
+        kind: Its class.
+        attributes: Those that a script gave it.
+    """
+
+    kind: type[torch.Tensor]
+    attributes: dict[str, Any]
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Make a tensor with the same values the same."""
+        if self.kind is not torch.Tensor:
+            tensor = tensor.as_subclass(self.kind)
+        for name, value in self.attributes.items():
+            setattr(tensor, name, value)
+        return tensor
+
+
+def mark(tensor: torch.Tensor) -> Mark | None:
+    """Return what a tensor is beside its values; None: nothing. Classes with an inside of their own are not known."""
+    kind = type(tensor)
+    own = kind not in _TENSORS and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    attributes = {} if kind not in _TENSORS and not own else tensor.__dict__
+    if not own and not attributes:
+        return None
+    given = {name: value for name, value in attributes.items() if not name.startswith("_")}
+    return Mark(kind if own else torch.Tensor, given) if own or given else None
+
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ONE = Tree(None, (None,), (0,))
 
 
 def flatten(value: Any) -> tuple[Tree, list[torch.Tensor]]:
     """Take the tensors out of a nested value."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and mark(value) is None:
         return _ONE, [value]
     leaves, spec = pytree.tree_flatten(value)
     tensors: list[torch.Tensor] = []
@@ -68,7 +101,7 @@ def flatten(value: Any) -> tuple[Tree, list[torch.Tensor]]:
     opened: list[tuple[int, Tree]] = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[place] = None
+            leaves[place] = mark(leaf)
             places.append(place)
             tensors.append(leaf)
         elif type(leaf) not in _PLAIN and (parts := _parts(leaf)) is not None:
@@ -96,7 +129,8 @@ def _built(tree: Tree, tensors: Iterator[Any]) -> Any:
         return next(tensors)
     leaves = list(tree.leaves)
     for place in tree.places:
-        leaves[place] = next(tensors)
+        beside: Mark | None = leaves[place]
+        leaves[place] = next(tensors) if beside is None else beside.put(next(tensors))
     for place, parts in tree.opened:
         leaves[place] = _object(*_built(parts, tensors))
     return pytree.tree_unflatten(leaves, tree.spec)

@@ -1,0 +1,53 @@
+"""Idioms of models that a partition could get wrong in silence: each equals one process, or ends with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import equality
+import idioms
+from ranks import RankError, run_ranks
+
+
+def data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    both = torch.randn(2, count, idioms.WIDTH, generator=torch.Generator().manual_seed(seed)).double()
+    return both[0], both[1]
+
+
+def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    out = model(x)
+    return out, ((out - y) ** 2).mean()
+
+
+def train(names: list[str], config: dict[str, Any]) -> dict[str, equality.Difference]:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, **config})
+    table: dict[str, Callable[[], nn.Module]] = idioms.EQUAL | {n: make for n, (make, _) in idioms.REFUSED.items()}
+    found = {}
+    for name in names:
+        torch.manual_seed(3)
+        model = table[name]().double()
+        owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+        found[name] = equality.compare(model, loss_of, data, owner=owner)
+    smp.barrier()
+    return found
+
+
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
+def test_idioms_equal_one_process(pipeline: str) -> None:
+    for rank, results in enumerate(run_ranks(2, train, list(idioms.EQUAL), {"pipeline": pipeline})):
+        for name, found in results.items():
+            assert found.largest <= 1e-9, f"{name} on rank {rank}: {found}"
+
+
+@pytest.mark.parametrize("name", idioms.REFUSED)
+def test_what_cannot_be_equal_is_refused(name: str) -> None:
+    with pytest.raises(RankError) as caught:
+        run_ranks(2, train, [name], {})
+    assert f"StepError: {idioms.REFUSED[name][1]}" in str(caught.value)
