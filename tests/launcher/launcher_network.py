@@ -184,9 +184,13 @@ def job_on(
     variables: Mapping[str, str] | None = None,
     started: Sequence[str] = (),
     arguments: Sequence[str] = (),
+    before: Mapping[str, Sequence[str]] | None = None,
     config: Callable[[str], Mapping[str, Json]] = lambda _: {},
 ) -> Iterator[tuple[Host, ...]]:
-    """A launcher on each host of the network. started: those that come, default all. arguments: of ``train``."""
+    """A launcher on each host of the network. started: those that come, default all. arguments: of ``train``.
+
+    before: words in front of a host's command, in its network.
+    """
     made: list[Host] = []
     with contextlib.ExitStack() as stack:
         for host in started or network.hosts:
@@ -198,7 +202,7 @@ def job_on(
                 **config(host),
             }
             write_inputs(base, script, hyperparameters, resources)
-            prefix = network.inside(host, *as_host("aws", tmp_path))
+            prefix = network.inside(host, *(before or {}).get(host, ()), *as_host("aws", tmp_path))
             environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
             host_ = Host(base, *arguments, variables=environment, prefix=prefix)
             stack.enter_context(host_)

@@ -155,6 +155,19 @@ def test_torchrun_on_two_hosts(tmp_path: Path, network: Network, manifest: Path)
         assert f"[{host} rank {rank}] rank {rank} of 4 sum 4 {host}\n" in launchers[rank // 2].text
 
 
+@pytest.mark.parametrize(
+    ("end", "status"), [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("os._exit(17)", 17), ("os.abort()", 134)]
+)
+def test_a_hard_death_under_torchrun(tmp_path: Path, network: Network, manifest: Path, end: str, status: int) -> None:
+    """Its peers fail of the connection that it broke, or are ended for it: neither is the cause."""
+    need("torchrun")
+    script = GLOO.replace("sys.exit(42)", f"import signal; {end}")
+    with two_hosts(tmp_path, network, manifest, script, {**TORCH, "fail": 1}) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [status, status], launchers[0].text + launchers[1].text
+    assert "on host algo-2, rank 3 (mode torch_distributed)" in launchers[0].failure
+    assert launchers[0].failure == launchers[1].failure
+
+
 def test_a_failing_rank_under_torchrun(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("torchrun")
     with two_hosts(tmp_path, network, manifest, GLOO, {**TORCH, "fail": 1}) as launchers:

@@ -27,6 +27,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     exit_status,
     first_suspect,
     shorten,
+    suspect_of,
     with_status,
 )
 from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
@@ -298,10 +299,54 @@ def test_the_rank_that_failed_first_is_the_cause_whoever_reports_first(
 
 def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
     known = [suspect(1.0, "a", 2), suspect(3.0, "b", 2), suspect(2.0, "b", 1)]
-    found = first_suspect(known, 2)
+    found = suspect_of(known, 2)
     assert found is not None
     assert found.outcome.host == "b"
-    assert first_suspect(known, 7) is None
+    assert suspect_of(known, 7) is None
+
+
+@pytest.mark.parametrize(
+    ("suspects", "named", "rank"),
+    [
+        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, status=137)], 0, 3),
+        # Seen at one look: the starter knows which was the first.
+        ([suspect(1.0, "a", 0, status=14), suspect(1.0, "a", 1, status=137)], 1, 1),
+        # Nobody saw the status of rank 3, and the starter tells it.
+        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, certain=False)], 3, 3),
+        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, certain=False)], -1, 0),
+        # SIGTERM: of a starter, for a failure that the other host told of a little later; of somebody else.
+        ([suspect(1.0, "a", 0, status=143), suspect(1.2, "b", 3, status=17)], -1, 3),
+        ([suspect(1.0, "a", 0, status=143), suspect(1.2, "a", 1, status=17)], -1, 0),
+        ([suspect(1.0, "a", 0, status=143), suspect(9.0, "b", 3, status=17)], -1, 0),
+        ([suspect(1.0, "a", 0, status=143), suspect(1.1, "b", 3, status=143)], 3, 3),
+    ],
+)
+def test_the_first_failure_is_what_the_hosts_have_seen(suspects: list[Suspect], named: int, rank: int) -> None:
+    found = first_suspect(suspects, named)
+    assert found is not None
+    assert found.outcome.rank == rank
+
+
+@pytest.mark.parametrize(("printed", "code"), [(-9, -9), (17, 17), (-256, 1), (256, 1), (-64, -64), (-139, -11)])
+def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None:
+    """hyperpodrun prints -256 for a rank that ended with 1."""
+    words = f"Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : {printed} (pid: 5)\n"
+    assert report_of(words.encode()) == Report(0, code, starter="torchrun")
+
+
+def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
+    """It comes through the rank's own standard error, where an exit takes its time."""
+    dashes = "-" * 74 + "\n"
+    abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n\nNOTE: it failed\n"
+    log = "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+    delay = "[algo-1:00012] Delaying for 1 seconds before aborting\n"
+    for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
+        errors = said.encode()
+        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors), rank=1)
+        assert told.text.startswith("x.py on host a, rank 1 (mode mpi): exit status 1"), said
+        errors = (FIRST + said).encode()
+        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, said.encode()))
+        assert told.text.startswith("ValueError: first"), said
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:

@@ -36,6 +36,7 @@ from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
+    OTHER_HOST_SECONDS,
     STOPPED,
     SUCCEEDED,
     Outcome,
@@ -49,7 +50,6 @@ from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict import outcome_files
 from trainworks_launcher.supervise.verdict.verdict import (
     FRUITLESS,
-    OTHER_HOST_SECONDS,
     OWN_STARTER_SECONDS,
     Verdict,
     last_words,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.ssh.access import Access
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
+    from trainworks_launcher.supervise.verdict.overdue import Overdue
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
@@ -136,6 +137,7 @@ class _Supervisor:
         self._lookout = Lookout(self._loop, plan, environment, self._report, self._log, self._masker.text)
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
         self._rounds: Rounds | None = None
+        self._overdue: Overdue | None = None
         self._account: Account | None = None
         self._giving_up: GivingUp | None = None
         self._role: control.Role | None = None
@@ -227,12 +229,15 @@ class _Supervisor:
                 self._log(f"nothing ends this job's processes if the launcher is killed: no guard: {error}")
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
-            from trainworks_launcher.supervise.children.ranks import Ranks  # its sockets cost a plain script too much
+            # Its sockets cost a plain script too much.
+            from trainworks_launcher.supervise.children.ranks import Ranks
+            from trainworks_launcher.supervise.verdict.overdue import Overdue
 
             ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
+            self._overdue = Overdue(self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue)
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
                 self._count_rounds(ranks.take)
         elif self._plan.argv:
@@ -408,22 +413,18 @@ class _Supervisor:
             if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
             return
-        report = self._verdict.reported(tail)
         outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, stopped)
-        if stopped:
+        seconds = 0.0 if stopped else self._verdict.seconds_for_others(outcome, tail)
+        if not seconds:
             self._report(outcome)
-        elif self._running.ranks is not None and report.rank >= 0 and not self._verdict.knows(report.rank):
-            # mpirun has told the leader before the rank's own host did.
-            self._failed = (code, tail)
-            self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
-        elif self._verdict.another_host_knows(outcome):
-            # The host of the rank that broke the connection tells why; if that host is lost, nobody does.
-            # A torchrun that the user's script started takes seconds to end after it has seen a failure.
-            own = self._running.ranks is None and report.rank >= 0
-            seconds = OWN_STARTER_SECONDS if own else OTHER_HOST_SECONDS
-            self._loop.after(seconds, lambda: self._report_failure(code, tail))
-        else:
-            self._report(outcome)
+            return
+        self._failed = (code, tail) if self._plan.ranks_by == "mpirun" else None
+        self._loop.after(seconds, lambda: self._report_failure(code, tail))
+
+    def _starter_is_overdue(self, why: str) -> None:
+        """It outlives its ranks: what the hosts have seen of them is the outcome, and with that it is ended."""
+        self._log(why)
+        self._report(self._verdict.of_ranks(self._running.tail))
 
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
@@ -487,6 +488,7 @@ class _Supervisor:
     def _rank_started(self, rank: Rank) -> None:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
+        self._rank_moved()
         over = self._rounds.started(rank) if self._rounds is not None else None
         if over is not None:
             self._round_over(over)
@@ -494,6 +496,10 @@ class _Supervisor:
             processes.send(rank.pid, signal.SIGTERM)
             if self._running.command is not None:
                 self._running.command.signal(signal.SIGTERM)
+
+    def _rank_moved(self) -> None:
+        if self._overdue is not None:
+            self._overdue.moved(self._rounds.restarts if self._rounds is not None else 0)
 
     def _round_over(self, over: Round) -> None:
         """The ranks begin again."""
@@ -509,8 +515,10 @@ class _Supervisor:
             return
         ranks.take()
         suspect = self._verdict.of_rank(rank)
-        if suspect is not None:
-            self._role.suspect(suspect)
+        if self._plan.role == "worker":
+            self._verdict.add(suspect)
+        self._role.suspect(suspect)
+        self._rank_moved()
         if rank.status is None and self._plan.ranks_by == "torchrun" and self._running.command is not None:
             self._ask_torchrun(rank, self._running.command.tail)
 
@@ -527,10 +535,9 @@ class _Supervisor:
     def _suspect(self, suspect: Suspect) -> None:
         """Some host says that a rank of it has ended."""
         self._verdict.add(suspect)
-        if self._failed is not None:
-            code, tail = self._failed
-            if self._verdict.knows(self._verdict.reported(tail).rank):
-                self._report_failure(code, tail)
+        self._rank_moved()
+        if self._failed is not None and self._verdict.knows_all():
+            self._report_failure(*self._failed)
 
     def _report(self, outcome: Outcome) -> None:
         """This host's end, to the role that decides the job's."""
@@ -571,6 +578,7 @@ class _Supervisor:
         if command is not None and ended:
             command.drain()
             if self._running.ranks is not None:
+                self._running.ranks.take_ends()
                 self._running.ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
             self._leave_if_over()

@@ -152,6 +152,8 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         name = dialect.canonical("orte_keep_fqdn_hostnames")
         rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
+        why = "a peer of a rank that died waits before it aborts: the daemon of that rank tells of its end first"
+        rows.append(Setting("opal_abort_delay", "1", Origin.DEFAULT, why))
         rows += _parameters_of_ssh(job, dialect)
     return tuple(rows)
 

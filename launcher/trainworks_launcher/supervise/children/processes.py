@@ -7,12 +7,14 @@ import errno
 import os
 import select
 import signal
+import struct
 import subprocess
 import time
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 
 from trainworks_launcher.supervise.children.output import Output, Tail
+from trainworks_launcher.supervise.outcome.outcome import returncode_of
 
 _DRAIN_SECONDS = 0.7
 _REAP_SECONDS = 5.0
@@ -174,19 +176,29 @@ def takers(pid: int, number: int) -> list[int]:
     return [found for child in children_of(pid) for found in takers(child, number)]
 
 
-def exit_status_of_zombie(pid: int, started: str) -> int | None:
-    """Return the exit status (negative after a signal) of another's child that has ended and was not waited for yet.
+def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
+    """Return the exit status (negative after a signal) of another's child that has ended; None if it is not known.
 
-    proc(5), field ``exit_code``: readable for the short time until the parent has taken it. None if that has passed.
+    Until the parent has taken it, it is in proc(5), field ``exit_code``; after that the pidfd tells it (Linux 6.15).
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:
+        fields = []
+    if fields and fields[0] == "Z" and fields[19] == started:
+        return returncode_of(int(fields[49]))
+    import fcntl  # only jobs with ranks need it
+
+    information = bytearray(struct.pack("Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, information)
+    except OSError:
         return None
-    if fields[0] != "Z" or fields[19] != started:
-        return None
-    code = int(fields[49])
-    return -(code & 0x7F) if code & 0x7F else code >> 8
+    mask, code = struct.unpack("Q52xi", information)
+    return returncode_of(code) if mask & _PIDFD_INFO_EXIT else None
+
+
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h; struct pidfd_info, its first 64 bytes
 
 
 def belonging_to(name: str, value: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
@@ -88,7 +89,7 @@ class Ranks:
         self._on_start = on_start
         self._on_end = on_end
         self._all: list[Rank] = []
-        self._watched: list[int] = []
+        self._watched: dict[int, Rank] = {}
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -115,6 +116,21 @@ class Ranks:
     def take(self) -> None:
         """Read what the ranks have written until now, so that their tails have it."""
         self._output.take()
+
+    def take_ends(self) -> None:
+        """Note every end there is. Those that are seen at one look have one time: which came first is not known."""
+        poll = select.poll()
+        for descriptor in self._watched:
+            poll.register(descriptor, select.POLLIN)
+        now = time.monotonic()
+        ended = [(descriptor, self._watched.pop(descriptor)) for descriptor, _ in poll.poll(0)]
+        for descriptor, rank in ended:
+            self._loop.unwatch(descriptor)
+            rank.status = processes.exit_status_of(rank.pid, rank.started, descriptor)
+            rank.ended_at = now
+            os.close(descriptor)
+        for _, rank in ended:
+            self._on_end(rank)
 
     def drain(self, seconds: float) -> None:
         """Wait, bounded, for the rest of the output of all ranks."""
@@ -174,13 +190,5 @@ class Ranks:
             descriptor = os.pidfd_open(rank.pid)
         except OSError:
             return
-        self._watched.append(descriptor)
-        self._loop.watch(descriptor, READ, lambda _: self._ended(rank, descriptor))
-
-    def _ended(self, rank: Rank, descriptor: int) -> None:
-        self._loop.unwatch(descriptor)
-        self._watched.remove(descriptor)
-        os.close(descriptor)
-        rank.status = processes.exit_status_of_zombie(rank.pid, rank.started)
-        rank.ended_at = time.monotonic()
-        self._on_end(rank)
+        self._watched[descriptor] = rank
+        self._loop.watch(descriptor, READ, lambda _: self.take_ends())

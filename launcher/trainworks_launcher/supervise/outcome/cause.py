@@ -24,11 +24,11 @@ from trainworks_launcher.supervise.outcome.outcome import (
     Suspect,
     describe_status,
     exit_status,
-    first_suspect,
     lack_of_memory,
     place_of,
     shorten,
     signal_of,
+    suspect_of,
 )
 from trainworks_launcher.supervise.outcome.starters import without_help
 from trainworks_launcher.supervise.outcome.tracebacks import Traceback, find_traceback, find_tracebacks, lines_of
@@ -80,6 +80,7 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     errors = _text(said.errors)
     if said.processes > 1 or not errors.strip():
         return _of_one_stream(_text(said.output), said.processes)
+    errors = "\n".join(without_help(errors.splitlines()))
     lines = lines_of(errors)
     found = find_tracebacks(errors, errors_only=True)
     dropped = {at for made in found if made.ignored for at in range(made.start, made.end)}
@@ -95,12 +96,12 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     steps = [at for at in _steps(lines[last.at + 1 :]) if not said.shell or _PROGRESS.search(lines[last.at + 1 + at])]
     if steps:
         _cut(last, lines, min(last.end, last.at + 1 + steps[0]))
-    after = _after(last, lines, lines_of(_text(said.output)))
+    after = _after(last, lines, without_help(lines_of(_text(said.output))))
     rest = ["" if at in dropped else line for at, line in enumerate(lines)][last.end :]
     line, at = _last_line(rest, said.shell)
     ending = next((at for at, line in enumerate(rest) if _THROWN_NOTHING.search(line) or _FAULT.match(line)), len(rest))
     is_logged = last.start > 0 and _WARNED.search(lines[last.start - 1]) is not None
-    more = [at for at, line in enumerate(rest[:ending]) if line.strip() and not _CLOSING.search(line)]
+    more = [at for at, line in enumerate(rest[:ending]) if any(map(str.isalpha, line)) and not _CLOSING.search(line)]
     went_on = (
         bool(steps)
         or len(more) > _LINES_AFTER
@@ -196,7 +197,7 @@ def _last_line(lines: Sequence[str], shell: bool = False) -> tuple[str, int]:
         return lines[fault], fault
     passed = False
     steps = set(_steps(lines))
-    filled = [at for at, line in enumerate(lines) if line.strip(_BORDERS)][-_LINES_BACK:]
+    filled = [at for at, line in enumerate(lines) if any(map(str.isalpha, line))][-_LINES_BACK:]
     for at in reversed(filled):
         line = lines[at]
         if _CLOSING.search(line):
@@ -238,7 +239,7 @@ def _text(data: bytes) -> str:
 def _of_one_stream(output: str, processes: int) -> LastWords:
     """Return the last words where standard output and error are one, or of several processes."""
     found = find_traceback(output, processes)
-    lines = lines_of(output)
+    lines = without_help(lines_of(output))
     line = _last_line(lines)[0] if processes == 1 else ""
     line = line if _ERROR.search(line) else ""  # it may be anything that was printed
     if found is None:
@@ -305,7 +306,7 @@ def after_early_end(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     """
     if not (tells_of_a_peer(failure) or _PEER_WAITED_FOR.search(failure.cause)):
         return failure
-    own = first_suspect(suspects, failure.rank) if failure.rank >= 0 else None
+    own = suspect_of(suspects, failure.rank)
     others = [row for row in suspects if row.outcome.rank != failure.rank and _ended_well(row, own)]
     early = min(others, key=lambda row: row.at, default=None)
     if early is None:
@@ -456,6 +457,6 @@ _STARTER_LOG = re.compile(
 def _shown(output: str) -> list[str]:
     """Return the lines that are shown where no traceback is the cause."""
     everything = [line for line in _before_report(output).splitlines() if line.strip()]
-    lines = without_help(everything) or everything
+    lines = [line for line in without_help(everything) if line] or everything
     fault = next((at for at, line in enumerate(lines) if _FAULT.match(line)), None)
     return lines[-_LINES_BACK:] if fault is None else lines[fault : fault + _LINES_BACK]

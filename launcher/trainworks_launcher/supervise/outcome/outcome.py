@@ -81,6 +81,15 @@ def exit_status(wait_status: int) -> int:
     return 128 - wait_status
 
 
+def returncode_of(wait_status: int) -> int:
+    """Return the return code in a wait status, negative after a signal. Source: wait(2)."""
+    return -(wait_status & 0x7F) if wait_status & 0x7F else wait_status >> 8 & 0xFF
+
+
+LAST_SIGNAL = 64
+"""Number of the last signal. Source: signal(7), SIGRTMAX."""
+
+
 def describe_status(returncode: int, oom_kills: int | None = None) -> str:
     """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``.
 
@@ -129,14 +138,33 @@ class Suspect(NamedTuple):
     certain: bool
 
 
-def first_suspect(suspects: Sequence[Suspect], rank: int = -1) -> Suspect | None:
-    """Return what is known of ``rank``, the process that had it last.
+OTHER_HOST_SECONDS = 1.0
+"""How long the words of one host may come after those of another about the same failure."""
 
-    Without a rank, it is the first one that surely failed.
+
+def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
+    """Return what is known of a rank: of the process that had it last."""
+    return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
+
+
+def first_suspect(suspects: Sequence[Suspect], named: int = -1) -> Suspect | None:
+    """Return the first failure that the hosts have seen themselves.
+
+    A rank that SIGTERM ended may have been told to end by its starter, for a failure that another host sees later.
+
+    Args:
+        suspects: What they have seen.
+        named: The rank that the starter names. It counts among ends that were seen at one time, after SIGTERM, and
+            where nobody saw the status.
     """
-    if rank >= 0:
-        return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
-    return min((suspect for suspect in suspects if suspect.certain), key=lambda suspect: suspect.at, default=None)
+    known = [row for row in suspects if row.certain or (row.outcome.rank == named and row.outcome.kind == FAILED)]
+    known.sort(key=lambda row: (row.at, row.outcome.rank != named))
+    if not known or known[0].outcome.status != exit_status(-signal.SIGTERM):
+        return next(iter(known), None)
+    near = [row for row in known if row.at <= known[0].at + OTHER_HOST_SECONDS]
+    elsewhere = [row for row in near if row.outcome.status != exit_status(-signal.SIGTERM)]
+    elsewhere = [row for row in elsewhere if row.outcome.host != known[0].outcome.host]
+    return suspect_of(near, named) or next(iter(elsewhere), known[0])
 
 
 def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
@@ -144,7 +172,7 @@ def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
 
     Each torchrun knows the ranks of its own host only, and the one that reports first may have been the second to fail.
     """
-    own = first_suspect([suspect for suspect in suspects if suspect.outcome.host == failure.host], failure.rank)
+    own = suspect_of([suspect for suspect in suspects if suspect.outcome.host == failure.host], failure.rank)
     first = first_suspect(suspects)
     if first is None or first.outcome.host == failure.host or (own is not None and own.at <= first.at):
         return failure

@@ -6,9 +6,10 @@ The user's own script may have started them: so each is read in every mode. Load
 from __future__ import annotations
 
 import re
-from typing import Iterator, NamedTuple
+from typing import Iterator, NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
+from trainworks_launcher.supervise.outcome.outcome import LAST_SIGNAL, returncode_of
 
 
 class Report(NamedTuple):
@@ -44,7 +45,17 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
         "deepspeed": _of_deepspeed,
     }
     chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
-    return next((report for report in (read(words) for read in chosen) if report.starter), Report())
+    found = next((report for report in (read(words) for read in chosen) if report.starter), Report())
+    return found._replace(code=printed_code(found.code))
+
+
+def printed_code(number: int) -> int:
+    """Return the return code in a number that a starter prints; some print the wait status itself, with a minus too.
+
+    >>> printed_code(-9), printed_code(-256), printed_code(9 << 8)
+    (-9, 1, 9)
+    """
+    return number if -LAST_SIGNAL <= number <= 0xFF else returncode_of(abs(number))
 
 
 _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
@@ -83,7 +94,7 @@ def torchrun_status(tail: bytes, pid: int) -> int | None:
     None if it does not say so: it names only the process of its host that failed first.
     """
     found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
-    return int(found[1]) if found else None
+    return printed_code(int(found[1])) if found else None
 
 
 class FailedRound(NamedTuple):
@@ -123,7 +134,7 @@ def failed_rounds(tail: bytes) -> Iterator[FailedRound]:
         last = number + 1 == len(found)
         after = tail[match.end() : len(tail) if last else found[number + 1].start()]
         printed = _AGENT.sub(b"", tail[begin : match.start()])
-        yield FailedRound(match[0], int(match[1]), printed, any(words in after for words in _ENDED), last)
+        yield FailedRound(match[0], printed_code(int(match[1])), printed, any(words in after for words in _ENDED), last)
 
 
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
@@ -188,19 +199,19 @@ def mpirun_host(tail: bytes) -> str:
 
 
 _FRAME = re.compile(r"^-{20,}$")
+_ABORTS = re.compile(r"^\[[\w.-]+:\d+\] (\*\*\* |Delaying for \d+ seconds before aborting)")
 
 
-def without_help(lines: list[str]) -> list[str]:
-    """Return lines without mpirun's help, which stands between two lines of dashes.
+def without_help(lines: Sequence[str]) -> list[str]:
+    """Return lines with mpirun's help made empty: it stands between two lines of dashes, or to the end.
 
     >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
-    ['step 1']
+    ['step 1', '', '', '']
     """
     kept: list[str] = []
     inside = False
     for line in lines:
-        if _FRAME.match(line.strip()):
-            inside = not inside
-        elif not inside:
-            kept.append(line)
+        edge = _FRAME.match(line.strip()) is not None
+        kept.append("" if edge or inside or _ABORTS.match(line) else line)
+        inside = inside != edge
     return kept

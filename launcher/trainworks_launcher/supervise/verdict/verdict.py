@@ -1,7 +1,7 @@
 """What a host can say of a failure: from its ranks' last words, from the starter's report, from what other hosts sent.
 
-The words of the one who started the ranks are believed where there are some: mpirun names the first of all ranks, each
-torchrun the first of its own host. Whatever they do not say comes from the ranks themselves.
+What a host has seen of its own ranks counts: which ended first, and with which status. What the one who started them
+prints only adds to that: a status that nobody saw, and which of several ends that were seen at one time was the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLY_END,
     FAILED,
+    OTHER_HOST_SECONDS,
     STOPPED,
     SUCCEEDED,
     Outcome,
@@ -28,6 +29,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     first_suspect,
     place_of,
     signal_of,
+    suspect_of,
     with_status,
 )
 from trainworks_launcher.supervise.verdict import memory, outcome_files
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.outcome.starters import Report
 
 Seen = TypeVar("Seen")
-
-OTHER_HOST_SECONDS = 1.0
-"""How long the words of one host may come after those of another about the same failure."""
 
 OWN_STARTER_SECONDS = 5.0
 """The same where each host has a starter that the user's script started: it ends later than its ranks."""
@@ -56,6 +55,7 @@ class Verdict:
     Attributes:
         ranks: Ranks of this host; None where there are none.
         killed: The command outlived the grace of a stop signal.
+        overdue: The starter outlived its ranks.
         started_at: When the program was started, in seconds since 1970; 0: it was not.
         full: A line about places of the job without space, at this host's last failure; ``""`` for none.
     """
@@ -70,6 +70,7 @@ class Verdict:
         """At the start of a job: what the kernel has killed before does not count. oom_kills: its count of them."""
         self.ranks: Ranks | None = None
         self.killed = False
+        self.overdue = False
         self.started_at = 0.0
         self.full = ""
         self._plan = plan
@@ -80,32 +81,20 @@ class Verdict:
         self._suspects: list[Suspect] = []
 
     # ---------------------------------------------------------------------------------------------- before the end
-    def of_rank(self, rank: Rank) -> Suspect | None:
+    def of_rank(self, rank: Rank) -> Suspect:
         """Return what to tell the other hosts about a rank that has just ended.
 
-        None if it was told to end. One that ended well is remembered too: others may still need it.
+        One that ended well is remembered too: others may still need it.
         """
-        if rank.status == -signal.SIGTERM:
-            return None
         if rank.status == 0:
             return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
         certain = rank.status is not None or rank.has_traceback()
         found = self._failure(rank.status, rank.said(), rank.number)
-        # The end of the rank that broke the connection may be seen a little later: its host may be busy.
-        later = OTHER_HOST_SECONDS if self.died_of_a_peer(rank.number) else 0.0
-        return Suspect(rank.began_to_fail() + later, found, certain)
-
-    def died_of_a_peer(self, rank: int) -> bool:
-        """Return whether a rank of this host died of a connection that another rank broke.
-
-        False under mpirun, which knows itself which rank of all hosts was the first.
-        """
-        if self._plan.ranks_by != "torchrun":
-            return False
         from trainworks_launcher.supervise.outcome.cause import died_of_a_peer  # only a failure needs it
 
-        local = self.ranks.latest(rank) if self.ranks is not None else None
-        return local is not None and died_of_a_peer(local.said())
+        # The end of the rank that broke the connection may be seen a little later: its host may be busy.
+        later = OTHER_HOST_SECONDS if died_of_a_peer(rank.said()) else 0.0
+        return Suspect(rank.began_to_fail() + later, found, certain)
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank."""
@@ -121,15 +110,14 @@ class Verdict:
         self._oom_kills = self._count_oom_kills()
         return first
 
-    def first(self) -> Outcome | None:
-        """Return the first failure of the ranks that run now, None if none is known."""
-        first = first_suspect(self._suspects)
+    def first(self, host: str = "") -> Outcome | None:
+        """Return the first failure of the ranks that run now, of one host or of all; None if none is known."""
+        first = first_suspect([row for row in self._suspects if host in ("", row.outcome.host)])
         return first.outcome if first is not None else None
 
-    def knows(self, rank: int) -> bool:
-        """Return whether this host has the output of a rank, or its host has reported it."""
-        local = self.ranks is not None and self.ranks.latest(rank) is not None
-        return local or first_suspect(self._suspects, rank) is not None
+    def knows_all(self) -> bool:
+        """Return whether the end of every rank is known: of all hosts under mpirun, else of this host."""
+        return len({row.outcome.rank for row in self._suspects}) >= self._plan.processes
 
     # ------------------------------------------------------------------------------------------------------ the end
     def reported(self, tail: Tail) -> Report:
@@ -148,13 +136,16 @@ class Verdict:
             stop_signal: Stop signal that came before; 0 for none.
         """
         report = self.reported(tail)
+        if self.ranks is not None and not stop_signal:
+            report = self._as_seen(report, tail)
         number, reported = report.rank, report.code
         local = self.ranks.latest(number) if self.ranks is not None else None
-        told = first_suspect(self._suspects, number) if self.ranks is not None else None
+        told = suspect_of(self._suspects, number) if self.ranks is not None else None
         if self.killed and stop_signal:
             reported = reported or -signal.SIGKILL  # mpirun and torchrun end with a status of their own
         if self.ranks is not None:
-            code = reported or (told.outcome.status if told is not None and number < 0 else 0) or code
+            seen = local.status if local is not None and not stop_signal else None
+            code = seen or reported or code
         if report.ended_early:
             host = told.outcome.host if told is not None else self._plan.host if local is not None else report.host
             found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
@@ -173,6 +164,29 @@ class Verdict:
         if stop_signal:
             found = found._replace(stopped=f"stopped by {signal.Signals(stop_signal).name}")
         return found._replace(kind=STOPPED if stop_signal else FAILED, status=exit_status(code))
+
+    def of_ranks(self, tail: Tail) -> Outcome:
+        """Return the outcome by what the hosts have seen of the ranks, whose starter does not end."""
+        self.overdue = True
+        if all(row.outcome.kind == SUCCEEDED for row in self._suspects):
+            return Outcome(SUCCEEDED, 0, self._plan.host)
+        return self.of_command(name_of_program(self._plan), 1, tail)
+
+    def _as_seen(self, report: Report, tail: Tail) -> Report:
+        """Return a starter's report as the hosts have seen it: which rank failed first, and how it ended."""
+        named = suspect_of(self._suspects, report.rank)
+        first = first_suspect(self._suspects, report.rank)
+        if (
+            first is None
+            or self.lost_daemon(tail)
+            or (report.ended_early and named is not None and named.at <= first.at)
+        ):
+            return report
+        status = first.outcome.status
+        if report.rank < 0 and report.starter == "" and status == exit_status(-signal.SIGTERM) and not self.overdue:
+            return report  # the starter was told to end, and has told its ranks
+        code = status or (report.code if report.rank == first.outcome.rank else 0)
+        return report._replace(rank=first.outcome.rank, code=code, host=first.outcome.host, ended_early=False)
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
@@ -216,11 +230,23 @@ class Verdict:
         place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
         return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ())
 
-    def another_host_knows(self, outcome: Outcome) -> bool:
-        """Return whether a failure is only that another host's rank has gone, and that host may say why."""
+    def seconds_for_others(self, outcome: Outcome, tail: Tail) -> float:
+        """Return how long to wait for what other hosts have seen, before a failure is told.
+
+        mpirun tells of a rank of any host. Else it may be only that another host's rank has gone: that host tells why,
+        and if it is lost, nobody does. A torchrun that the user's script started takes seconds to end after it has seen
+        a failure.
+        """
         from trainworks_launcher.supervise.outcome.cause import tells_of_a_peer
 
-        return self._plan.control is not None and self._plan.ranks_by != "mpirun" and tells_of_a_peer(outcome)
+        if self._plan.control is None:
+            return 0.0
+        named = self.reported(tail).rank >= 0
+        if self._plan.ranks_by == "mpirun":
+            return OTHER_HOST_SECONDS if (named or self._suspects) and not self.knows_all() else 0.0
+        if not tells_of_a_peer(outcome):
+            return 0.0
+        return OWN_STARTER_SECONDS if self.ranks is None and named else OTHER_HOST_SECONDS
 
     def judge(self, outcome: Outcome) -> Outcome:
         """Return the leader's last word on an end that some host reported."""
@@ -228,7 +254,7 @@ class Verdict:
             return self._with_checkpoints(outcome)
         if outcome.kind != FAILED:
             return outcome
-        if outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
+        if outcome.rank >= 0 and self.ranks is not None:
             outcome = earlier_failure(outcome, self._suspects)
         from trainworks_launcher.supervise.outcome.cause import after_early_end  # only a failure needs it
 
