@@ -46,13 +46,18 @@ def room() -> Iterator[Path]:
 
 
 def train(
-    room: Path, where: Path, variables: Mapping[str, str] | None = None, user: int = STRANGER, program: str = "train.py"
+    room: Path,
+    where: Path,
+    variables: Mapping[str, str] | None = None,
+    user: int = STRANGER,
+    program: str = "train.py",
+    limits: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """``train -- train.py`` in a directory, as another user."""
     (room / "tmp").mkdir(exist_ok=True)
     (room / "tmp").chmod(0o1777)
     given = {"PATH": "/usr/bin:/bin", "HOME": "/", "TMPDIR": str(room / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", PYTHON, "-IS"]
+    words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *limits, PYTHON, "-IS"]
     words += [str(room / "lib/trainworks_launcher/__main__.py"), "train", "--", program]
     return subprocess.run(
         words, cwd=where, env={**given, **(variables or {})}, capture_output=True, text=True, timeout=TIME_OUT
@@ -80,6 +85,17 @@ def test_another_user_can_save_the_model(room: Path, slurm: bool) -> None:
     assert f"caches in {home}" in ended.stdout
     assert home.stat().st_mode & 0o777 == 0o700
     assert f"HOME=/ cannot be used (user {STRANGER} may not write into /)" in ended.stderr
+
+
+@as_root
+def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
+    ended = train(room, work(room, 0o777), limits=("prlimit", "--nproc=1"))
+    assert ended.returncode == 70
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1] == (
+        f"trainworks: cannot start the job: this container may not start threads: user {STRANGER} may have 1 processes"
+        " and threads (ulimit -u) (can't start new thread); raise that limit"
+    )
 
 
 @as_root

@@ -97,7 +97,17 @@ def run_plan(
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
-    return _Supervisor(plan, environment, refusal, runtime, made).run(stopped)
+    try:
+        supervisor = _Supervisor(plan, environment, refusal, runtime, made)
+    except RefusalError as refused:
+        runtime.remove()
+        places.take_back(made)
+        output.log(str(refused))
+        outcome = Outcome(FAILED, refused.status, plan.host, str(refused))
+        masker = Masker(environment.variables, plan.env, environment.hyperparameters)
+        outcome_files.write(environment.refusals, outcome, masker, plan.mode, environment.manifest)
+        return refused.status
+    return supervisor.run(stopped)
 
 
 class _Supervisor:

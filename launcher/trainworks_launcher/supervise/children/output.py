@@ -10,6 +10,9 @@ import threading
 import time
 from typing import Iterable, Iterator
 
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+
 TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""
 
@@ -394,9 +397,15 @@ class Output:
     """Standard output and standard error of this process, as their copiers: one for both where they are one file."""
 
     def __init__(self) -> None:
-        """Start the threads."""
-        self._out = Copier(1)
-        self._error = self._out if _same_file(1, 2) else Copier(2)
+        """Start the threads. Raises RefusalError where this container may not."""
+        try:
+            self._out = Copier(1)
+            self._error = self._out if _same_file(1, 2) else Copier(2)
+        except RuntimeError as error:
+            from trainworks_launcher.given.limits import why_no_thread  # only a failure needs it
+
+            what, advice = why_no_thread()
+            raise RefusalError([Problem(what, str(error), advice)], names.EXIT_LAUNCHER) from error
 
     def log(self, message: str) -> None:
         """One line of ours on standard error; never blocks."""

@@ -118,6 +118,10 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
     said = error.strerror or str(error)
     if error.errno == errno.E2BIG:
         return f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
+    if error.errno == errno.EAGAIN:
+        from trainworks_launcher.given.limits import of_processes  # only a failure needs it
+
+        return f"{said}{of_processes()}"
     first = b""
     with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
         first = opened.readline(_FIRST_LINE)

@@ -17,6 +17,7 @@ The ranks of a torchrun that the user's own script starts are not seen here. The
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -158,8 +159,9 @@ class Rounds:
             looks.append(lambda: _written(self._heartbeat))
         found: list[int | None] = []
         looking = threading.Thread(target=lambda: found.extend(look() for look in looks), daemon=True)
-        looking.start()
-        looking.join(_LOOK_SECONDS)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
+            looking.start()
+            looking.join(_LOOK_SECONDS)
         return (*found, *[None] * (len(looks) - len(found)))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Iterator
+
+from trainworks_launcher.given.limits import groups
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
@@ -12,7 +13,7 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
 
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """
-    for directory, version in _groups(membership, root):
+    for directory, version in groups("memory", membership, root):
         count = _count(f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}")
         if count is not None:
             return count
@@ -25,7 +26,7 @@ def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cg
     The group of the whole machine (the only one with a release_agent) is nobody's own. Source: memory.peak (version 2,
     Linux 5.19) or memory.max_usage_in_bytes (version 1).
     """
-    for directory, version in _groups(membership, root):
+    for directory, version in groups("memory", membership, root):
         if os.path.exists(f"{directory}/release_agent"):  # noqa: PTH110
             return None
         try:
@@ -34,26 +35,6 @@ def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cg
         except (OSError, ValueError):
             continue
     return None
-
-
-def _groups(membership: str, root: str) -> Iterator[tuple[str, int]]:
-    """Yield the directories that may be this control group's, the likelier one first, and their version."""
-    try:
-        lines = Path(membership).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            directory, version = root, 2
-        elif "memory" in controllers.split(","):
-            directory, version = f"{root}/memory", 1
-        else:
-            continue
-        # Inside a container the path may be the host's, which cannot be seen; then the mount is our own group.
-        yield f"{directory}/{path.strip('/')}".rstrip("/"), version
-        yield directory, version
 
 
 def _count(file: str) -> int | None:

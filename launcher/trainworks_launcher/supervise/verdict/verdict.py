@@ -6,6 +6,7 @@ prints only adds to that: a status that nobody saw, and which of several ends th
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -352,8 +353,9 @@ def _in_time(look: Callable[[], Seen], otherwise: Seen) -> Seen:
     """Return what a look at file systems shows, ``otherwise`` if they do not answer: a server may be gone."""
     found: list[Seen] = []
     looking = threading.Thread(target=lambda: found.append(look()), daemon=True)
-    looking.start()
-    looking.join(_LOOK_SECONDS)
+    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
+        looking.start()
+        looking.join(_LOOK_SECONDS)
     return found[0] if found else otherwise
 
 

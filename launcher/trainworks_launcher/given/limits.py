@@ -1,0 +1,77 @@
+"""What the kernel lets this container have: its control group (cgroups(7), versions 1 and 2), its seccomp profile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Iterator
+
+_CLONE3 = 435
+"""Number of the system call on every architecture; glibc starts threads by it."""
+
+
+def groups(
+    controller: str, membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
+) -> Iterator[tuple[str, int]]:
+    """Yield the directories that may be this control group's, the likelier one first, and their version.
+
+    Args:
+        controller: Name of the controller, as ``memory``; in version 2 all of them share one directory.
+        membership: File with the groups of this process.
+        root: Where the groups are mounted.
+    """
+    try:
+        lines = Path(membership).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            directory, version = root, 2
+        elif controller in controllers.split(","):
+            directory, version = f"{root}/{controller}", 1
+        else:
+            continue
+        # Inside a container the path may be the host's, which cannot be seen; then the mount is our own group.
+        yield f"{directory}/{path.strip('/')}".rstrip("/"), version
+        yield directory, version
+
+
+def why_no_thread() -> tuple[str, str]:
+    """Return (why a thread could not be started, what to do), as far as it can be observed."""
+    if _clone3() == errno.EPERM:
+        what = "this container may not start threads: its seccomp profile refuses clone3"
+        return (
+            what,
+            "update the host's container engine and libseccomp, or start it with --security-opt seccomp=unconfined",
+        )
+    limit = of_processes()
+    advice = "raise that limit" if limit else "look at its limits of processes and of memory"
+    return f"this container may not start threads{limit}", advice
+
+
+def of_processes() -> str:
+    """Return the limit of processes and threads, as the end of a sentence; ``""`` if there is none."""
+    import resource
+
+    found = []
+    for directory, _ in groups("pids"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(Path(directory, "pids.max").read_text(encoding="ascii"))
+            found.append((limit, f"the pids limit of this container is {limit} (docker run --pids-limit)"))
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.geteuid():
+        found.append((soft, f"user {os.geteuid()} may have {soft} processes and threads (ulimit -u)"))
+    return f": {min(found)[1]}" if found else ""
+
+
+def _clone3() -> int:
+    """Return the error number of a clone3 that can make nothing: EINVAL, if the call itself is allowed."""
+    import ctypes
+
+    kernel = ctypes.CDLL(None, use_errno=True)
+    kernel.syscall(_CLONE3, None, 0)
+    return ctypes.get_errno()
