@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -579,6 +580,27 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
         words = f"--nnodes=2 --nproc-per-node=2 --master-addr={LEADER} --master-port=7777 --node-rank={rank}"
         assert f"{words} --no-python " in launcher.text
         assert f"rank.py -- {sys.executable} train.py --epochs 3" in launcher.text
+    assert re.search(
+        r"^trainworks: 2 of 2 hosts are here after \d+ s: starting torchrun$", launchers[0].text, re.MULTILINE
+    )
+
+
+def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: Path) -> None:
+    """People looked for a firewall, because its last line was that it waits for the others."""
+    python, done = tmp_path / "python", tmp_path / "done"
+    wait = f'case "$*" in *install.py*) until [ -e {done} ]; do sleep 0.1; done; exit 0;; esac'
+    python.write_text(f'#!/bin/sh\n{wait}\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    for host in HOSTS:
+        (tmp_path / host / "code").mkdir(parents=True)
+        (tmp_path / host / "code/requirements.txt").write_text("anything\n", encoding="utf-8")
+    manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
+    with two_hosts(tmp_path, "", variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launchers:
+        launchers[0].read_until("waiting until they are prepared")
+        done.touch()
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    lines = [line for line in launchers[0].text.splitlines() if " of 2 hosts are here after " in line]
+    assert [line.rpartition(" s: ")[2] for line in lines] == ["waiting until they are prepared", "starting train.py"]
 
 
 # ------------------------------------------------------------------------------------------------------------- PID 1

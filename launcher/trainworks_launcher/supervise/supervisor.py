@@ -282,7 +282,8 @@ class _Supervisor:
         if plan.role == "leader":
             from trainworks_launcher.supervise.control.leader import Leader
 
-            return Leader(self._loop, plan.control, plan.limits, job, key, secret, events)
+            starts = plan.ranks_by if plan.ranks_by in _STARTERS else name_of_program(plan)
+            return Leader(self._loop, plan.control, plan.limits, job, key, secret, events, starts)
         from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")

@@ -19,6 +19,9 @@ from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Ph
 from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome, Suspect
 
+_PREPARING_SECONDS = 5.0
+"""After all hosts have joined, until the log says that some of them are still being prepared."""
+
 
 class Leader:
     """Gathers the hosts of the job and decides how it ends.
@@ -35,8 +38,9 @@ class Leader:
         public_key: str,
         secret: str,
         events: Events,
+        starts: str = "the program",
     ) -> None:
-        """Nothing is opened before ``begin``. job: its identity. secret: of the job, "" if it has none."""
+        """Nothing is opened before ``begin``. job: its identity. secret: "" for none. starts: its name for the log."""
         self._loop = loop
         self._control = control
         self._limits = limits
@@ -48,6 +52,8 @@ class Leader:
         self._outcome: Outcome | None = None
         self._complete = 0  # how many times all had joined
         self._join_deadline = 0.0
+        self._began = time.monotonic()
+        self._starts = starts
 
     # -------------------------------------------------------------------------------------- what the supervisor calls
     @property
@@ -147,10 +153,22 @@ class Leader:
             self._complete += 1
             times = self._complete
             self._loop.after(self._limits.prepare, lambda: self._prepare_time_out(times))
+            came = self._came()
+            self._loop.after(_PREPARING_SECONDS, lambda: self._still_prepared(times, came))
+
+    def _came(self) -> str:
+        count = f"{self._hosts.count + 1} of {len(self._control.hosts)} hosts"
+        return f"{count} are here after {time.monotonic() - self._began:.0f} s"
+
+    def _still_prepared(self, times: int, came: str) -> None:
+        """Nobody is to look for a firewall while a host installs something."""
+        if times == self._complete and self.phase is LeaderPhase.GATHERING:
+            self._events.log(f"{came}: waiting until they are prepared")
 
     def _maybe_go(self) -> None:
         """All are ready: start."""
         if self._hosts.are_ready() and self._phases.take("go"):
+            self._events.log(f"{self._came()}: starting {self._starts}")
             self._events.peers(self._hosts.peers())
             if self.phase is LeaderPhase.RUNNING:  # what ``peers`` started may have failed
                 self._send_all("go")
