@@ -37,6 +37,7 @@ def python_of_an_image(base: Path, installed: Mapping[str, str]) -> Path:
     venv.create(base, symlinks=True)
     site = base / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     (site / "pip").symlink_to(Path(pip.__file__).parent)
+    (base / "bin/uv").symlink_to(Path(sys.executable).parent / "uv")
     for name, version in installed.items():
         _, content = wheel(name, "", version)
         zipfile.ZipFile(io.BytesIO(content)).extractall(site)

@@ -10,6 +10,7 @@ import http.server
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,7 @@ import pytest
 from launcher_pip import pip_variables, project_files, wheel
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
+from lock.servers import Authority, make_authority
 from ports import free_port
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.job.provision import Repository, parse_repository
@@ -39,8 +41,13 @@ class Index(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.scheme = "https" if authority else "http"
+        if authority:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(authority.server, authority.key)
+            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.file, self.content = wheel("greeting", "WORDS = 'installed from the private index'\n")
         self.seen: list[bytes] = []
         self.served: list[str] = []
@@ -48,7 +55,10 @@ class Index(http.server.ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_arguments: object) -> None:
+        """Say nothing of a client that does not trust us."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -69,6 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.calls.append(self.path)
         self.answer(200, json.dumps({"authorizationToken": TOKEN, "expiration": 2e9}).encode(), "application/json")
 
+    def do_HEAD(self) -> None:
+        self.answer(405, b"")  # as some indexes do; it is asked without credentials
+
     def do_GET(self) -> None:
         server = self.server
         for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -85,25 +98,34 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Basic {expected}":
             self.answer(401, b"who are you?", WWW_Authenticate='Basic realm="index"')
             return
+        # The whole address where it is asked as a proxy.
         server.served.append(self.path)
         if self.path.endswith("/simple/greeting/"):
             digest = hashlib.sha256(server.content).hexdigest()
             self.answer(200, f'<a href="/file/{server.file}#sha256={digest}">{server.file}</a>'.encode())
-        elif self.path == f"/file/{server.file}":
+        elif self.path.endswith(f"/file/{server.file}"):
             self.answer(200, server.content, "application/octet-stream")
         else:
             self.answer(404, b"no such package")
 
 
-@pytest.fixture
-def index() -> Iterator[Index]:
-    server = Index()
+@contextlib.contextmanager
+def serving(server: Index) -> Iterator[Index]:
+    """Serve until the end."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with serving(Index()) as server:
+        yield server
 
 
 def run(
@@ -134,28 +156,86 @@ def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
     made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/"))
     assert made.status == 0, made.text
     assert "GOT installed from the private index" in made.text
-    assert index.served == ["/simple/greeting/", f"/file/{index.file}"]
+    assert set(index.served) == {"/simple/greeting/", f"/file/{index.file}"}
     assert TOKEN not in made.text
     assert index.seen == []
 
 
-@pytest.mark.engine
-def test_a_private_index_through_pips_own_variable(tmp_path: Path, index: Index) -> None:
-    address = index.address.replace("://", f"://{USER}:{TOKEN}@")
-    made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, PIP_INDEX_URL=f"{address}/simple/"))
-    assert made.status == 0, made.text
-    assert TOKEN not in made.text
-    assert index.seen == []
+@pytest.mark.parametrize(
+    ("variables", "file"),
+    [
+        ({"PIP_INDEX_URL": "{own}/simple/"}, ""),
+        ({"PIP_EXTRA_INDEX_URL": "{own}/simple/", "PIP_INDEX_URL": "{nothing}/simple/"}, ""),
+        ({}, "[global]\nindex-url = {own}/simple/\n"),
+        ({}, "[global]\nindex-url = {closed}/simple/\n[install]\nindex-url = {own}/simple/\n"),
+        ({"PIP_INDEX_URL": "{own}/simple/"}, "[global]\nindex-url = {closed}/simple/\n"),
+        ({"PIP_FIND_LINKS": "{own}/simple/greeting/", "PIP_NO_INDEX": "1"}, ""),
+        ({"PIP_FIND_LINKS": "{folder}", "PIP_NO_INDEX": "1"}, ""),
+        ({"PIP_INDEX_URL": "{own}/simple/", "PIP_CERT": "{ca}", "PIP_TIMEOUT": "2.5"}, "tls"),
+        ({"PIP_INDEX_URL": "{own}/simple/", "PIP_CERT": "", "REQUESTS_CA_BUNDLE": "{ca}"}, "tls"),
+        ({"PIP_INDEX_URL": "{own}/simple/", "PIP_TRUSTED_HOST": "127.0.0.1"}, "tls"),
+        ({"PIP_INDEX_URL": "http://{login}@index.example/simple/", "PIP_PROXY": "{proxy}"}, ""),
+        ({"PIP_INDEX_URL": "http://{login}@index.example/simple/", "HTTP_PROXY": "{proxy}"}, ""),
+    ],
+)
+def test_what_pip_would_use_is_used(tmp_path: Path, variables: Mapping[str, str], file: str) -> None:
+    """Every way in which people tell pip about their index; the password is in no argument of any process."""
+    authority = make_authority(tmp_path) if file == "tls" else None
+    with serving(Index(authority)) as index:
+        (tmp_path / "wheels").mkdir()
+        (tmp_path / "wheels" / index.file).write_bytes(index.content)
+        values = {
+            "login": f"{USER}:{TOKEN}",
+            "own": index.address.replace("://", f"://{USER}:{TOKEN}@"),
+            "nothing": f"{index.address.replace('://', f'://{USER}:{TOKEN}@')}/nothing",
+            "closed": f"http://127.0.0.1:{free_port()}",
+            "proxy": index.address,
+            "folder": str(tmp_path / "wheels"),
+            "ca": str(tmp_path / "ca.pem"),
+        }
+        given = {name: value.format_map(values) for name, value in variables.items()}
+        if file not in ("", "tls"):
+            (tmp_path / "pip.conf").write_text(file.format_map(values), encoding="utf-8")
+            given["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+        made = run(tmp_path, USES_GREETING, {**pip_variables(tmp_path), **given})
+        assert made.status == 0, made.text
+        assert "GOT installed from the private index" in made.text
+        assert TOKEN not in made.text
+        assert index.seen == []
 
 
-def test_a_failed_installation_begins_with_pips_reason(tmp_path: Path, index: Index) -> None:
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"PIP_INDEX_URL": "http://127.0.0.1:{closed}/simple/"}, "Connection refused"),
+        ({"PIP_INDEX_URL": "http://index.invalid/simple/"}, "failed to lookup address information"),
+        ({"PIP_INDEX_URL": "{address}/simple/"}, "invalid peer certificate: UnknownIssuer"),
+        ({"PIP_INDEX_URL": "{address}/simple/", "PIP_TRUSTED_HOST": "127.0.0.1"}, "401"),
+    ],
+)
+def test_an_index_that_cannot_be_reached_is_the_reason(
+    tmp_path: Path, variables: Mapping[str, str], reason: str
+) -> None:
+    """In the first line: a host without a network, or behind a proxy that shows its own certificate."""
+    with serving(Index(make_authority(tmp_path))) as index:
+        values = {"closed": free_port(), "address": index.address}
+        given = {name: value.format_map(values) for name, value in variables.items()}
+        made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, **given))
+    assert made.status == 65
+    first = made.failure.splitlines()[0]
+    assert given["PIP_INDEX_URL"].partition("/simple")[0] in first
+    assert reason in first
+    assert first.startswith("the package index cannot be reached: ") is (reason != "401")
+
+
+def test_a_failed_installation_begins_with_uvs_reason(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
     files = {"train.py": "", "requirements.txt": "no-such-package-of-ours\n"}
     made = run(tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/"))
     assert made.status == 65
     reason, place = made.failure.splitlines()[:2]
-    assert reason == "No matching distribution found for no-such-package-of-ours"
+    assert "no-such-package-of-ours was not found in the package registry" in reason
     assert place == f"installing requirements.txt on host {os.uname().nodename} (mode none): exit status 1"
     assert TOKEN not in made.text + made.failure
 

@@ -14,7 +14,6 @@ from trainworks.extend.reading.selection import Kept, Selection
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement
 from trainworks.extend.resolving.lock import with_hashes_of
 from trainworks.extend.resolving.releases import LockedRelease
-from trainworks_launcher.programs import install
 
 BASE = ExtendedBase(
     reference="my/base:1",
@@ -363,21 +362,14 @@ def test_project_files_that_are_refused(
         ("requirements-dev.in", ""),
     ],
 )
-def test_files_of_other_tools_get_one_sentence_at_both_doors(name: str, word: str) -> None:
+def test_files_of_other_tools_get_one_sentence(name: str, word: str) -> None:
     assert word in sentence_of(name)
     assert bool(word) == bool(sentence_of(name))
-    assert install.sentence_of(name) == sentence_of(name)
 
 
-def test_what_extend_reads_and_a_job_does_not_has_a_sentence_there() -> None:
+def test_what_extend_reads_is_known_by_its_name() -> None:
     assert [kind_of(name) for name in ("uv.lock", "pylock.toml", "pylock.train.toml", "pyproject.toml", "r.txt")] == [
         *("uv", "pylock", "pylock", "project", "")
-    ]
-    # The job's pip reads pylock.toml itself.
-    assert [bool(install.sentence_of(name)) for name in ("uv.lock", "pyproject.toml", "pylock.toml")] == [
-        True,
-        True,
-        False,
     ]
     assert all(map(sentence_of, OF_OTHER_TOOLS))
 

@@ -1,10 +1,8 @@
-"""One rule for the text of a requirements file: builder, launcher and pip read the same lines of the same bytes."""
+"""One rule for the text of a requirements file: builder and pip read the same lines of the same bytes."""
 
 from __future__ import annotations
 
 import codecs
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from pip._internal.req import req_file
 
 from trainworks.extend.reading import text as builder
-from trainworks_launcher.programs import install as launcher
 
 ENCODINGS = {
     "utf-8": b"",
@@ -36,7 +33,7 @@ def lines_of_pip(text: str) -> list[tuple[int, str]]:
 @given(TEXTS, st.sampled_from(sorted(ENCODINGS)))
 def test_an_encoding_changes_nothing(text: str, encoding: str) -> None:
     content = ENCODINGS[encoding] + text.encode(encoding)
-    for decoded in (builder.decode(content), launcher.decode(content), req_file._decode_req_file(content, "r")):
+    for decoded in (builder.decode(content), req_file._decode_req_file(content, "r")):
         assert decoded == text
 
 
@@ -44,10 +41,8 @@ def test_an_encoding_changes_nothing(text: str, encoding: str) -> None:
 def test_lines_are_joined_and_numbered_as_pip_does(text: str) -> None:
     expected = lines_of_pip(text)
     assert list(builder.logical_lines(text)) == expected
-    assert list(launcher.logical_lines(text)) == expected
 
 
-@pytest.mark.parametrize("reader", [builder, launcher])
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -58,9 +53,9 @@ def test_lines_are_joined_and_numbered_as_pip_does(text: str) -> None:
         (b"", ""),
     ],
 )
-def test_a_coding_line_is_a_comment_in_the_first_two_lines(reader: ModuleType, content: bytes, expected: str) -> None:
-    assert reader.decode(content).startswith(expected)
-    assert reader.decode(content) == req_file._decode_req_file(content, "r")
+def test_a_coding_line_is_a_comment_in_the_first_two_lines(content: bytes, expected: str) -> None:
+    assert builder.decode(content).startswith(expected)
+    assert builder.decode(content) == req_file._decode_req_file(content, "r")
 
 
 @pytest.mark.parametrize(
@@ -72,13 +67,9 @@ def test_a_coding_line_is_a_comment_in_the_first_two_lines(reader: ModuleType, c
         (codecs.BOM_UTF16_LE + b"s", "it is not UTF-16-LE: save it as UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_the_same_words(content: bytes, reason: str, tmp_path: Path) -> None:
-    for reader in (builder, launcher):
-        with pytest.raises(ValueError, match=reason):
-            reader.decode(content)
-    (tmp_path / "requirements.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"requirements.txt: {reason}"):
-        list(launcher.lines_of(tmp_path / "requirements.txt"))
+def test_what_cannot_be_read_is_said_in_the_same_words(content: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        builder.decode(content)
 
 
 def test_variables_are_those_that_pip_knows(monkeypatch: pytest.MonkeyPatch) -> None:

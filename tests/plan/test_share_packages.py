@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.plan.shares import python_patterns, share_packages
 from trainworks.plan.target import context_of
 
@@ -166,3 +168,15 @@ def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
         for component in components:
             if component.frameworks:
                 assert [name for name in shares[component.name] if fnmatchcase(name, "nvidia-*")] == []
+
+
+def test_the_libraries_of_other_builds_are_known_by_name(facts: Facts) -> None:
+    """What ``pip freeze`` of a CUDA build lists, and an image without CUDA must not get; never what the image has."""
+    plans = {
+        name: make_plan(request_for(next(row for row in facts.targets if facts.name_of(row) == name), facts), facts)
+        for name in ("pytorch-2.13.0-cpu-py311-debian12", "pytorch-2.4.1-cu121-py311-debian12")
+    }
+    cpu, cuda = plans.values()
+    assert {"nvidia-cublas-cu12", "nvidia-cublas", "nvidia-cudnn-cu12", "triton"} <= {*cpu.libraries}
+    assert not {"torch", "nvidia-ml-py", "numpy"} & {*cpu.libraries, *cuda.libraries}
+    assert not set(cuda.libraries) & set(cuda.protected)

@@ -96,6 +96,9 @@ JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
 """How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
 
+STRICT_VARIABLE = "TRAINWORKS_STRICT_REQUIREMENTS"
+"""``on``: requirements that the image cannot fulfil as they are written are refused; default off."""
+
 REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
 """ARN of the CodeArtifact repository that pip is to install from (as sagemaker-training)."""
 

@@ -82,11 +82,9 @@ class Manifest(NamedTuple):
         fabric: Variables that hosts with EFA need, for this image's versions.
         hostname_shim: Path of the shared library; ``""`` for none.
         protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
-        companions: Distribution that is compiled against one of ``protected`` -> that one.
         compiled_by: Distribution that compiles code for GPUs -> the component that it needs and the image lacks.
         minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
         document: The manifest's own text, which names every part of the image; ``""`` for the generic one.
-        wheel_index: Package index that the image's framework came from; ``""`` for the usual one.
     """
 
     name: str = "generic"
@@ -100,10 +98,8 @@ class Manifest(NamedTuple):
     fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
     hostname_shim: str = ""
     protected: Mapping[str, str] = MappingProxyType({})
-    companions: Mapping[str, str] = MappingProxyType({})
     compiled_by: Mapping[str, str] = MappingProxyType({})
     minimum_driver: str = ""
-    wheel_index: str = ""
     document: str = ""
 
     def lacks(self, instance_type: str) -> bool:
@@ -175,10 +171,8 @@ def parse_manifest(document: str, where: str) -> Manifest:
         fabric=tuple(map(_fabric_variable, fabric)) if isinstance(fabric, list) else GENERIC_FABRIC,
         hostname_shim=text(content.get("hostname_shim")),
         protected=_texts_by_name(content.get("protected")),
-        companions=_texts_by_name(content.get("companions")),
         compiled_by=_texts_by_name(content.get("compiled_by")),
         minimum_driver=text(content.get("minimum_driver")),
-        wheel_index=text(content.get("wheel_index")),
         document=document,
     )
 

@@ -67,7 +67,7 @@ def with_fetch(environment: Environment, reader: Reader) -> Code:
 
 
 def installation(environment: Environment, code: Code, entry: EntryPoint, reader: Reader) -> tuple[str, ...]:
-    """Return the command line that installs the project and its requirements with the image's own pip; () for none.
+    """Return the command line that installs the project and its requirements; () for none.
 
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
     was installed with this code when the image was built is not installed again: the host may have no network.
@@ -87,22 +87,24 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
     if not python and not entry.in_python:  # else it is a problem already
         what = f"Python is not installed in this image, and there is a {code.requirements}"
         reader.refuse(what, "program python", "install python3, or leave the file out")
-    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
-    if environment.manifest.protected:
-        pip = (python, "-I", f"{environment.launcher_directory}/programs/install.py", *_kept(environment), "--", *pip)
+    program = f"{environment.launcher_directory}/programs/install.py"
+    strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
+    if strict not in ("on", "off"):
+        reader.refuse(f"{strict!r} is neither on nor off", f"variable {names.STRICT_VARIABLE}", "write on or off")
+    install = (python, "-I", program, *(("--strict",) if strict == "on" else ()), "--", *project, *listed)
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
-        return pip
+        return install
     where = f"variable {names.REPOSITORY_VARIABLE}"
     try:
         found = parse_repository(arn)
     except ValueError as error:
         advice = "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
         reader.refuse(str(error), where, advice)
-        return pip
-    program = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", reader)
+        return install
+    asking = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", reader)
     words = (found.region, found.owner, found.domain, found.repository, _command_line(environment))
-    return (*program, *words, "--", *pip)
+    return (*asking, *words, "--", *install)
 
 
 LOCKS = ("uv.lock", "pylock.toml", "poetry.lock", "pdm.lock", "Pipfile.lock", "environment.yml")
@@ -120,19 +122,6 @@ def unread(code: Code) -> tuple[str, ...]:
     )
 
 
-def _kept(environment: Environment) -> tuple[str, ...]:
-    """Return words for ``install.py``: what stays, what must have been built for the image, what it cannot compile."""
-    manifest = environment.manifest
-    words = ["--keep", *(f"{name}=={version}" for name, version in manifest.protected.items())]
-    if manifest.companions:
-        words += ["--companions", *(f"{name}={of}" for name, of in manifest.companions.items())]
-    if manifest.compiled_by:
-        words += ["--compiled-by", *(f"{name}={component}" for name, component in manifest.compiled_by.items())]
-    if manifest.wheel_index:
-        words += ["--index", manifest.wheel_index]
-    return tuple(words)
-
-
 def why_kept(environment: Environment) -> str:
     """Return which of the image's distributions an installation keeps, for a person.
 
@@ -142,7 +131,7 @@ def why_kept(environment: Environment) -> str:
     if not protected:
         return ""
     more = f" and {len(protected) - _NAMED} more" if len(protected) > _NAMED else ""
-    return f"pip keeps the image's {', '.join(protected[:_NAMED])}{more}: they are its constraints"
+    return f"the image's {', '.join(protected[:_NAMED])}{more} stay: they are constraints"
 
 
 def _program(environment: Environment, name: str, reason: str, reader: Reader) -> tuple[str, ...]:

@@ -1,161 +1,115 @@
-"""Runs pip so that it keeps what the image was built around; a program of its own.
+"""Installs requirements with uv and keeps what the image was built around: one program, for a job and for an extension.
 
-Run as ``python -I install.py --keep NAME==VERSION... [--companions NAME=FRAMEWORK...] [--compiled-by NAME=COMPONENT...]
-[--index URL] -- PIP...``, with the Python that pip installs for. What is kept goes to pip as constraints, in a file of
-the host's runtime directory. Where an image built on ours has another version installed, that version is kept. A
-requirement that contradicts a constraint is refused before pip starts, because pip may download other packages first.
-What pip cannot resolve, pip reports. A line that names the build of what is kept (``torch==VERSION+cu121``) names what
-is installed.
+Run as ``python -I install.py [--manifest FILE] [--strict] -- WORDS``, with the Python that it installs for. WORDS are
+those of ``uv pip install``: folders, options, ``-r FILE``. FILE is a requirements file, a ``pyproject.toml``, or a lock
+of uv or of PEP 751. The image's manifest says what is kept (``protected``), what is compiled against that
+(``companions``), what other builds of it need (``libraries``), and what compiles with a component that the image lacks
+(``compiled_by``).
 
-pip looks at what it installs, and not at what is there already: a distribution that loses what it requires is asked for
-beside the requirements, so that it moves too. ``build.py extend`` has these rules as well (``extend/kept.py``).
-
-Companions are compiled against a framework. Their metadata does not say for which build of it, so each companion that
-the installation brought is imported once, and refused if that fails. What may compile with a component that the image
-lacks is named in a warning.
+What is kept is a constraint. A line of the user's own that asks for an older or another build of it is answered with
+what the image has, and printed; one that asks for a newer release is refused. What of the image lost a requirement is
+asked for in a second call. uv is told what pip's settings say. Where there is no uv, pip installs with the constraints.
 """
 
 from __future__ import annotations
 
 import argparse
-import codecs
+import ast
+import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
-from urllib.parse import unquote
+from typing import Any, Container, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-)
+from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
+
+# Those of contract/names.py: this file imports nothing of ours.
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
+_MANIFEST_VARIABLE, _MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
 _IMPORT_SECONDS = 300
-_WHEEL = re.compile(r"([A-Za-z0-9._]+)-([^-/]+)(?:-\d[^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl")
-_SHOWN = 4
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    # Before UTF-16, whose little-endian mark is the beginning of this one.
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
-_COMMENT = re.compile(r"(^|\s+)#.*$")
-_SENTENCES = (
-    (
-        r".*\.ya?ml",
-        "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads",
-    ),
+_CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
+_OTHERS = (
+    (r".*\.ya?ml", _CONDA),
     (r"Pipfile(\.lock)?", "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"),
-    (
-        r"poetry\.lock",
-        "is Poetry's: `poetry export -o requirements.txt` (plug-in poetry-plugin-export) writes what pip reads",
-    ),
-    (r"pdm\.lock", "is PDM's: `pdm export -o requirements.txt` writes what pip reads"),
-    (
-        r"pixi\.(lock|toml)",
-        "is Pixi's: `pixi run python -m pip list --format=freeze > requirements.txt` writes what pip reads",
-    ),
-    (r"setup\.(py|cfg)", "belongs to a project: name the project's folder in a requirements file, such as ./ or -e ."),
-    (r".*\.whl", "is a wheel: name it in a requirements file"),
-    (
-        r"uv\.lock",
-        "is uv's: `uv export --no-emit-project -o requirements.txt` writes what pip reads",
-    ),
-    (r"pyproject\.toml", "belongs to a project: name the project's folder in a requirements file, such as ./ or -e ."),
+    (r"poetry\.lock", "is Poetry's: `poetry export -o requirements.txt` (poetry-plugin-export) writes what pip reads"),
+    (r"setup\.(py|cfg)", "belongs to a project: name its folder in a requirements file, such as ./"),
 )
-"""The first ones are those of the builder's ``extend/reading/others.py``."""
+_TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
+"""Names under which the package index has something else than what people mean."""
+_ALL_INDEXES = "--index-strategy=unsafe-best-match"
+"""As pip does where there are several. With one only, uv says more of what is wrong with it."""
+_LEFT_OUT = ("pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "pywin32", "pywinpty", "windows-curses")
+"""What pip freeze writes on other systems, or by a mistake of Debian's, and no index has for Linux."""
 
 
-def installed_version(name: str) -> str:
-    """Return the version that this Python has of a distribution, "" for none."""
-    try:
-        return metadata.version(name) or ""
-    except metadata.PackageNotFoundError:
-        return ""
+class RefusedError(Exception):
+    """Why nothing is installed, in one line for a person."""
 
 
-def sentence_of(name: str) -> str:
-    """Return why a file of this name is not a requirements file, and what converts it; ``""`` for any other."""
-    return next((sentence for pattern, sentence in _SENTENCES if re.fullmatch(pattern, name)), "")
-
-
-def decode(content: bytes) -> str:
-    """Return the text of a requirements file as pip reads it: by its mark, its coding line (PEP 263), or else UTF-8.
-
-    The builder has the same rule (``extend/reading/text.py``). Raises ValueError for another encoding.
-    """
-    mark, encoding = next(((mark, name) for mark, name in _MARKS if content.startswith(mark)), (b"", ""))
-    if not encoding:
-        comments = (line for line in content.split(b"\n")[:2] if line.startswith(b"#"))
-        coding = next(filter(None, map(_CODING.search, comments)), None)
-        encoding = coding.group(1).decode("ascii", "replace") if coding else "utf-8"
-    try:
-        return content[len(mark) :].decode(encoding)
-    except LookupError:
-        raise ValueError(f"its coding line names {encoding}, which is not an encoding") from None
-    except UnicodeError:
-        raise ValueError(
-            f"it is not {encoding.upper()}: save it as UTF-8, or name its encoding in the first line, such as "
-            "# -*- coding: latin-1 -*-"
-        ) from None
-
-
-def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of each line, without comments; a backslash joins lines."""
-    parts: list[str] = []
-    start = 0
-    for number, raw in enumerate([*text.splitlines(), ""], 1):
-        comment = _COMMENT.match(raw)
-        start = start if parts else number
-        if raw.endswith("\\") and not comment:
-            parts.append(raw.strip("\\"))
-            continue
-        line = _COMMENT.sub("", "".join((*parts, f" {raw}" if comment else raw))).strip()
-        if line:
-            yield start, line
-        parts = []
-
-
-def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[str, int, str]]:
-    """Yield (file as pip names it, number, text) of each line; ``-r`` is followed.
-
-    What cannot be opened is left to pip. Raises ValueError for a file in another encoding than pip reads.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return
-    try:
-        text = decode(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    for number, line in logical_lines(text):
-        included = re.match(r"(?:-r|--requirement)[\s=]*(\S+)$", line)
-        if included:
-            other = path.parent / included.group(1)
-            if "://" not in included.group(1) and other not in seen:
-                yield from lines_of(other, seen | {other})
-        else:
-            yield str(path), number, line
-
-
-class Contradiction(NamedTuple):
-    """A line of a requirements file that pip cannot fulfil.
-
-    Attributes:
-        place: File and line.
-        wanted: What the line asks for; ``""`` where it names an address.
-        kept: Name and version that the image has.
-    """
+class Line(NamedTuple):
+    """A requirement of the user's own: where it stands, and what it asks for."""
 
     place: str
-    wanted: str
-    kept: str
+    wanted: Any
+
+    @property
+    def name(self) -> str:
+        """The distribution's name as indexes write it."""
+        return normalised(self.wanted.name)
+
+
+def say(text: str) -> None:
+    """Print a line for the log."""
+    sys.stderr.write(f"trainworks: {text}\n")
+    sys.stderr.flush()
+
+
+def normalised(name: str) -> str:
+    """Return a distribution's name as indexes write it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+# --------------------------------------------------------------------------------------------- what is installed
+def distributions() -> dict[str, metadata.Distribution]:
+    """Return what this Python has, by name; of two of one name the first is imported."""
+    found: dict[str, metadata.Distribution] = {}
+    for each in metadata.distributions():
+        if each.metadata["Name"]:
+            found.setdefault(normalised(each.metadata["Name"]), each)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what this Python has."""
+    return {name: each.version for name, each in distributions().items()}
+
+
+def applying(text: str) -> Any:
+    """Return a requirement that applies to this machine; None for another, and for what is not a requirement."""
+    try:
+        wanted = Requirement(text)
+    except ValueError:
+        return None
+    return wanted if wanted.marker is None or wanted.marker.evaluate({"extra": ""}) else None
+
+
+def losing() -> dict[str, Any]:
+    """Return the distributions that lack what they require, in a version that they accept: name to the first one."""
+    found = distributions()
+    lacking: dict[str, Any] = {}
+    for name, each in found.items():
+        for wanted in filter(None, map(applying, each.requires or ())):
+            other = found.get(normalised(wanted.name))
+            if other is None or not wanted.specifier.contains(other.version, prereleases=True):
+                lacking.setdefault(name, wanted)
+    return lacking
 
 
 def build_of(name: str) -> str:
@@ -166,189 +120,328 @@ def build_of(name: str) -> str:
     except (metadata.PackageNotFoundError, OSError):
         return ""
     said = re.search(r"^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
-    build = said.group(1) if said else ""
-    return build if build.startswith(f"{found.version}+") else ""
+    return said.group(1) if said and said.group(1).startswith(f"{found.version}+") else ""
 
 
-def without_builds(path: Path, builds: Mapping[str, str], directory: Path) -> Path:
-    """Return a requirements file for pip in which versions with builds are without them: itself where it names none.
-
-    Args:
-        path: The file.
-        builds: The builds of what is kept, by name; indexes have these versions without the build.
-        directory: Where a copy is written, and copies of the files that it includes.
-    """
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return path
-    changed = False
-    for number, line in enumerate(lines):
-        included = re.match(r"(\s*(?:-r|--requirement|-c|--constraint)[\s=]*)([^\s#]+)", line)
-        if included and "://" not in included.group(2):
-            there = path.parent / included.group(2)
-            other = without_builds(there, builds, directory) if there != path else there
-            changed = changed or other != there
-            lines[number] = f"{included.group(1)}{other.absolute()}{line[included.end() :]}"
-        for name, build in builds.items():
-            plain = "[-_.]+".join(map(re.escape, name.split("-")))
-            pattern = rf"(?i)^(\s*{plain}\s*(?:\[[^\]]*\])?\s*==\s*){re.escape(build)}(?=[\s;\\]|$)"
-            text = re.sub(pattern, rf"\g<1>{build.partition('+')[0]}", lines[number])
-            changed = changed or text != lines[number]
-            lines[number] = text
-    if not changed:
-        return path
-    copy = directory / f"{len(list(directory.iterdir()))}-{path.name}"
-    copy.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return copy
-
-
-def distributions() -> dict[str, metadata.Distribution]:
-    """Return the distributions that this Python has, by name; of two of one name the first is imported."""
-    found: dict[str, metadata.Distribution] = {}
-    for each in metadata.distributions():
-        if each.metadata["Name"]:
-            found.setdefault(_normalised(each.metadata["Name"]), each)
-    return found
-
-
-def losing() -> dict[str, str]:
-    """Return the distributions that lack what they require, in the version that they accept: name to the first one."""
-    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
-
-    found = distributions()
-    lacking: dict[str, str] = {}
-    for name, each in found.items():
-        for text in each.requires or ():
-            try:
-                wanted = Requirement(text)
-                if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-                    continue
-                other = found.get(_normalised(wanted.name))
-                fits = other is not None and wanted.specifier.contains(other.version, prereleases=True)
-            except ValueError:  # pip says what is wrong with it
-                continue
-            if not fits:
-                lacking.setdefault(name, f"{wanted.name}{wanted.specifier}")
-    return lacking
-
-
-def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str], brought: Path) -> str:
-    """Let pip move what lost its requirements in an installation; return why the job cannot start, ``""`` if it can.
+# --------------------------------------------------------------------------------------------- what the user asks for
+def lines_of(
+    path: Path, chosen: Container[str], options: list[str], seen: frozenset[Path] = frozenset()
+) -> Iterator[Line]:
+    """Yield the requirements of a file, to look at them: uv reads the file itself, and says what is wrong with a line.
 
     Args:
-        pip: The command line of the installation, with its constraints.
-        before: What lacked something before it.
-        kept: What must not be broken.
-        brought: A file of constraints with what the installation brought.
+        path: A requirements file or ``pyproject.toml``; what a file includes is followed.
+        chosen: The extras and groups of a project that count.
+        options: Gets those of pip's options that uv takes on its command line only.
+        seen: Files that include this one.
+
+    Raises:
+        RefusedError: The file, or a line of it, is another tool's.
     """
-    asked: list[str] = []
-    given_up: list[str] = []
-    while True:
-        lacking = losing()
-        lost = sorted(name for name in lacking if name not in before and name not in asked and name not in given_up)
-        if not lost:
-            return ""
-        asked += lost
-        if _moved(pip, asked, brought):
-            continue
-        for name in lost:
-            asked.remove(name)
-            what = f"{name} {installed_version(name)}"
-            if name in kept:
-                return (
-                    f"the requirements take from this image's {what} what it requires ({lacking[name]}); "
-                    "ask for other versions"
-                )
-            if _moved(pip, [name], brought):
-                asked.append(name)
-                continue
-            given_up.append(name)
-            _report(f"{what} of the image does not go with the requirements: it requires {lacking[name]}")
-
-
-def _moved(pip: Sequence[str], names: Sequence[str], brought: Path) -> bool:
-    """Let pip ask for distributions beside the requirements, and say whether it could: what it says else is not shown.
-
-    Nobody asked for these: what has no wheel is not built for them. What the requirements brought stays where it can:
-    pip keeps what is installed first, and would look for an old release of what was asked for.
-    """
-    asking = [*pip, *names, "--only-binary", ",".join(names)]
-    for command in ([*asking, "--constraint", str(brought)], asking):
-        done = subprocess.run(command, capture_output=True, check=False)
-        if done.returncode == 0:
-            sys.stdout.write(done.stdout.decode("utf-8", "replace"))
-            return True
-    return False
-
-
-def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
-    """Return the lines of a requirements file that contradict what is kept (name -> version).
-
-    Judged with pip's own copy of ``packaging``; where pip has none, pip judges alone.
-    """
+    other = next((sentence for pattern, sentence in _OTHERS if re.fullmatch(pattern, path.name)), "")
+    if other:
+        raise RefusedError(f"{path} {other}")
     try:
-        from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
+        content = path.read_bytes()
+    except OSError as error:
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from error
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
+    is_project = path.suffix == ".toml"
+    numbered = enumerate(_rows_of(path, text, chosen) if is_project else text.splitlines(), 1)
+    for number, line in numbered:
+        while not is_project and line.endswith("\\") and not line.lstrip().startswith("#"):
+            line = f"{line[:-1]} {next(numbered, (0, ''))[1]}"
+        bare = re.sub(r"(^|\s+)#.*$|\s--hash.*$", "", line).strip()
+        place = str(path) if is_project else f"{path} line {number}"
+        name, _, value = re.sub(r"^(--?[a-z-]+)[\s=]+", r"\1 ", bare).partition(" ")
+        included = path.parent / value
+        if name in ("-r", "--requirement", "-c", "--constraint") and "://" not in value and included not in seen:
+            yield from lines_of(included, chosen, options, seen | {path, included})
+        elif name == "--pre":
+            options.append("--prerelease=allow")
+        elif name == "--extra-index-url":
+            options.append(_ALL_INDEXES)
+        elif name == "--trusted-host":
+            options.append(f"--allow-insecure-host={value}")
+        if re.match(r"[\w.-]+=[^=]", bare) or "@ file:///croot" in bare:
+            raise RefusedError(f"{place}: {name} {_CONDA}")
+        wheel = re.search(
+            r"(?:^|/)([\w.]+)-(\d[^-/]*)(?:-\d[^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", bare.replace("%2B", "+")
+        )
+        wanted = applying(f"{wheel.group(1)}=={wheel.group(2)}" if wheel else bare)
+        if wanted is not None:
+            yield Line(place, wanted)
+
+
+def _rows_of(path: Path, text: str, chosen: Container[str]) -> list[str]:
+    """Return the requirements of a project's file."""
+    project = _toml(path, text).get("project", {})
+    groups = {**project.get("optional-dependencies", {}), **_toml(path, text).get("dependency-groups", {})}
+    rows = [*project.get("dependencies", ()), *(row for name in groups if name in chosen for row in groups[name])]
+    return [row for row in rows if isinstance(row, str)]
+
+
+def _toml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        import tomllib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        return []
-    found = []
-    for file, number, line in lines_of(path, frozenset((path,))):
-        try:
-            name, wanted, version, holds = _asked_for(line)
-            have = kept.get(name, "")
-            if not have:
-                continue
-            build = build_of(name)
-            fits = (
-                holds(have) or bool(build and holds(build))
-                if wanted
-                else bool(version) and Version(version) == Version(have)
-            )
-        except ValueError:  # pip says what is wrong with the line
-            continue
-        if not fits:
-            found.append(Contradiction(f"{file} line {number}", wanted, f"{name} {have}"))
+        from pip._vendor import tomli as tomllib  # type: ignore[import-not-found, no-redef, unused-ignore]
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:
+        raise RefusedError(f"cannot read {path}: {error}") from error
     return found
 
 
-def _asked_for(line: str) -> tuple[str, str, str, Callable[[str], bool]]:
-    """Return (name, requirement, version, whether a version fits) of a line.
+def unlocked(uv: str, lock: Path, words: Sequence[str], folder: Path) -> Path:
+    """Return a requirements file with the packages and hashes of a lock.
 
-    Where it names an address, the requirement is "" and the version that of the wheel, "" for another kind of file. The
-    name is "" where the line does not apply to this machine, or has none. Raises ValueError for what is not a
-    requirement.
+    uv installs a ``pylock.toml`` without a look at what is there, and a ``uv.lock`` into an environment of its own.
     """
-    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+    file = folder / f"{lock.name}.txt"
+    if lock.name == "uv.lock":
+        command = (
+            uv,
+            "export",
+            "--frozen",
+            "--no-emit-project",
+            "--no-default-groups",
+            "--quiet",
+            "--no-header",
+            *words,
+        )
+        place = ("--python", sys.executable, "--project", str(lock.parent), "--output-file", str(file))
+        if subprocess.run((*command, *place), check=False, stdout=subprocess.DEVNULL).returncode != 0:
+            raise RefusedError(f"cannot read {lock}: uv says why, above")
+        return file
+    rows = []
+    for row in _toml(lock, lock.read_text(encoding="utf-8")).get("packages", ()):
+        files = [*row.get("wheels", ()), *filter(None, [row.get("sdist"), row.get("archive")])]
+        vcs, place = row.get("vcs"), row.get("archive") or row.get("directory")
+        text = f"{row['name']}=={row.get('version')}"
+        if vcs:
+            text = f"{row['name']} @ {vcs['type']}+{vcs['url']}@{vcs['commit-id']}"
+        elif place:
+            text = f"{row['name']} @ {place.get('url') or (lock.parent / place['path']).absolute().as_uri()}"
+        marker = f" ; {row['marker']}" if row.get("marker") else ""
+        rows.append(text + marker + "".join(f" --hash={k}:{v}" for each in files for k, v in each["hashes"].items()))
+    file.write_text("\n".join(rows), encoding="utf-8")
+    return file
 
-    wanted = re.sub(r"\s--?[a-z].*$", "", line).strip()  # --hash and other options of a line
-    address = wanted.partition(";")[0].partition("#")[0].rpartition("@")[2].strip()
-    wheel = _WHEEL.fullmatch(unquote(address).rpartition("/")[2])
+
+class Image:
+    """What an image keeps, and what of the user's own lines is answered with it.
+
+    Attributes:
+        kept: Name to version.
+        excluded: Names that uv leaves out wherever they are asked for.
+        said: Lines for the log: what is not installed as it was asked for.
+    """
+
+    def __init__(self, kept: Mapping[str, str], libraries: Iterable[str], lines: Sequence[Line]) -> None:
+        """Look at the lines. Raises RefusedError with all that ask for what the image cannot give.
+
+        Args:
+            kept: What the manifest says; what is installed counts.
+            libraries: Distributions that only another build of the framework needs.
+            lines: The user's.
+        """
+        there = distributions()
+        self.kept = {name: there[name].version if name in there else version for name, version in kept.items()}
+        self.excluded = set(_LEFT_OUT)
+        self.said: list[str] = []
+        refused = []
+        needs = [
+            (normalised(wanted.name), owner, wanted.specifier)
+            for owner in self.kept
+            for wanted in filter(None, map(applying, (there[owner].requires or ()) if owner in there else ()))
+        ]
+        for line in lines:
+            name, asked = line.name, f"{line.name}{line.wanted.specifier}"
+            have = self.kept.get(name, "")
+            if name in _TRAPS and not line.wanted.url:
+                refused.append(f"{line.place}: {name} of the package index is something else: ask for {_TRAPS[name]}")
+            elif name in _LEFT_OUT:
+                self.said.append(f"{line.place}: {asked} is left out: it is not for this system")
+            elif have and not self._holds(line.wanted, have):
+                if any(_is_newer(each.version, have) for each in line.wanted.specifier if each.operator[0] not in "<!"):
+                    refused.append(
+                        f"{line.place}: {asked}, and this image has {name} {have}: choose an image with {asked}"
+                    )
+                elif not (build_of(name) and self._holds(line.wanted, build_of(name))):
+                    what = "an address" if line.wanted.url else asked
+                    self.said.append(f"{line.place}: {what} is not installed: this image keeps {name} {have}")
+                self.excluded.add(name)
+            for owner, versions_ in [(owner, each) for need, owner, each in needs if need == name and not have]:
+                exact = [each.version for each in line.wanted.specifier if re.match(r"==[^*]+$", str(each))]
+                if exact and not versions_.contains(exact[0], prereleases=True):
+                    what = f"this image's {owner} {self.kept[owner]} needs {name}{versions_}"
+                    self.said.append(f"{line.place}: {asked} is not installed: {what}")
+                    self.excluded.add(name)
+        if self.excluded & set(self.kept):  # so these lines are of another build of the framework
+            missing = {normalised(name) for name in libraries} - set(there)
+            named = sorted({line.name for line in lines} & missing)
+            self.said += [f"{', '.join(named)}: not installed, only another build needs them"] if named else []
+            self.excluded |= missing | set(self.kept)
+        if refused:
+            raise RefusedError("; ".join(refused))
+
+    @staticmethod
+    def _holds(wanted: Any, version: str) -> bool:
+        return not wanted.url and bool(wanted.specifier.contains(version, prereleases=True))
+
+
+def _is_newer(version: str, have: str) -> bool:
+    """Whether a version is of a later release than another; its build does not count."""
     try:
-        requirement = Requirement(wanted)
+        return bool(Version(version.replace(".*", "")).release > Version(have).release)
     except ValueError:
-        if wheel is None:
-            raise
-        return _normalised(wheel.group(1)), "", wheel.group(2), bool
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-        return "", "", "", bool
-    name = _normalised(requirement.name)
-    if requirement.url:
-        return name, "", wheel.group(2) if wheel else "", bool
-    specifier = requirement.specifier
-    return name, f"{name}{specifier}", "", lambda version: bool(specifier.contains(version, prereleases=True))
+        return False
 
 
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+# --------------------------------------------------------------------------------------------- pip's settings, for uv
+def pip_settings() -> dict[str, str]:
+    """Return what pip would use: its files and ``PIP_*``, the more special one over the general one."""
+    words = (sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check")
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.partition(".")
+        if section in found:
+            found[section][{"default-timeout": "timeout"}.get(name, name)] = str(ast.literal_eval(value)).strip()
+    return {name: value for section in found.values() for name, value in section.items() if value}
 
 
-def refusal(found: Sequence[Contradiction]) -> str:
-    """One line for all contradictions. Addresses are not shown: they may have a password."""
-    said = [f"{row.place}: {row.wanted or 'an address'} conflicts with this image's {row.kept}" for row in found]
-    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-    line = "the line" if len(said) == 1 else "these lines"
-    image = " and ".join(row.wanted for row in found[:_SHOWN] if row.wanted)
-    return f"{'; '.join(said[:_SHOWN])}{more}; remove {line}" + (f", or choose an image with {image}" if image else "")
+def for_uv(pip: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return pip's settings as variables and options of uv; what may have a password is in a file of this folder."""
+    rows: dict[str, object] = {}
+    if shutil.which("keyring"):
+        rows["keyring-provider"] = "subprocess"
+    links = [
+        each if "://" in each else str(Path(each).expanduser().absolute()) for each in pip.get("find-links", "").split()
+    ]
+    rows.update({"find-links": links} if links else {})
+    rows.update({"allow-insecure-host": pip["trusted-host"].split()} if "trusted-host" in pip else {})
+    switches = {"no-index": ("no-index", True), "pre": ("prerelease", "allow"), "no-deps": ("no-deps", True)}
+    true = ("y", "yes", "t", "true", "on", "1")
+    rows.update({key: value for name, (key, value) in switches.items() if pip.get(name, "").lower() in true})
+    if pip.get("no-build-isolation", "true").lower() not in true:  # pip's own reading of it
+        rows["no-build-isolation"] = True
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows.items())
+    for address in pip.get("extra-index-url", "").split():
+        text += f"\n[[index]]\nurl = {json.dumps(address)}\n"
+    if "index-url" in pip:
+        text += f"\n[[index]]\nurl = {json.dumps(pip['index-url'])}\ndefault = true\n"
+    file = folder / "uv.toml"
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+    bundle = next(filter(None, [pip.get("cert"), *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
+    found = {
+        "UV_CONFIG_FILE": str(file),
+        "UV_NO_PROGRESS": "1",
+        "UV_SYSTEM_CERTS": "1",
+        "SSL_CERT_FILE": bundle,
+        "SSL_CLIENT_CERT": pip.get("client-cert", ""),
+        "UV_HTTP_TIMEOUT": str(math.ceil(float(pip.get("timeout") or 0)) or ""),
+        "UV_HTTP_RETRIES": pip.get("retries", ""),
+        "HTTP_PROXY": pip.get("proxy", ""),
+        "HTTPS_PROXY": pip.get("proxy", ""),
+        "UV_CACHE_DIR": "" if os.access(str(Path.home()), os.W_OK) else str(folder / "cache"),
+        "UV_BREAK_SYSTEM_PACKAGES": pip.get("break-system-packages", ""),
+    }
+    options = [f"--{name}={pip[name]}" for name in ("target", "prefix") if name in pip]
+    options += [_ALL_INDEXES] if "extra-index-url" in pip else []
+    for name in ("only-binary", "no-binary", "constraint"):
+        options += [f"--{name}={value}" for value in re.split(r"[\s,]+", pip.get(name, "")) if value]
+    own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    return {**{name: value for name, value in found.items() if value}, **own}, options
+
+
+# --------------------------------------------------------------------------------------------- the installation
+class Installation:
+    """Calls of uv for this Python, one after the other.
+
+    Attributes:
+        before: The versions before the first one.
+    """
+
+    def __init__(self, uv: str, image: Image, options: Iterable[str], folder: Path) -> None:
+        """options: of every call; folder: a private one, for uv's files."""
+        self.before, self._lacking = versions(), losing()
+        self._image, self._folder = image, folder
+        pip = pip_settings()
+        self._has_source = any(name in pip for name in ("index-url", "extra-index-url", "find-links", "no-index"))
+        variables, more = for_uv(pip, folder)
+        self._environment = {**os.environ, **variables}
+        self._command = (uv, "pip", "install", "--python", sys.executable, *dict.fromkeys([*options, *more]))
+        kept = [f"{name}=={version}" for name, version in image.kept.items()]
+        self._kept = ("-c", self._file("kept.txt", kept)) if kept else ()
+
+    def _file(self, name: str, lines: Iterable[str]) -> str:
+        path = self._folder / name
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    def _install(self, words: Sequence[str], *, quiet: bool = False) -> int:
+        """Install, and return uv's status. quiet: what it says is shown where it succeeds only."""
+        command = (*self._command, *words)
+        done = subprocess.run(command, env=self._environment, check=False, stderr=subprocess.PIPE if quiet else None)
+        if quiet and done.returncode == 0:
+            sys.stderr.write(done.stderr.decode("utf-8", "replace"))
+        return done.returncode
+
+    def first(self, words: Sequence[str]) -> int:
+        """Install what is asked for; return uv's status."""
+        excluded = ("--excludes", self._file("excluded.txt", sorted(self._image.excluded)))
+        return self._install((*words, *excluded, *self._kept))
+
+    def mend(self, lines: Sequence[Line], companions: Container[str]) -> None:
+        """Let what lost its requirements move, too: wheels only, as nobody asked for it.
+
+        Raises RefusedError for what the image keeps, and for what the user's own lines ask for in just this version.
+        """
+        pinned = {line.name for line in lines if line.wanted.url or str(line.wanted.specifier).startswith("==")}
+        tried: set[str] = set()
+        while True:
+            lacking, now = losing(), distributions()
+            new = sorted(name for name in lacking if name not in self._lacking and name not in tried)
+            # A project of the user's own stays, and a line said what it does not get.
+            lost = [name for name in new if '"dir_info"' not in (now[name].read_text("direct_url.json") or "")]
+            tried.update(new)
+            if not lost:
+                return
+            for name in lost:
+                what, need = f"{name} {now[name].version}", f"{lacking[name].name}{lacking[name].specifier}"
+                have = self._image.kept.get(normalised(lacking[name].name), "")
+                if name in self._image.kept:
+                    what = f"the requirements take from this image's {what} what it requires ({need})"
+                    raise RefusedError(f"{what}; ask for other versions")
+                if have and name in pinned and name not in companions:
+                    raise RefusedError(
+                        f"{what} requires {need}, and this image has {lacking[name].name} {have}; ask for a version of"
+                        f" {name} that fits {have}, or choose an image with {need}"
+                    )
+            if not self._moved(lost):
+                for name in [name for name in lost if not self._moved([name])]:
+                    need = f"{lacking[name].name}{lacking[name].specifier}"
+                    say(f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}")
+
+    def _moved(self, names: Sequence[str]) -> bool:
+        """Ask for distributions beside what was brought, which stays as it is; return whether that went."""
+        now = {name: version for name, version in versions().items() if name not in names}
+        brought = [f"{name}=={version}" for name, version in now.items() if self.before.get(name) != version]
+        only = [f"--only-binary={name}" for name in names]
+        limits = ("-c", self._file("brought.txt", brought)) if brought else ()
+        return self._install((*names, *only, *self._kept, *limits), quiet=True) == 0
+
+    def ask_again(self, name: str, index: str) -> bool:
+        """Take a distribution from the framework's own index, where nobody named another; return whether that went."""
+        if not index or self._has_source:
+            return False
+        say(f"{name} is taken from {index}, which has the build for this image")
+        self._environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        return self._install((name, f"--reinstall-package={name}", f"--index={index}", *self._kept)) == 0
 
 
 def import_error(name: str) -> str:
@@ -360,87 +453,78 @@ def import_error(name: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
-    if done.returncode == 0:
-        return ""
     said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return said[-1] if said else f"import ended with status {done.returncode}"
+    return "" if done.returncode == 0 else (said or [f"import ended with status {done.returncode}"])[-1]
 
 
-def misfit(name: str, framework: str, index: str) -> str:
-    """Return why a companion does not fit the framework of this image, in one line; "" if it does."""
-    error = import_error(name.replace("-", "_"))
-    if not error:
-        return ""
-    have = f"{framework} {installed_version(framework)}"
-    fitting = f"add --extra-index-url {index} to the requirements file" if index else f"ask for a build for {have}"
-    return f"{name} {installed_version(name)} does not work with this image's {have} ({error}); {fitting}, or remove it"
+def look_at(manifest: Mapping[str, Any], installation: Installation) -> None:
+    """Say what moved and what may compile later; raise RefusedError for a companion that cannot be imported."""
+    before, after = installation.before, versions()
+    for name, framework in manifest.get("companions", {}).items():
+        error = import_error(name.replace("-", "_")) if after.get(name) != before.get(name) else ""
+        if error and installation.ask_again(name, manifest.get("wheel_index", "")):
+            error, after = import_error(name.replace("-", "_")), versions()
+        if error:
+            have = f"{framework} {after.get(framework, '')}"
+            index = manifest.get("wheel_index")
+            way = f"add --extra-index-url {index} to the requirements file" if index else f"ask for a build for {have}"
+            what = f"{name} {after.get(name, '')} does not work with this image's {have}"
+            raise RefusedError(f"{what} ({error}); {way}, or remove it")
+    for name, old in sorted(before.items()):
+        if after.get(name) != old:
+            say(f"{name} {old} -> {after.get(name, 'removed')}")
+    for name, component in manifest.get("compiled_by", {}).items():
+        if after.get(name) != before.get(name):
+            say(
+                f"warning: {name} may compile code for GPUs when it is first used, and this image has no {component}: "
+                f"take an image that was built --with {component}"
+            )
 
 
-def _report(line: str) -> int:
-    sys.stderr.write(f"trainworks: {line}\n")
-    return 1
+def run(manifest: Mapping[str, Any], words: Sequence[str], folder: Path, *, strict: bool) -> int:
+    """Install what the words say; return the installer's status. Raises RefusedError."""
+    uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
+    files = [Path(word) for before, word in zip(words, words[1:]) if before == "-r"]
+    if uv and files and re.fullmatch(r"uv\.lock|pylock(\..+)?\.toml", files[0].name):
+        files = [unlocked(uv, files[0], [word for word in words if word not in ("-r", str(files[0]))], folder)]
+        words = ("-r", str(files[0]))
+    chosen = {word for before, word in zip(words, words[1:]) if before in ("--extra", "--group")}
+    options: list[str] = []
+    projects = [Path(word, "pyproject.toml") for word in words if Path(word, "pyproject.toml").is_file()]
+    lines = [line for file in (*files, *projects) for line in lines_of(file, chosen, options)]
+    image = Image(manifest.get("protected", {}), manifest.get("libraries", ()), lines)
+    for note in image.said:
+        say(note)
+    if image.said and strict:
+        raise RefusedError("--strict: lines are not answered with what the image has")
+    if uv is None:
+        say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
+        kept = folder / "kept.txt"
+        kept.write_text("".join(f"{name}=={version}\n" for name, version in image.kept.items()), encoding="utf-8")
+        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *words, "-c", str(kept))
+        return subprocess.run(pip, check=False).returncode
+    installation = Installation(uv, image, options, folder)
+    status = installation.first(words)
+    if status == 0:
+        installation.mend(lines, manifest.get("companions", {}))
+        look_at(manifest, installation)
+    return status
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run pip; its status, or 1 with one line on standard error."""
+    """Install; the installer's status, or 1 with one line on standard error."""
     split = list(arguments).index("--")
-    pip = list(arguments[split + 1 :])
     parser = argparse.ArgumentParser()
-    parser.add_argument("--keep", nargs="+", default=[])
-    parser.add_argument("--companions", nargs="+", default=[])
-    parser.add_argument("--compiled-by", nargs="+", default=[])
-    parser.add_argument("--index", default="")
+    parser.add_argument("--manifest", type=Path, default=Path(os.environ.get(_MANIFEST_VARIABLE) or _MANIFEST))
+    parser.add_argument("--strict", action="store_true")
     given = parser.parse_args(arguments[:split])
-    kept = {}
-    for word in given.keep:
-        name, _, version = word.partition("==")
-        kept[name] = installed_version(name) or version
-    if "-r" in pip:
-        path = Path(pip[pip.index("-r") + 1])
-        if sentence_of(path.name):
-            return _report(f"{path} {sentence_of(path.name)}")
+    manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if given.manifest.is_file() else {}
+    with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as folder:
         try:
-            found = contradictions(path, kept)
-        except ValueError as error:
-            return _report(str(error))
-        if found:
-            return _report(refusal(found))
-    watched = (word.partition("=")[0] for word in (*given.companions, *given.compiled_by))
-    before = {name: installed_version(name) for name in watched}
-    with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as directory:
-        if "-r" in pip:
-            place = pip.index("-r") + 1
-            builds = {name: build for name in kept if (build := build_of(name))}
-            pip[place] = str(without_builds(Path(pip[place]), builds, Path(directory)))
-        constraints = Path(directory, "constraints.txt")
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
-        pip += ["--constraint", str(constraints)]
-        lacking = losing()
-        there = {name: each.version for name, each in distributions().items()}
-        status = subprocess.run(pip, check=False).returncode
-        if status != 0:
-            return status
-        now = {name: each.version for name, each in distributions().items()}
-        new = [f"{name}=={version}\n" for name, version in now.items() if there.get(name) != version]
-        brought = Path(directory, "brought.txt")
-        brought.write_text("".join(new), encoding="utf-8")
-        wrong = mend(pip, lacking, kept, brought)
-        if wrong:
-            return _report(wrong)
-    for word in given.companions:
-        name, _, framework = word.partition("=")
-        if installed_version(name) != before[name]:
-            wrong = misfit(name, framework, given.index)
-            if wrong:
-                return _report(wrong)
-    for word in given.compiled_by:
-        name, _, component = word.partition("=")
-        if installed_version(name) != before[name]:
-            _report(
-                f"warning: {name} may compile code for GPUs when it is first used, and this image has no"
-                f" {component}: take an image that was built --with {component}"
-            )
-    return 0
+            return run(manifest, arguments[split + 1 :], Path(folder), strict=given.strict)
+        except RefusedError as error:
+            say(str(error))
+            return 1
 
 
 if __name__ == "__main__":

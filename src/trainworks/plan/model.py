@@ -160,6 +160,7 @@ class ImagePlan:
         companions: Distributions that are compiled against a component, and that the image does not have: name to
             component.
         compiled_by: Distributions that compile with a component that the image does not have: name to component.
+        libraries: Distributions that only other builds of the framework need, and that the image does not have.
     """
 
     target: Target
@@ -189,6 +190,7 @@ class ImagePlan:
     protected: Mapping[str, str]
     companions: Mapping[str, str]
     compiled_by: Mapping[str, str]
+    libraries: tuple[str, ...]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

@@ -25,6 +25,7 @@ from trainworks.plan.shares import (
     BUILDER,
     companion_distributions,
     compiled_distributions,
+    libraries_of_other_builds,
     lock_of,
     protected_distributions,
     share_packages,
@@ -137,6 +138,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         protected=protected_distributions(components, steps),
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
+        libraries=libraries_of_other_builds(components, steps, facts),
     )
 
 

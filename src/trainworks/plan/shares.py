@@ -145,6 +145,22 @@ def compiled_distributions(components: Sequence[Component], cuda: Cuda, facts: F
     return {name: each.name for each in lacking for name in each.compiles}
 
 
+def libraries_of_other_builds(components: Sequence[Component], steps: Sequence[Step], facts: Facts) -> tuple[str, ...]:
+    """Return what only other builds of a framework need, such as CUDA's libraries in an image without CUDA; sorted.
+
+    ``pip freeze`` of such a build lists them, and so does a project's lock.
+    """
+    frameworks = {name for each in components if each.frameworks and each.protected for name in each.protected}
+    patterns = {pattern for each in facts.components if each.needs_cuda for pattern in each.protected} | frameworks
+    found: set[str] = set()
+    for lock in facts.locks.values():
+        packages = {package.name: package for package in lock.packages if not package.build}
+        found.update(_closure([name for name in frameworks if name in packages], packages))
+    present = {package.name for step in steps if step.in_image for package in step.python}
+    present |= protected_distributions(components, steps).keys()
+    return tuple(sorted(name for name in found - present if any(fnmatchcase(name, pattern) for pattern in patterns)))
+
+
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
     """Return these packages and all that they depend on, in a stable order."""
     found = dict.fromkeys(names)

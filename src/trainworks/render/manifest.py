@@ -29,6 +29,7 @@ def render_manifest(plan: ImagePlan) -> str:
         "fabric": [asdict(variable) for variable in plan.fabric],
         "protected": dict(plan.protected),
         "companions": dict(plan.companions),
+        "libraries": plan.libraries,
         "minimum_driver": plan.minimum_driver,
         "wheel_index": plan.wheel_index,
         "instances": {name: vars(shape) for name, shape in plan.instances.items()},

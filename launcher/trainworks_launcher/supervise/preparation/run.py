@@ -18,7 +18,7 @@ from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome, describe_status, shorten
 from trainworks_launcher.supervise.phase import Phase
-from trainworks_launcher.supervise.preparation.steps import Step, installation, kept, steps
+from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
 from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict.verdict import Verdict
 
@@ -115,7 +115,7 @@ class Preparation:
 
         tail = self._running.tail
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
-        reason = "" if stopped else self._masker.text(reason_of(tail.read(), kept(self._plan)))
+        reason = "" if stopped else self._masker.text(reason_of(tail.read()))
         if reason:
             outcome = outcome._replace(memory="", cause=reason)  # before, it may be of a build that pip started
         status = 128 + stopped if stopped else step.status

@@ -56,8 +56,3 @@ def installation(plan: NodePlan) -> tuple[Step, ...]:
         return ()
     what = plan.code.requirements if "-r" in plan.requirements else f"the project ({plan.code.project})"
     return (Step(f"installing {what}", plan.requirements),)
-
-
-def kept(plan: NodePlan) -> frozenset[str]:
-    """Names of the image's distributions that the installation keeps."""
-    return frozenset(word.partition("==")[0] for word in plan.requirements if "==" in word)
