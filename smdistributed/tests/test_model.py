@@ -601,12 +601,19 @@ def _norms(config: dict[str, Any]) -> list[float]:
         for p, q in zip(expected.parameters(), reference.parameters(), strict=True):
             p.grad = None if q.grad is None else q.grad.clone()
         norm = float(nn.utils.clip_grad_norm_(expected.parameters(), 0.01, kind))
+        mine = [p.grad.detach() for p in model.parameters() if p.grad is not None]
+        total = nn.utils.get_total_norm(mine, kind, error_if_nonfinite=True)
+        assert float(total) == pytest.approx(norm, rel=1e-12)
         if kind == 2.0:
             found = float(model.clip_grad_norm_(0.01))
+        elif kind == 1.0:
+            nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, total)
+            found = float(total)
         else:
             found = float(nn.utils.clip_grad_norm_(model.parameters(), 0.01, kind, error_if_nonfinite=True))
         assert found == pytest.approx(norm, rel=1e-12)
         assert local < norm or kind == float("inf")
+        assert nn.utils.get_total_norm([torch.full((4,), 2.0)]) == 4.0  # not the model's
         gradients: dict[str, Any] = {n: p.grad for n, p in expected.named_parameters()}
         for name, p in model.local_named_parameters():
             assert torch.allclose(p.grad, gradients[name], rtol=1e-12)

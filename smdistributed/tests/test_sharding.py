@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,9 @@ def _plain_backward(settings: dict[str, Any], norm: float) -> list[torch.Tensor]
         here = slice(4 * smp.rank(), 4 * smp.rank() + 4)
         functional.nll_loss(model(x[here]), y[here]).backward()  # type: ignore[no-untyped-call]
         if number % 2:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05, norm)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            found = torch.nn.utils.get_total_norm(gradients, norm)
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.05, found)
             optimizer.step()
             optimizer.zero_grad()
     return list(model.state_dict().values())
@@ -514,6 +517,131 @@ def test_one_process_goes_on_from_a_full_checkpoint(tmp_path: Path) -> None:
     found = run_ranks(1, _alone, str(tmp_path))[0]
     for name, value in expected.items():
         assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=1e-10), name
+
+
+# -- Ranks that take different ways, and blocks that are not used as blocks --------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.b(self.a(x).tanh())  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.encode(x)
+
+
+class Hiding(Block):
+    def forward(self, x: torch.Tensor) -> Any:
+        return types.SimpleNamespace(value=self.encode(x))
+
+
+class Ways(nn.Module):
+    """Goes as it is told; ``number`` is what differs: the rank, or the half of the batch in one process."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.way, self.number, self.turns = way, 0, 0
+        self.blocks = nn.ModuleList((Hiding if way == "hides" else Block)() for _ in range(3))
+        heads = {
+            "a": nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8)),
+            "b": nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 8)),
+        }
+        self.heads = nn.ModuleDict(heads)
+        self.words = nn.Embedding(4, 8, sparse=way == "sparse")
+
+    def forward(self, x: torch.Tensor) -> Any:
+        way, last, self.turns = self.way, self.number, self.turns + 1
+        if way == "method":
+            return self.blocks[0].encode(x)  # type: ignore[operator]
+        if way == "weight":
+            return functional.linear(x, self.blocks[0].a.weight.t())  # type: ignore[union-attr, operator]
+        if way == "replaced":
+            twice = {name: 2 * p for name, p in self.blocks[0].named_parameters()}
+            return torch.func.functional_call(self.blocks[0], twice, (x,))
+        if way == "late" and self.turns < 5:
+            last = 0
+        if way == "gradient":
+            x = x.requires_grad_()
+            x = x - torch.autograd.grad(self.blocks[0](x).sum(), x)[0]
+        kept = x
+        for number, block in enumerate(self.blocks):
+            if way in ("order", "late") and last:
+                x = self.blocks[2 - number](x)
+            elif not (way == "skips" and number == 1 and last):
+                x = block(x)
+            kept = x if number == 0 else kept
+        x = kept if way == "loss" and last else x
+        if way == "summed":
+            return x.sum() + sum(p.pow(2).sum() for p in self.blocks.parameters())
+        return self.heads["ab"[last] if way in ("heads", "found") else "a"](x)
+
+
+def _ways(way: str) -> str | list[torch.Tensor]:
+    """Train four steps; return the error, or the parameters."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(config(2, microbatches=1))
+    plain = Ways(way).double()
+    plain.number = smp.rank()
+    try:
+        model = smp.DistributedModel(plain, find_unused_parameters=way == "found")
+        make = torch.optim.Rprop if way == "rprop" else torch.optim.SGD
+        optimizer: Any = smp.DistributedOptimizer(make(model.parameters(), lr=0.05))
+
+        @smp.step
+        def train(model: Any, x: torch.Tensor) -> None:
+            model.backward(model(x).pow(2).mean())
+
+        for number in range(6):
+            optimizer.zero_grad()
+            train(model, torch.full((2, 8), 0.1 * number + smp.rank(), dtype=torch.float64))
+            optimizer.step()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return list(model.state_dict().values())
+
+
+def test_ranks_may_choose_in_a_module_dict() -> None:
+    plain = Ways("found").double()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for number in range(6):
+        optimizer.zero_grad()
+        for plain.number in range(2):
+            x = torch.full((2, 8), 0.1 * number + plain.number, dtype=torch.float64)
+            (plain(x).pow(2).mean() / 2).backward()
+        optimizer.step()
+    for found in run_ranks(2, _ways, "found"):
+        for ours, theirs in zip(found, plain.state_dict().values(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("heads", "rank 0 has a gradient of heads.a.0.weight, and rank 1 has a gradient of heads.b.0.weight"),
+        ("order", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
+        ("late", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
+        ("skips", "rank 0 runs blocks.1 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
+        ("loss", "rank 0 runs blocks.2 (Block) backward, and rank 1 runs blocks.0 (Block) backward"),
+        ("method", "blocks.0.a (Linear) used blocks.0.a.weight outside of its block"),
+        ("weight", "the model (Ways) used blocks.0.a.weight outside of its block"),
+        ("gradient", "outside of its block"),
+        ("replaced", "parameter 'weight' in blocks.0 (Block) was replaced for a call"),
+        ("hides", "blocks.0 (Hiding) returns a tensor in an object of <class 'types.SimpleNamespace'>"),
+        ("summed", "the loss was computed from shared parameters"),
+        ("sparse", "words (Embedding) has sparse=True"),
+        ("rprop", "does not work with torch.optim.Rprop"),
+    ],
+)
+def test_a_rank_is_told_what_it_may_not_do_with_blocks(way: str, words: str) -> None:
+    for error in run_ranks(2, _ways, way):
+        assert isinstance(error, str), "it trained"
+        assert words in error
 
 
 # -- Refused ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import sys
 from collections import OrderedDict
@@ -28,6 +29,7 @@ from .partitioning import partitioner, placement, remote
 from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
+from .sharding.outside import whole
 from .sharding.passes import Passes
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
@@ -149,7 +151,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             outside = self._reducer if self._reducer is not None and not self._reducer.in_step else None
             if outside is not None:
                 self._before_pass()
-            outputs = self._cast(self.module(*args, **kwargs), torch.float32)
+            with contextlib.nullcontext() if self._passes is None else self._passes.guard():
+                outputs = self._cast(self.module(*args, **kwargs), torch.float32)
             if self._passes is not None:
                 outputs = self._passes.watch(outputs)
                 if outside is not None and not torch.is_grad_enabled():
@@ -195,6 +198,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if runtime is not None:
             runtime.backward(roots, grads)
         else:
+            whole(roots)
             torch.autograd.backward(roots, grads)
 
     def begin_step(self, first: Callable[[], Any]) -> None:
@@ -367,6 +371,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         trainable = [p for p in self.local_parameters() if p.requires_grad and not mesh.is_sharded(p)]
         self._reducer = Reducer(trainable, **self._reducer_options)  # type: ignore[arg-type]
         self._reducer.hook = self._comm_hook
+        if self._passes is not None:
+            self._reducer.after_plain_pass = self._passes.compare
         activation_checkpointing.check_partition(self.module)
         runtime = present()
         if runtime is not None:
@@ -394,8 +400,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             data_parallel.broadcast(tensor for _, tensor in named)
 
         placement.compare(self.module, owner)
-        wrap.shard(self.module, ready, half=self._half, unused=self._unused)
-        self._passes = Passes(self.module)
+        self._passes = Passes(self.module, wrap.shard(self.module, ready, half=self._half, unused=self._unused))
         self._parameter_owner = dict.fromkeys(map(id, self.module.parameters()), 0)
         for optimizer in wrapped.optimizers:
             optimizer.smp_take_shards()

@@ -9,6 +9,9 @@ from torch import nn
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import nested
 
+from .order import Order
+from .outside import whole
+
 __all__ = ["Passes"]
 
 
@@ -20,26 +23,32 @@ class Passes:
 
     Attributes:
         seen: A backward pass began since the last step ended.
+        compare: Compare what the ranks ran since the last call of this.
+        guard: What a forward pass of the model runs in.
     """
 
-    def __init__(self, root: nn.Module) -> None:
-        """Tell ``root``, which ``wrap.shard`` shared."""
+    def __init__(self, root: nn.Module, order: Order) -> None:
+        """Tell ``root``, which ``wrap.shard`` shared and gave ``order`` for."""
         from torch.distributed.fsdp import FSDPModule
 
         self._root: Any = root
+        self._order = order
+        self.compare, self.guard = order.end, order.guard
         self._gathered = [module for module in root.modules() if isinstance(module, FSDPModule)]
         self._sums = True
         self._waiting = self.seen = False
 
     def begin(self, *, sums: bool) -> None:
         """Say, before a forward pass, whether its backward pass sums what has added up."""
-        self._sums = sums
+        self._sums = self._order.sums = sums
         self._root.set_requires_gradient_sync(sums)
         self._root.set_is_last_backward(sums)
 
     def watch(self, outputs: Any) -> Any:
         """Return the outputs of a forward pass; a backward pass from them is noticed."""
-        for output in nested.flatten(outputs)[1]:
+        found = nested.flatten(outputs)[1]
+        whole(found)
+        for output in found:
             if output.requires_grad:
                 output.register_hook(self._notice)  # type: ignore[no-untyped-call]
         return outputs
@@ -56,6 +65,7 @@ class Passes:
         Raises:
             StepError: The last microbatch had no backward pass, and so they were not summed.
         """
+        self.compare()
         waiting = summed and self._waiting
         self.seen, self._waiting = False, self._waiting and not summed
         for module in self._gathered:

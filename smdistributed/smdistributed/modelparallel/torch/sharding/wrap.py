@@ -14,6 +14,7 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 
 from . import mesh
+from .order import Order
 
 __all__ = ["blocks", "replaced", "shard"]
 
@@ -30,18 +31,19 @@ def replaced(parameter: nn.Parameter) -> nn.Parameter:
 def blocks(root: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered one at a time: repeated layers.
 
-    They are the children of a ModuleList, a ModuleDict or a Sequential whose class is there more than once. Only the
-    outermost count: what is inside may be called by one rank and not by another. A block that shares a parameter with
-    what is outside is not one; what is in it may be.
+    They are the children of a ModuleList or a Sequential whose class is there more than once. Only the outermost
+    count: what is inside may be called by one rank and not by another. So may children of a ModuleDict of one class,
+    which are chosen by name: neither they nor what is in them are blocks. A block that shares a parameter with what is
+    outside is not one; what is in it may be.
     """
     uses = collections.Counter(_parameters_of(root.modules()))
     found, seen = [], set()
 
     def walk(module: nn.Module) -> None:
-        listed = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+        listed, named = isinstance(module, nn.ModuleList | nn.Sequential), isinstance(module, nn.ModuleDict)
         kinds = collections.Counter(map(type, module.children()))
         for child in module.children():
-            if id(child) in seen:
+            if id(child) in seen or (named and kinds[type(child)] > 1):
                 continue
             seen.add(id(child))
             mine = collections.Counter(_parameters_of(child.modules()))
@@ -60,7 +62,7 @@ def _parameters_of(modules: Iterable[nn.Module]) -> list[int]:
     return [id(p) for module in modules for p in module._parameters.values() if p is not None]  # noqa: SLF001
 
 
-def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool) -> None:
+def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool) -> Order:
     """Share the parameters of a model, block by block, so that no rank has all of it at a time. Collective.
 
     Parameters without dimensions, and those that are not floating-point numbers, stay whole on each rank.
@@ -71,6 +73,9 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
         half: The type in which blocks run; the parameters are float32 then. None: their own.
         unused: Ranks may use different parameters.
 
+    Returns:
+        What compares the ranks in each pass.
+
     Raises:
         SMPConfigError: A parameter has no values, a block has several types, or a module changes its parameter.
     """
@@ -79,6 +84,11 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
             raise SMPConfigError(
                 f"{name or 'the model'} ({type(module).__name__}) has a max_norm: it scales its parameter when it is "
                 "called, and with sharded data parallelism that is a copy. Leave max_norm out"
+            )
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise SMPConfigError(
+                f"{name or 'the model'} ({type(module).__name__}) has sparse=True: a sparse gradient cannot be summed "
+                "over the ranks that share a parameter. Make it with sparse=False"
             )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -119,6 +129,7 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
         for module in (*parts, root):
             if hasattr(module, "set_reduce_scatter_unused_params"):
                 module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    return Order(root, gathered_again=not kept, unused=unused)
 
 
 def _replace(old: nn.Parameter, new: nn.Parameter) -> None:

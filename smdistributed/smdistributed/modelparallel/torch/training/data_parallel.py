@@ -119,6 +119,7 @@ class Reducer:
         self.passes, self.overlap, self.done_passes = passes, overlap, 0
         self.hook: tuple[Any, CommHook] | None = None
         self.early = 0  # buckets that were sent before the end of their pass
+        self.after_plain_pass: Callable[[], None] = lambda: None  # a pass outside a step
         kinds: dict[tuple[CommGroup, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in reversed(list(parameters)):  # the last layer's gradients are there first
             group = replica_group(parameter)
@@ -200,6 +201,7 @@ class Reducer:
 
     def _engine_done(self) -> None:
         self.queued = False
+        self.after_plain_pass()
         self.end_pass()
 
     @property

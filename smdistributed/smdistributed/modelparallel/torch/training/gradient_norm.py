@@ -2,7 +2,8 @@
 
 ``torch.nn.utils.clip_grad_norm_`` sees one rank's gradients. Given parameters of several partitions, as
 ``model.parameters()`` is, it must use the norm over all of them: transformers and accelerate call it so. It is
-replaced when this module is imported. Other calls go to torch's function.
+replaced when this module is imported, and so are ``get_total_norm`` and ``clip_grads_with_norm_``, where torch has
+them. Other calls go to torch's functions.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smdistributed.modelparallel.torch.job.ranks import tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.ranks import pp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
 from smdistributed.modelparallel.torch.sharding import mesh
 
 _torch_clip = nn.utils.clip_grad_norm_
+_torch_norm = getattr(nn.utils, "get_total_norm", None)  # both are of PyTorch 2.6
+_torch_scale = getattr(nn.utils, "clip_grads_with_norm_", None)
 
 
 def total_norm(
@@ -71,15 +74,23 @@ def clip(
 ) -> torch.Tensor:
     """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``; return the norm."""
     parameters = list(parameters)
-    norm = total_norm(parameters, float(norm_type), group=group)
-    if error_if_nonfinite and not bool(norm.isfinite()):
+    norm = _finite(total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite)
+    _scale(parameters, max_norm, norm)
+    return norm
+
+
+def _finite(norm: torch.Tensor, norm_type: float, asked: bool) -> torch.Tensor:
+    if asked and not bool(norm.isfinite()):
         raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}: it is not finite")
+    return norm
+
+
+def _scale(parameters: Iterable[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
             grad = mesh.local(parameter.grad)
             grad.mul_(factor.to(grad.device, grad.dtype))
-    return norm
 
 
 @functools.wraps(_torch_clip)
@@ -95,6 +106,50 @@ def _clip_grad_norm(
     if group is None:
         return _torch_clip(listed, max_norm, norm_type, error_if_nonfinite, foreach)
     return clip(listed, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, group=group)
+
+
+@torch.no_grad()
+def _get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Return the norm of gradients. Those of a partitioned model count on all ranks, which all must call it.
+
+    A rank that has none of them passes an empty list.
+    """
+    assert _torch_norm is not None
+    listed, model = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors), wrapped.model
+    if model is not None and model.partitioned:
+        known = {_memory(p.grad): p for p in model.local_parameters() if p.grad is not None}
+        parameters: list[torch.Tensor] = [known[_memory(each)] for each in listed if _memory(each) in known]
+        group = CommGroup.MP_GROUP if pp_size() > 1 else _group(parameters)
+        if group is not None and len(parameters) == len(listed):
+            return _finite(total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite)
+    found: torch.Tensor = _torch_norm(listed, norm_type, error_if_nonfinite, foreach)
+    return found
+
+
+@torch.no_grad()
+def _clip_grads_with_norm(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    total_norm: torch.Tensor,
+    foreach: bool | None = None,
+) -> None:
+    assert _torch_scale is not None
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if any(mesh.is_sharded(parameter.grad) for parameter in listed):
+        _scale(listed, float(max_norm), total_norm)
+    else:
+        _torch_scale(listed, max_norm, total_norm, foreach)
+
+
+def _memory(gradient: torch.Tensor) -> object:
+    """Return what a gradient and its ``detach()`` have in common."""
+    mine = mesh.local(gradient)
+    return id(gradient) if mine.layout != torch.strided else (mine.data_ptr(), mine.shape)
 
 
 def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
@@ -120,3 +175,6 @@ def _device() -> torch.device:
 
 nn.utils.clip_grad_norm_ = _clip_grad_norm
 nn.utils.clip_grad.clip_grad_norm_ = _clip_grad_norm
+if _torch_norm is not None and _torch_scale is not None:
+    nn.utils.get_total_norm = functools.wraps(_torch_norm)(_get_total_norm)
+    nn.utils.clip_grads_with_norm_ = functools.wraps(_torch_scale)(_clip_grads_with_norm)

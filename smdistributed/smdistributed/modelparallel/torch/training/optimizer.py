@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 else:  # the class comes in front of the one of the script's optimizer, which has it as its base
     _Optimizer = object
 
+_UNSHARED = "Adafactor", "Rprop", "SparseAdam"  # what they compute has no rule for a parameter in parts
 OWNED = "_smp_owned"  # indices of the parameters that the part is complete for
 PRECISION = "_smp_precision"  # master weights and loss scale
 
@@ -123,9 +124,9 @@ class DistributedOptimizer(_Optimizer):
                 "no shard_optimizer_state or sharded_data_parallel_degree, and float32. Use another optimizer, for "
                 "example AdamW."
             )
-        if mesh.degree() > 1 and isinstance(self, getattr(torch.optim, "Adafactor", ())):
+        if mesh.degree() > 1 and (refused := [k for k in _UNSHARED if isinstance(self, getattr(torch.optim, k, ()))]):
             raise SMPConfigError(
-                "fully_shard, which sharded_data_parallel_degree uses, does not work with torch.optim.Adafactor. "
+                f"fully_shard, which sharded_data_parallel_degree uses, does not work with torch.optim.{refused[0]}. "
                 "Use another optimizer, for example AdamW."
             )
         self.overflow = False  # whether the last gradients were infinite or not numbers

@@ -212,21 +212,22 @@ def dumps(value: object) -> bytes:
     try:
         _Pickler(buffer, 5).dump(value)
     except _HiddenTensorError:
-        raise TypeError(f"a tensor is in {_holder(value)}, where its gradient would be lost") from None
+        raise TypeError(f"a tensor is in {holder(value)}, where its gradient would be lost") from None
     return buffer.getvalue()
 
 
-def _holder(value: Any) -> str:
+def holder(value: Any) -> str:
     """Return words for the object in a value that has a tensor in it."""
     if isinstance(value, Tree):
         value = (*value.leaves, *(tree for _, tree in value.opened))
     for each in value if isinstance(value, tuple) else ():
-        if _hides(each):
-            return _holder(each)
+        if hides(each):
+            return holder(each)
     return "the keys of a dictionary" if isinstance(value, tuple) else f"an object of {type(value)}"
 
 
-def _hides(value: Any) -> bool:
+def hides(value: Any) -> bool:
+    """Return whether a tensor is in an object that ``flatten`` does not open."""
     try:
         _Pickler(io.BytesIO(), 5).dump(value)
     except _HiddenTensorError:
