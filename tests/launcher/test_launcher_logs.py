@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from trainworks_launcher import __version__
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import Manifest
+from trainworks_launcher.supervise.children.output import Tail
 from trainworks_launcher.supervise.outcome.outcome import Outcome
 from trainworks_launcher.supervise.verdict import outcome_files
 
@@ -304,3 +306,64 @@ print("all there")
             assert made.wait() == 0, made.text[-3000:]
     assert made.text.count("all there") == max(1, count)
     assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
+
+
+# ----------------------------------------------------------------------------------------------------------- long texts
+STATE_DICT = """
+keys = ", ".join(f'"model.layers.{number}.mlp.down_proj.weight"' for number in range(1440))
+raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(s) in state_dict: {keys}. ")
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        (STATE_DICT, "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in state_dict: "),
+        ("raise ValueError('no such file: ' + 'x' * 200_000)", "ValueError: no such file: [...] xxx"),
+        ("raise ValueError('\\n  '.join(['one of many:', *map(str, range(40_000))]))", "ValueError: one of many: 0"),
+    ],
+)
+def test_an_exception_with_a_long_text_keeps_its_type_and_beginning(
+    script: str, cause: str, count: int, tmp_path: Path
+) -> None:
+    with ranks(tmp_path, script, count) as made:
+        assert made.wait() == 1
+    assert made.failure.startswith(cause)
+    assert len(made.failure.encode()) <= 1024
+    assert f": {cause}" in made.text.splitlines()[-1]
+
+
+def printed(*pieces: tuple[int, bytes]) -> Tail:
+    """A tail of what came on two streams."""
+    tail = Tail()
+    for stream, data in pieces:
+        with tempfile.TemporaryFile() as opened:
+            opened.write(data)
+            opened.seek(0)
+            while tail.read_from(opened.fileno(), 65536, stream):
+                pass
+    return tail
+
+
+@pytest.mark.parametrize("before", [b"", b"epoch 1\n", b"x" * 300_000 + b"\n"])
+def test_the_beginning_of_a_long_traceback_is_kept_beside_its_end(before: bytes) -> None:
+    traceback = b"Traceback (most recent call last):\n  File 'a'\nValueError: at the start, " + b"y" * 100_000 + b"END"
+    tail = printed((1, before), (0, b"out\n"), (1, traceback), (0, b"more out\n"))
+    assert b"Traceback (most recent call last):\n  File 'a'\nValueError: at the start, [...] yyy" in tail.errors()
+    assert tail.errors().endswith(b"yyyEND")
+    assert tail.errors() in tail.read()
+    assert tail.read().count(b"Traceback") == 1
+    whole = printed((1, before), (1, traceback[:60_000]))
+    assert whole.errors().endswith(traceback[:60_000]), "what was not cut has no gap"
+
+
+def test_a_traceback_long_ago_is_forgotten() -> None:
+    tail = printed((1, b"Traceback (most recent call last):\nValueError: handled\n"), (1, b"step\n" * 400_000))
+    assert b"handled" not in tail.read()
+    assert len(tail.read()) <= 65536
+
+
+def test_a_traceback_just_longer_than_what_is_kept_has_no_gap() -> None:
+    text = b"Traceback (most recent call last):\nValueError: " + b"z " * 33_000
+    assert printed((1, text)).errors() == text
