@@ -23,6 +23,7 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.entry import Code, parse_entry_point
 from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.given.invocation import Invocation
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.programs.unpack import main as unpack_main
 from trainworks_launcher.programs.unpack import unpack
@@ -105,6 +106,28 @@ def test_what_the_image_has_installed_with_this_code_is_not_installed_again(
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_text(text, encoding="utf-8")
     assert planned(tmp_path, program="package/train.py").requirements[4:] == words
+
+
+def test_requirements_beside_a_program_of_the_command_line_are_said_not_to_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").touch()
+
+    def said(*words: str) -> list[str]:
+        read = read_environment({"PATH": "/usr/bin:/bin"}, Invocation(words))
+        return [line for line in plan(read).warnings if "is not installed: build.py extend" in line]
+
+    assert said("src/train.py") == []
+    (tmp_path / "src/requirements.txt").touch()
+    assert said("src/train.py") == [f"{tmp_path}/src/{INSTALL}"]
+    assert said("-m", "train") == said("sh", "-c", "true") == []
+    (tmp_path / "requirements.txt").touch()
+    assert said("-m", "train") == said("sh", "-c", "true") == said("src/train.py") == [f"{tmp_path}/{INSTALL}"]
+
+
+INSTALL = "requirements.txt is not installed: build.py extend puts its packages into an image"
 
 
 def test_a_lock_that_no_installation_reads_is_said() -> None:

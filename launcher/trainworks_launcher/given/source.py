@@ -22,7 +22,8 @@ _SHOWN = 5
 def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tuple[str, ...], Code]:
     """Look at a program of the command line.
 
-    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for another environment.
+    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for another environment. A
+    note says so.
 
     Args:
         directory: The working directory.
@@ -38,7 +39,11 @@ def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tu
     if not found:
         return tuple(words), Code(directory, entries=_names(directory))
     executable = (found,) if os.access(Path(directory, found), os.X_OK) else ()
-    return (found, *words[1:]), Code(directory, entries=(found,), executable=executable)
+    beside = () if found.startswith("/") else (Path(directory, found).parent,)
+    lists = [place / REQUIREMENTS for place in (Path(directory), *beside)]
+    left = next((file for file in lists if file.is_file() and REQUIREMENTS not in _installed(str(file.parent))), None)
+    notes = (f"{left} is not installed: build.py extend puts its packages into an image",) if left else ()
+    return (found, *words[1:]), Code(directory, entries=(found,), executable=executable, notes=notes)
 
 
 _ENTRY_LIMIT = 1 << 26  # bytes of an entry point that are read
