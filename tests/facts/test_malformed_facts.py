@@ -60,6 +60,13 @@ DAMAGES = (
         "(name = 'ml.g5.48xlarge'): key 'gpus': must be an integer, got '8'",
     ),
     Damage(
+        "an answer to advice that nobody gives",
+        "templates/components/aws-ofi-nccl-source.j2",
+        'answers = ["aws-ofi-nccl-gpudirect"]',
+        'answers = ["gdrcopy-prefix"]',
+        "templates/components/aws-ofi-nccl-source.j2: answers unknown advice 'gdrcopy-prefix'",
+    ),
+    Damage(
         "a text for a flag",
         "images/instances.toml",
         "efa_rdma = true",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from trainworks.plan.parts import parts_of, properties_of, properties_of_artifac
 from trainworks.plan.resolve import plan_row, plan_target
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import usual_components
+from trainworks.render.dockerfile import render
 
 
 @dataclass(frozen=True)
@@ -324,3 +326,16 @@ def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
     rule = Rule(name="hint", when={"sources": "packages"}, reason="r", instead="i", source="s", severity="advise")
     advised = replace(facts, rules=(rule,))
     assert plan_row(row, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)
+
+
+def test_no_target_is_advised_to_do_what_its_image_does(facts: Facts) -> None:
+    """A variable with a value that an advice names is not set in that image's Dockerfile."""
+    told = set()
+    for row in facts.targets:
+        plan = plan_row(row, facts)
+        text = render(plan, facts, check=False).dockerfile
+        for advice in plan.advice:
+            for name in re.findall(r"\b[A-Z][A-Z_]{5,}=\w+", advice):
+                told.add(name)
+                assert name not in text, f"{plan.target.name}: {advice}"
+    assert told, "no target is advised to set a variable: this test looks at nothing"

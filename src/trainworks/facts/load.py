@@ -48,6 +48,7 @@ class FrontMatter:
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -140,6 +141,7 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             owns=content.owns,
             removes=content.removes,
             imports=content.imports,
+            answers=content.answers,
         )
     return recipes
 

@@ -58,6 +58,13 @@ def _of_components(facts: Facts, known: Set[str]) -> Iterator[str]:
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
+    advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
+    yield from (
+        f"templates/components/{recipe.name}.j2: answers unknown advice {name!r}"
+        for recipe in facts.recipes.values()
+        for name in recipe.answers
+        if name not in advising
+    )
     if circle := _circle(facts.components):
         way = " -> ".join(circle)
         yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}"

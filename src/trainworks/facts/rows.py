@@ -503,6 +503,7 @@ class Recipe:
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
+        answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
     """
 
     name: str
@@ -514,6 +515,7 @@ class Recipe:
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

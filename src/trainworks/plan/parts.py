@@ -21,7 +21,7 @@ class Parts:
         artifacts: What each component downloads: its own artifact first, then what that brings together with itself.
         unfit: Components for which no artifact row fits, or more than one; each with what its rows require.
         broken: Rules that do not hold.
-        advice: The same of rules that only advise.
+        advice: The same of rules that only advise, without those that a recipe answers.
     """
 
     versions: Mapping[str, str]
@@ -42,13 +42,14 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
     # What follows from a wrong artifact is not a second problem.
     found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), properties)
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
+    answered = {rule for component in components for rule in facts.recipes[component.recipe_name].answers}
     return Parts(
         versions=target.versions,
         properties=properties,
         artifacts=artifacts,
         unfit=tuple(problem for problems in unfit.values() for problem in problems),
         broken=tuple(conflict for conflict in found if conflict.rule not in advising),
-        advice=tuple(conflict for conflict in found if conflict.rule in advising),
+        advice=tuple(conflict for conflict in found if conflict.rule in advising - answered),
     )
 
 
