@@ -105,7 +105,7 @@ def test_without_oras_the_rest_is_locked(
     ended = call("lock", root=root)
     assert ended.status == 11
     assert lock_of(root) == [(url, SHA256, len(METIS))]
-    assert "base image registry.invalid/base:1: there is no `oras` program on PATH" in ended.err
+    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in ended.err
 
 
 def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(

@@ -15,7 +15,8 @@ from push.hostile import Hostile, hostile_registry
 from push.support import PASSWORD, TOOLS, USER, RegistryServer, docker_configuration, registry_server
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.registry.tools import Patience, Registries
+from trainworks.registry.protocol import Patience
+from trainworks.registry.tools import Registries
 
 QUICK = Patience(attempts=3, pause=0.01)
 

@@ -170,7 +170,9 @@ class Request(BaseHTTPRequestHandler):
             self.answer(201, Docker_Content_Digest=digest_of(body), **more)
         elif kind == "manifests":
             found = mine.manifests.get((name, reference))
-            if found is None:
+            accepted = [each.strip() for each in (self.headers.get("Accept") or "").split(",")]
+            # As Debian's registry: what a client does not accept by name it is not told of.
+            if found is None or found[0] not in accepted:
                 self.answer(404, as_json({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}))
             else:
                 self.answer(200, found[1], Content_Type=found[0], Docker_Content_Digest=digest_of(found[1]))

@@ -15,7 +15,8 @@ from trainworks.inputs.lock_artifacts import lock_artifacts, lock_base_images
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import row_named
-from trainworks.registry.tools import Patience, Registries
+from trainworks.registry.protocol import Patience
+from trainworks.registry.tools import Registries
 from trainworks.terminal.fetching import Fetching
 from trainworks.terminal.output import say
 

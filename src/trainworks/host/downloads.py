@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -285,7 +286,19 @@ def _is_final(error: Exception) -> bool:
     """Whether another attempt would fail too: untrusted certificate, invalid address, name that does not resolve."""
     if isinstance(error, (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects)):
         return True
-    return "NameResolutionError" in repr(error)
+    return any(isinstance(each, urllib3.exceptions.NameResolutionError) for each in causes_of(error))
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and all that it wraps; requests and urllib3 wrap one several times, each in its own way."""
+    found: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        each = waiting.pop(0)
+        if isinstance(each, BaseException) and each not in found:
+            found.append(each)
+            waiting += (getattr(each, "reason", None), *each.args, each.__cause__, each.__context__)
+    return found
 
 
 def reason_of(error: Exception) -> str:
@@ -301,7 +314,7 @@ def reason_of(error: Exception) -> str:
     text = str(reason) or type(reason).__name__
     # "HTTPSConnection(host='…', port=443): " only repeats the address.
     text = re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text)
-    if "CERTIFICATE_VERIFY_FAILED" in text:
+    if any(isinstance(each, ssl.SSLCertVerificationError) for each in causes_of(error)):
         text = f"certificate not trusted ({text})"
     return without_credentials(re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text))
 

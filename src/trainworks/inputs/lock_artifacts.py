@@ -20,7 +20,8 @@ from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
 from trainworks.plan.target import context_of
 from trainworks.registry.names import split_reference
-from trainworks.registry.tools import Registries, RegistryUnreachableError
+from trainworks.registry.protocol import RegistryUnreachableError
+from trainworks.registry.tools import Registries
 
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
 

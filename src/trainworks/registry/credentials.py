@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import warnings
-from urllib.parse import urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from requests.utils import get_netrc_auth
 
@@ -40,6 +40,11 @@ def config_key(host: str) -> str:
     from docker.auth import INDEX_URL
 
     return str(INDEX_URL) if host == DEFAULT_HOST else host
+
+
+def api_host(host: str) -> str:
+    """Return the host that answers for a registry."""
+    return urlsplit(config_key(host)).netloc if host == DEFAULT_HOST else host
 
 
 def _entry(user: str, password: str) -> dict[str, str]:

@@ -102,13 +102,12 @@ def push_image(
         if found is None:
             found, how = _found_elsewhere(registries, place, known, image, first), "copied"
         if found is None:
-            registries.check_uploads(place)
             plain = registries.plain(_host(place))
             with (
                 engine.push_command(image, f"{place}:{first}", plain=plain) as argv,
                 DISPLAY.task("pushing", log=False),
             ):
-                registries.run(f"pushing to {place}", [_host(place)], argv, show=_say_layer)
+                registries.push(place, argv, show=_say_layer)
             found, how = registries.existing(place, first), "sent"
             if not found.is_of(image.identifier):
                 # Another push set the tag in the meantime.

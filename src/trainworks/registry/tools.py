@@ -1,96 +1,69 @@
-"""Runs oras, and the push of an engine, with this machine's logins and certificates; their failures become our errors.
+"""Registries as one command uses them: manifests, tags, attachments and copies.
 
-oras speaks with registries (manifests, tags, referrers, copies); an engine pushes its own images. What these programs
-get: a private copy of the logins that the command needs, the certificates to trust, and a proxy for plain HTTP that
-does not exist. A registry with TLS that sends an upload to an address without it (``Location``) gets no answer then:
-oras without the fix of GHSA-jxpm-75mh-9fp7, skopeo and buildah send the login to such an address.
+What is read or written of a manifest goes over the registry's HTTP API. oras copies images with what is attached to
+them, and an engine pushes its own: these programs get a private copy of the logins that the command needs, the
+certificates to trust, and a proxy for plain HTTP that does not exist. Whether one of them may succeed when repeated the
+registry decides, which is asked again, never the program's words.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import ipaddress
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import requests
+from requests.utils import parse_header_links
 
 from trainworks.engine import processes
 from trainworks.engine.protocol import Report, ignore
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, RegistryError
 from trainworks.host.settings import HostSettings
-from trainworks.registry.credentials import config_key, login_for
+from trainworks.registry.credentials import config_key
 from trainworks.registry.names import image_name
-
-BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""Variables that name a CA bundle. pip's own variable is not one of them: it is for the package index."""
-
-ENGINES_TRUST = tuple(
-    map(Path, ("/etc/docker/certs.d", "/etc/containers/certs.d", "~/.config/containers/certs.d", "~/.docker/certs.d"))
+from trainworks.registry.protocol import (
+    BUNDLES,
+    LARGEST,
+    AbsentError,
+    Answer,
+    Client,
+    PassingError,
+    Patience,
+    table,
+    without_tls,
 )
-"""Where docker and buildah keep the certificates of each registry, in a folder with its name."""
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
 """A proxy that is not there. Go's programs use it for plain HTTP, except to addresses of this machine."""
 
-LARGEST = 64 << 20
-"""Bytes that are read of a manifest, a list or a proof."""
-
-ANSWER_SECONDS = 600.0
-"""How long one read may take."""
-
-TRANSIENT = re.compile(
-    r"\b(?:408|425|429|5\d\d)\b|\bEOF\b|connection (?:refused|reset)|broken pipe|time[d-]? ?out|deadline exceeded"
-    r"|temporary failure|toomanyrequests|BLOB_UPLOAD_|blob upload (?:unknown|invalid)|unavailable"
-    r"|server closed|mismatch",
-    re.IGNORECASE,
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
+    "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.artifact.manifest.v1+json, "
+    "application/vnd.docker.distribution.manifest.list.v2+json, */*"
 )
-"""What the programs say about a failure that another attempt may not meet."""
-
-SHOWN = 300
-"""Characters of a program's words in a message: the last ones, which have the reason."""
-
-_Result = TypeVar("_Result")
-
-
-class RegistryUnreachableError(RegistryError):
-    """A registry cannot be resolved, or did not answer in any attempt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How often each command is tried; ``pause`` is the seconds before the second attempt, and doubles after that.
-
-    Seven attempts wait for a minute in total, long enough for a registry to restart. Each attempt of oras repeats
-    single requests by itself.
-    """
-
-    attempts: int = 7
-    pause: float = 1.0
+"""Every form of a manifest: a registry may call a tag unknown that has another form than those that it is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A manifest as the registry has it: digest and size of its bytes, and its content."""
+    """A manifest as the registry has it: its bytes, their digest and media type, and its content."""
 
     digest: str
-    size: int
+    kind: str
+    content: bytes
     value: Mapping[str, Any]
 
     @property
     def descriptor(self) -> dict[str, Any]:
         """What points at it."""
-        return {"mediaType": str(self.value.get("mediaType", "")), "digest": self.digest, "size": self.size}
+        return {"mediaType": self.kind, "digest": self.digest, "size": len(self.content)}
 
     @property
     def configuration(self) -> str:
@@ -135,13 +108,13 @@ class Registries:
         self._patience = patience or Patience()
         self._stack = ExitStack()
         self._folder = Path()
-        self._logins: dict[str, dict[str, str]] = {}
-        self._plain: dict[str, bool] = {}
         self._checked: set[str] = set()
 
     def __enter__(self) -> Registries:
         """Create the private folder."""
         self._folder = self._stack.enter_context(private_folder())
+        self._client = Client(self._settings, self._folder, report=self._report, patience=self._patience)
+        self._stack.callback(self._client.close)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -149,17 +122,43 @@ class Registries:
         self._stack.close()
 
     def manifest(self, repository: str, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or digest; ``None`` if there is none."""
+        """Return the manifest of a tag or digest; ``None`` if the registry says that it does not have it.
+
+        Raises:
+            RegistryError: Every other answer, and none: whether the tag exists is not known then.
+        """
+        where = image_name(repository, reference)
         try:
-            content = self._read(repository, "manifest", "fetch", image_name(repository, reference))
-        except NotInRegistryError:
-            return None
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+            answer = self._ask(f"reading {where}", repository, f"manifests/{reference}", {"Accept": MANIFESTS})
+        except AbsentError as error:
+            if error.certain or (":" not in reference and not self._lists(repository, reference)):
+                return None
+            raise
+        digest = _digest(answer.content)
         if ":" in reference and digest != reference:
             raise RegistryError(f"{repository} sent a manifest with another digest than {reference}")
-        return Manifest(
-            digest=digest, size=len(content), value=_table(content, f"the manifest {digest} of {repository}")
-        )
+        value = table(answer.content, f"the manifest {digest} of {repository}")
+        kind = value.get("mediaType") or answer.headers.get("Content-Type", "").partition(";")[0]
+        if "schemaVersion" not in value and "mediaType" not in value:
+            raise RegistryError(f"what {repository} sends as {reference} is not a manifest")
+        return Manifest(digest=digest, kind=str(kind), content=answer.content, value=value)
+
+    def _lists(self, repository: str, tag: str) -> bool:
+        """Whether a repository's list of tags has a tag, or cannot tell."""
+        path = "tags/list"
+        while path:
+            doing = f"reading the tags of {repository}"
+            try:
+                answer = self._ask(doing, repository, path)
+            except AbsentError:
+                return False
+            tags = table(answer.content, f"the list of tags of {repository}").get("tags") or []
+            if not isinstance(tags, list) or tag in tags:
+                return True
+            links = parse_header_links(answer.headers.get("Link", ""))
+            following = next((each["url"] for each in links if each.get("rel") == "next"), "")
+            path = f"tags/list?{urlsplit(following).query}" if following else ""
+        return False
 
     def existing(self, repository: str, reference: str) -> Manifest:
         """Return the manifest of a tag or digest; raises ``RegistryError`` if there is none."""
@@ -170,21 +169,41 @@ class Registries:
 
     def blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob; raises ``RegistryError`` if it does not have the digest."""
-        content = self._read(repository, "blob", "fetch", "--output", "-", image_name(repository, digest))
-        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+        content = self._ask(f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}").content
+        if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
 
     def referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
         """Return descriptors of what is attached to a digest, of all pages."""
+        host = repository.partition("/")[0]
+        name = image_name(repository, digest)
+        doing = f"reading what is attached to {name}"
+        plain = ("--plain-http",) if self.plain(host) else ()
+        argv = (oras(), "discover", "--format", "json", *plain, name)
+        environment = self._environment([host])
+
+        def attempt() -> bytes:
+            done = processes.run(argv, timeout=self._patience.seconds, environment=environment, limit=LARGEST)
+            if len(done.output) > LARGEST:
+                raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
+            if done.status:
+                self.existing(repository, digest)
+                raise self._failed(doing, argv, "no answer in time" if done.timed_out else done.words)
+            return done.output
+
         where = f"the list of attachments of {repository}@{digest}"
-        content = self._read(repository, "discover", "--format", "json", image_name(repository, digest))
-        return descriptors(_table(content, where).get("manifests"), where)
+        # oras repeats requests itself, and what it does not understand stays so.
+        content = self._client.patiently(doing, host, attempt, attempts=2)
+        return descriptors(table(content, where).get("manifests"), where)
 
     def tag(self, repository: str, digest: str, tags: Sequence[str]) -> None:
         """Put tags on an image that the repository has."""
-        if tags:
-            self._oras(f"tagging {repository}", repository, "tag", image_name(repository, digest), *tags)
+        if not tags:
+            return
+        image = self.existing(repository, digest)
+        for tag in tags:
+            self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
 
     def copy(self, source: str, target: str, digest: str, *, tag: str = "", attached: bool) -> None:
         """Copy an image between repositories; within a registry nothing is sent.
@@ -193,205 +212,107 @@ class Registries:
             tag: The tag of the copy; default: it has only its digest.
             attached: Whether everything that is attached is copied, too, with what is attached to that.
         """
-        self.check_uploads(target)
         hosts = [each.partition("/")[0] for each in (source, target)]
-        plain = [f"--{side}-plain-http" for side, host in zip(("from", "to"), hosts, strict=True) if self.plain(host)]
+        plain = [
+            f"--{side}-plain-http" for side, host in zip(("from", "to"), hosts, strict=True) if self._client.plain(host)
+        ]
         words = ("--no-tty", *(["--recursive"] if attached else []), *plain, image_name(source, digest))
-        target = f"{target}:{tag}" if tag else target
-        doing = f"copying {words[-1]} to {target}"
-        # oras 1.2 crashes where two of its copies fail in different ways; one at a time it mostly says how.
-        for more in ((), *[("--concurrency=1",)] * (self._patience.attempts - 1)):
-            try:
-                self.run(doing, hosts, (oras(), "cp", *more, *words, target))
-                return
-            except ProgramCrashedError as error:
-                crash = error
-        raise crash
+        named = f"{target}:{tag}" if tag else target
+        argv = (oras(), "cp", *words, named)
+        self._send(f"copying {words[-1]} to {named}", target, argv, source=(source, digest))
 
-    def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str = "") -> str:
-        """Put a manifest into a repository, by its digest or under a tag; return its digest."""
-        self.check_uploads(repository)
+    def push(self, repository: str, argv: tuple[str, ...], *, show: Report) -> None:
+        """Run an engine's push; ``show`` receives each line that it prints, cleaned, as it comes."""
+        self._send(f"pushing to {repository}", repository, argv, show=show)
+
+    def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str) -> str:
+        """Put a manifest into a repository under a tag; return its digest."""
         content = json.dumps(value, sort_keys=True).encode()
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        path = self._folder / "content"
-        path.write_bytes(content)
-        name = image_name(repository, tag or digest)
-        self._oras(f"sending to {repository}", repository, "manifest", "push", name, str(path))
-        return digest
+        self._put(f"sending to {repository}", repository, tag, content, str(value["mediaType"]))
+        return _digest(content)
 
     def plain(self, host: str) -> bool:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""
-        if host not in self._plain:
-            self._plain[host] = False
-            if _is_loopback(host):
-                try:
-                    requests.get(urlunsplit(("https", host, "/v2/", "", "")), timeout=20, verify=self._trust([host]))
-                except requests.exceptions.SSLError as error:
-                    self._plain[host] = "CERTIFICATE_VERIFY_FAILED" not in str(error)
-                except (requests.RequestException, OSError):
-                    # No answer, or not yet: the program reports that.
-                    del self._plain[host]
-                    return False
-        return self._plain[host]
+        return self._client.plain(host)
 
-    def check_uploads(self, repository: str) -> None:
-        """Check that a registry on this machine does not send uploads from TLS to an address without it.
+    def _check_uploads(self, repository: str, *, again: bool = False) -> None:
+        """Begin an upload that is not continued: a registry that takes none says so before anything is sent.
 
-        For other machines ``NOWHERE`` sees to that; Go's programs use no proxy for this one.
+        ``NOWHERE`` keeps programs from an address without TLS on another machine, but not from one on this machine.
 
         Raises:
-            RegistryError: It does; nothing was sent there.
+            RegistryError: It takes no uploads from this user, or sends them from TLS to an address without it.
         """
-        host, _, name = repository.partition("/")
-        if repository in self._checked or not _is_loopback(host) or self.plain(host):
+        if repository in self._checked and not again:
             return
-        self._environment([host])
-        encoded = self._logins[host].get("auth", "")
-        if not encoded:
-            return
-        try:
-            answer = requests.post(
-                urlunsplit(("https", host, f"/v2/{name}/blobs/uploads/", "", "")),
-                headers={"Authorization": f"Basic {encoded}"},
-                timeout=20,
-                verify=self._trust([host]),
-                allow_redirects=False,
-            )
-        except (requests.RequestException, OSError):
-            # The program will report it.
-            return
-        if urlsplit(answer.headers.get("Location", "")).scheme == "http":
-            raise _without_tls(f"sending to {repository}", host)
+        doing, host = f"sending to {repository}", repository.partition("/")[0]
+        answer = self._ask(doing, repository, "blobs/uploads/", method="POST")
+        if urlsplit(answer.headers.get("Location", "")).scheme == "http" and not self.plain(host):
+            raise without_tls(doing, host)
         self._checked.add(repository)
 
-    def run(self, doing: str, hosts: Sequence[str], argv: tuple[str, ...], *, show: Report = ignore) -> bytes:
-        """Run a program that talks to registries, again after a broken connection; return what it printed.
+    def _ask(
+        self, doing: str, repository: str, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
+    ) -> Answer:
+        return self._client.ask(doing, repository, path, method=method, headers=headers)
+
+    def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
+        headers = {"Content-Type": kind}
+        self._client.ask(doing, repository, f"manifests/{reference}", method="PUT", headers=headers, body=content)
+
+    def _send(
+        self,
+        doing: str,
+        target: str,
+        argv: tuple[str, ...],
+        *,
+        source: tuple[str, str] | None = None,
+        show: Report = ignore,
+    ) -> None:
+        """Run a program that sends an image to a repository, again after a failure that the registries do not explain.
 
         Args:
-            doing: What it does, for messages.
-            hosts: The registries; it gets their logins.
-            show: Receives each line that it prints, cleaned, as it comes.
+            source: The repository and the digest that it copies from.
 
         Raises:
-            RegistryUnreachableError: The registry cannot be resolved, or did not answer in any attempt.
-            RegistryError: The registry refuses.
+            RegistryUnreachableError: A registry cannot be resolved, or did not answer in any attempt.
+            RegistryError: A registry refuses, or the program failed in each attempt.
         """
+        self._check_uploads(target)
+        hosts = [each.partition("/")[0] for each in ((source[0],) if source else ()) + (target,)]
         environment = self._environment(hosts)
-        lines: list[str] = []
 
-        def attempt() -> bytes:
-            lines.clear()
+        def attempt() -> None:
+            lines: list[str] = []
 
             def heard(line: str) -> None:
-                if line := self._clean(line):
+                if line := self._client.clean(line):
                     lines.append(line)
                     show(line)
 
             if processes.stream(argv, heard, environment=environment):
-                raise self._failure(doing, hosts[-1], "\n".join(lines[-40:]))
-            return "\n".join(lines).encode()
+                if source:
+                    self.existing(*source)
+                self._check_uploads(target, again=True)
+                raise self._failed(doing, argv, "\n".join(lines[-5:]))
 
-        return self._patiently(doing, hosts[-1], attempt)
+        self._client.patiently(doing, hosts[-1], attempt)
 
-    def _oras(self, doing: str, repository: str, *words: str) -> bytes:
-        host = repository.partition("/")[0]
-        # A command of two words takes its options after both.
-        two = words[0] in ("manifest", "blob")
-        plain = ("--plain-http",) if self.plain(host) else ()
-        return self.run(doing, [host], (oras(), *words[: 1 + two], *plain, *words[1 + two :]))
-
-    def _read(self, repository: str, *words: str) -> bytes:
-        """Return what oras prints on stdout, at most ``LARGEST`` bytes."""
-        host = repository.partition("/")[0]
-        plain = ("--plain-http",) if self.plain(host) else ()
-        environment = self._environment([host])
-        doing = f"reading {words[-1]}"
-
-        def attempt() -> bytes:
-            done = processes.run(
-                (oras(), *words[:-1], *plain, words[-1]), timeout=ANSWER_SECONDS, environment=environment, limit=LARGEST
-            )
-            if len(done.output) > LARGEST:
-                raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
-            if done.status:
-                raise self._failure(doing, host, "time-out" if done.timed_out else self._clean(done.words))
-            return done.output
-
-        return self._patiently(doing, host, attempt)
-
-    def _patiently(self, doing: str, host: str, attempt: Callable[[], _Result]) -> _Result:
-        """Return the result of an attempt; repeat it after a failure that may pass."""
-        pause, count = self._patience.pause, self._patience.attempts
-        for number in range(1, count + 1):
-            try:
-                return attempt()
-            except _PassingError as error:
-                if number == count:
-                    raise RegistryUnreachableError(
-                        f"{doing}: {host} failed {count} times: {error}",
-                        hint="repeat the command; what the registry already has is not sent again",
-                    ) from None
-                self._report(f"  {doing}: {error}; attempt {number + 1} of {count} in {pause:g} s")
-                time.sleep(pause)
-                pause *= 2
-        raise AssertionError("at least one attempt")
-
-    def _failure(self, doing: str, host: str, words: str) -> Exception:
-        """Return the error for what a program said: one to try again after, or one with what to do."""
-        if re.search(r"^panic: ", words, re.MULTILINE):
-            return ProgramCrashedError(
-                f"{doing}: the program crashed", hint="install a newer one: `oras version` shows it"
-            )
-        whole = _essence(words)
-        lower = whole.lower()
-        said = whole if len(whole) <= SHOWN else f"... {whole[-SHOWN:]}"
-        place = f"{doing}: {said}"
-        again = f"log in again (`docker login {host}`; for ECR see docs/push.md), then repeat the command"
-        if f"{NOWHERE.rpartition('/')[2]}: connect" in whole:
-            return _without_tls(doing, host)
-        if "x509" in lower or "certificate" in lower:
-            trust = f"put its CA into {ENGINES_TRUST[0]}/{host}/ca.crt, as for docker, or set {BUNDLES[0]}"
-            other = "use a host name that the registry's certificate has"
-            return RegistryError(
-                f"{host}: certificate not trusted ({said})",
-                hint=other if "not valid for" in lower or "valid for" in lower else trust,
-            )
-        if "no such host" in lower:
-            return RegistryUnreachableError(
-                f"cannot resolve {host} ({said})",
-                hint="check the registry's name, and this machine's DNS and proxy settings",
-            )
-        if "expired" in lower:
-            return RegistryError(f"{doing}: the login at {host} has expired ({said})", hint=again)
-        if re.search(r"read-?only|\b405\b|unsupported", lower):
-            return RegistryError(f"{doing}: {host} is read-only ({said})", hint="try later, or use another repository")
-        if re.search(
-            r"\b401\b|unauthorized|authentication required|no basic auth|invalid username|basic credential", lower
-        ):
-            if not self._logins.get(host):
-                return RegistryError(
-                    f"{doing}: {host} requires a login, and this machine has none",
-                    hint=f"`docker login {host}`; docs/push.md lists the other sources of logins",
-                )
-            return RegistryError(f"{doing}: {host} rejects the user or password ({said})", hint=again)
-        if re.search(r"\b403\b|denied|forbidden", lower):
-            hint = "the user needs the right to push (for ECR: an IAM policy)"
-            return RegistryError(f"{doing}: permission denied by {host} ({said})", hint=hint)
-        if "no space left" in lower:
-            return RegistryError(place, hint="free some space, or set TMPDIR to a folder with room for the image")
-        if TRANSIENT.search(whole):
-            return _PassingError(said)
-        if re.search(r"\b404\b|not found|unknown", lower):
-            hint = "check the name; some registries need a repository to be created before the first push"
-            return NotInRegistryError(f"{doing}: not found at {host} ({said})", hint=hint)
-        return RegistryError(place)
+    def _failed(self, doing: str, argv: tuple[str, ...], words: str) -> PassingError:
+        said = self._client.clean(words)
+        return PassingError(
+            said,
+            RegistryError(
+                f"{doing}: {Path(argv[0]).name} failed, although the registry answers: {said}",
+                hint="repeat the command; what the registry already has is not sent again",
+            ),
+        )
 
     def _environment(self, hosts: Sequence[str]) -> dict[str, str]:
         """Return the environment of a program: logins, certificates, and no plain HTTP to another machine."""
         for host in hosts:
-            if host not in self._logins:
-                self._logins[host] = login_for(host)
-        auths = {config_key(host): login for host, login in self._logins.items() if login}
+            self._client.login(host)
+        auths = {config_key(host): login for host, login in self._client.logins.items() if login}
         configuration = self._folder / "config.json"
         configuration.write_text(json.dumps({"auths": auths}), encoding="utf-8")
         environment = {
@@ -401,54 +322,14 @@ class Registries:
             "HTTP_PROXY": NOWHERE,
             "http_proxy": NOWHERE,
         }
-        trust = self._trust(hosts)
+        trust = self._client.trust(hosts)
         if isinstance(trust, str):
             environment[BUNDLES[0]] = trust
         return environment
 
-    def _trust(self, hosts: Sequence[str]) -> bool | str:
-        """Return the CA bundle for registries: this machine's, and what engines trust for these registries alone."""
-        files = [Path(value) for name in BUNDLES if (value := os.environ.get(name))]
-        files += sorted(
-            path for folder in ENGINES_TRUST for host in hosts for path in folder.expanduser().glob(f"{host}/*.crt")
-        )
-        parts = [self._settings.ca, *(path.read_bytes() for path in files if path.is_file())]
-        bundle = b"\n".join(filter(None, dict.fromkeys(parts)))
-        if not bundle:
-            return True
-        path = self._folder / "ca.pem"
-        path.write_bytes(bundle)
-        return str(path)
 
-    def _clean(self, text: str) -> str:
-        """Return text of a program without terminal escapes, logins and the queries of addresses."""
-        text = "".join(each if each.isprintable() or each == "\n" else " " for each in processes.clean(text.encode()))
-        for login in self._logins.values():
-            encoded = login.get("auth", "")
-            password = base64.b64decode(encoded).decode().partition(":")[2]
-            for secret in filter(None, (encoded, password, login.get("identitytoken", ""))):
-                text = text.replace(secret, "***")
-        # The query of an address may have a signature.
-        return re.sub(r"\?[^\s\"\\]*", "", text)
-
-
-def _without_tls(doing: str, host: str) -> RegistryError:
-    return RegistryError(
-        f"{doing}: {host} sends us to an address without TLS; nothing was sent there",
-        hint="the registry, or the proxy before it, announces http: addresses: set X-Forwarded-Proto there",
-    )
-
-
-class _PassingError(Exception):
-    """A failed attempt that may succeed when repeated."""
-
-
-class ProgramCrashedError(RegistryError):
-    """The program itself failed."""
-
-
-class NotInRegistryError(RegistryError):
-    """The registry has no such thing."""
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def oras() -> str:
@@ -460,29 +341,3 @@ def oras() -> str:
             hint="install the package oras (Debian 13: `apt-get install oras`; `brew install oras`); see docs/push.md",
         )
     return found[0]
-
-
-def _essence(words: str) -> str:
-    """Return the reason in what oras, skopeo, buildah or docker print, as one line."""
-    logged = re.findall(r'level=(?:fatal|error) msg="((?:[^"\\]|\\.)*)"', words)
-    marked = re.findall(r"^(?:Error(?: response from registry)?|error):\s*(.*(?:\n.*)*)", words, re.MULTILINE)
-    last = (logged or marked or words.strip().splitlines()[-1:] or ["it failed without a word"])[-1]
-    return " ".join(last.replace('\\"', '"').split())
-
-
-def _table(content: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise RegistryError(f"{where} is not a JSON object")
-    return found
-
-
-def _is_loopback(host: str) -> bool:
-    machine = host.rpartition(":")[0] if ":" in host else host
-    try:
-        return ipaddress.ip_address(machine.strip("[]")).is_loopback
-    except ValueError:
-        return machine == "localhost"

@@ -101,7 +101,8 @@ def _lock(
     from trainworks.host.downloads import Client
     from trainworks.inputs.lock_artifacts import lock_artifacts, lock_base_images, newer_tags
     from trainworks.inputs.lock_python import lock_target, moves, without_versions, write_python_lock
-    from trainworks.registry.tools import Patience, Registries
+    from trainworks.registry.protocol import Patience
+    from trainworks.registry.tools import Registries
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
