@@ -299,6 +299,69 @@ def test_an_mpi_program_in_tasks_without_pmi_is_warned(
     assert any("each of them will be rank 0 of 1" in warning for warning in read.warnings) is warned
 
 
+# ------------------------------------------------------------------------------------------ variables of unknown makers
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"ACME_NUM_NODES": "2"}, "ACME_NUM_NODES=2: "),
+        ({"X_NNODES": "4", "X_HOST_COUNT": "4"}, "X_HOST_COUNT=4, X_NNODES=4: "),
+        ({"CLUSTER_WORKERS_TOTAL": "3"}, "CLUSTER_WORKERS_TOTAL=3: "),
+        ({"OCI__WORKER_COUNT": "2"}, "OCI__WORKER_COUNT=2: "),
+        ({"NUMBER_OF_REPLICAS": "2"}, "NUMBER_OF_REPLICAS=2: "),
+        ({"NOMAD_ALLOC_INDEX": "1"}, "NOMAD_ALLOC_INDEX=1: "),
+        ({"ACME_NODE_RANK": "3"}, "ACME_NODE_RANK=3: "),
+        ({"ACME_NUM_NODES": "1", "NOMAD_ALLOC_INDEX": "0"}, ""),
+        ({"ACME_NUM_NODES": "two"}, ""),
+        ({"NUM_WORKERS": "8", "DATALOADER_NUM_WORKERS": "8", "OMP_NUM_THREADS": "8"}, ""),
+        ({"AWS_BATCH_JOB_ARRAY_SIZE": "10", "AWS_BATCH_JOB_ARRAY_INDEX": "3"}, ""),
+        ({"SM_HOST_COUNT": "2"}, ""),
+        ({"ACME_NUM_NODES": "2", "TRAINWORKS_HOSTS": "a", "TRAINWORKS_HOST": "a"}, ""),
+        ({"ACME_NUM_NODES": "2", "MASTER_ADDR": "m", "NNODES": "2", "NODE_RANK": "0"}, ""),
+        ({"ACME_NUM_NODES": "2", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, ""),
+    ],
+)
+def test_one_host_is_planned_where_a_variable_may_say_more_and_the_log_warns(
+    variables: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    read = read_environment({"PATH": "/usr/bin:/bin", **variables}, Invocation(("train.py",)))
+    told = [line.partition("this host is planned")[0] for line in read.warnings if "this host is planned" in line]
+    assert told == ([named] if named else [])
+
+
+def test_num_nodes_is_read_beside_the_leaders_address() -> None:
+    """RunPod's instant clusters, and Lightning AI's multi-machine jobs."""
+    given = {"MASTER_ADDR": "10.65.0.2", "NUM_NODES": "2", "WORLD_SIZE": "16", "NODE_RANK": "1"}
+    read = described(given)
+    assert (read.platform, read.problems, read.leader_address) == ("environment", (), "10.65.0.2")
+    assert read.resource_config == {"hosts": ["node-0", "node-1"], "current_host": "node-1"}
+
+
+def test_a_world_that_is_taken_for_hosts_is_said() -> None:
+    read = described({"MASTER_ADDR": "m", "WORLD_SIZE": "16", "RANK": "0", "NPROC_PER_NODE": "8"})
+    assert "WORLD_SIZE=16 is taken for the number of hosts" in read.why
+    assert "is taken for" not in described({"MASTER_ADDR": "m", "NNODES": "2", "NODE_RANK": "0"}).why
+
+
+def test_slurms_variables_without_a_job_are_refused() -> None:
+    """What a batch script hands to ``docker run -e``."""
+    read = described({"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "q-[1-2]"})
+    assert "SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NODELIST" in read.problems[0].what
+    assert described({"SLURM_CONF": "/etc/slurm.conf"}).platform == "", "a login node has it, too"
+
+
+def test_hyperpods_agent_brings_its_own_rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hyperpodrun").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    given = {"PATH": "/usr/bin:/bin", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
+    made = plan(read_environment(given, Invocation(("hyperpodrun", "--nnodes=2:2", "train.py"))))
+    assert (made.platform, made.mode, made.control) == ("hyperpod", "none", None)
+    assert made.argv[-3:] == ("./hyperpodrun", "--nnodes=2:2", "train.py")
+    refused = read_environment(given, Invocation(("train.py",)))
+    assert refused.problems, "for any other program the hosts are missing"
+
+
 # ------------------------------------------------------------------------------------------------ jobs in one directory
 def test_each_job_of_a_scheduler_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()

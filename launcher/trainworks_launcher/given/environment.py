@@ -39,6 +39,8 @@ PROGRAMS = (
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
 _SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
 _PROBE_SECONDS = 20.0
+_DIGITS = 6  # of a number of hosts
+_SHOWN = 3
 
 
 class Devices(NamedTuple):
@@ -158,7 +160,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     reserved = split_reserved(hyperparameters)[1]
     hostname = os.uname().nodename
     platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
-    platform = platforms.describe(platforms.Given(variables, platform_file, hostname, _read_text, _own_address))
+    program = Path(invocation.program[0]).name if invocation.program else ""
+    given = platforms.Given(variables, platform_file, hostname, _read_text, _own_address, program)
+    platform = platforms.describe(given)
     resource_config = platform.resource_config
     input_data_config = documents.read(names.INPUT_DATA_CONFIG_FILE)
     checkpoints = _checkpoint_directory(documents, variables)
@@ -168,7 +172,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     home, said_of_home = places.home_of(variables)
     results, refusals = _results(base, variables, platform, checkpoints)
     warnings = [line for line in (said_of_home, results.warning) if line]
-    warnings += _misspelt(variables)
+    warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
@@ -318,6 +322,33 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     meant = [(name, likeness.nearest(name, known)) for name in unknown]
     line = f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean {names.OWN_PREFIX}{{}}?"
     return [line.format(name, near) for name, near in meant if near]
+
+
+_HOST = "(?:NODE|HOST|WORKER|REPLICA|INSTANCE|MACHINE)"
+_COUNT = re.compile(
+    rf"(?:.*_)?(?:(?:N|NUM|NUMBER|TOTAL|COUNT)_?(?:OF_)?{_HOST}S?|{_HOST}S?_(?:N|NUM|NUMBER|COUNT|TOTAL))"
+)
+_INDEX = re.compile(rf"(?:.*_)?(?:{_HOST}|ALLOC)_(?:RANK|INDEX)")
+_NO_COUNT = re.compile(r"(SM|TRAINWORKS|OMPI)_.*|(.*(DATA|LOAD|CPU).*_)?(N|NUM|NUMBER_OF)_?WORKERS")
+"""What the launcher itself exports, and workers of a data loader."""
+
+
+def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
+    """Return a line about variables by which an unknown scheduler may mean several hosts, where one is planned.
+
+    A person who has named the hosts, or started a job of one process among others, needs none.
+    """
+    several = len(texts(platform.resource_config.get("hosts"))) > 1 or platform.ranks_elsewhere or platform.served
+    if several or platform.problems or platform.platform in ("hosts", "sagemaker", "hyperpod"):
+        return []
+    found = [
+        f"{name}={value}"
+        for name, value in sorted(variables.items())
+        if value.isdecimal() and len(value) < _DIGITS and not _NO_COUNT.fullmatch(name)
+        if (int(value) > 1 and _COUNT.fullmatch(name)) or (int(value) > 0 and _INDEX.fullmatch(name))
+    ]
+    advice = f"if it has more, set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on each of them"
+    return [f"{', '.join(found[:_SHOWN])}: this host is planned as a job of its own; {advice}"] if found else []
 
 
 def _results(

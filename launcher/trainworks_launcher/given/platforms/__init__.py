@@ -25,7 +25,7 @@ class Platform(NamedTuple):
     Attributes:
         name: Name of its file, as ``train --plan`` shows it.
         marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
-            for any text, RESOURCE_CONFIG_FILE for that file.
+            for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for that program.
         stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.
@@ -48,6 +48,9 @@ class Platform(NamedTuple):
         return max(0, int(value[-9:]) - self.first_start) if value.isdecimal() else 0
 
 
+HYPERPOD_AGENT = "hyperpodrun"
+"""Program of the command line that is told its ranks by the HyperPod training operator."""
+
 _KUBERNETES_SECONDS = 30.0
 """Default of terminationGracePeriodSeconds."""
 
@@ -68,13 +71,22 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 source="API reference, StopTrainingJob",
             ),
             Platform(
+                "hyperpod",
+                (HYPERPOD_AGENT,),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="sagemaker-hyperpod-elastic-agent, hyperpodrun",
+            ),
+            Platform(
                 "mpirun",
                 ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
                 source="mpirun(1), environment variables; MVAPICH2 user guide",
             ),
             Platform(
                 "slurm",
-                ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+                (
+                    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NODEID", "SLURM_NNODES"),
+                    *("SLURM_JOB_*", "SLURM_STEP_*"),
+                ),
                 stop_seconds=30.0,
                 starts="SLURM_RESTART_COUNT",
                 job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -182,7 +194,8 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 (
                     *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
                     *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
-                    *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT"),
+                    *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT", "MLP_WORKER_NUM", "BT_GROUP_SIZE"),
+                    *("NGC_ARRAY_SIZE", "HOST_NUM", "PJM_NODE"),
                 ),
                 source="platforms/counted.py has a source for each",
             ),
@@ -199,6 +212,11 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
 schedulers, each before those that it is built on, and at the end those that do not say the hosts by themselves."""
 
 
+_OTHER_MARKS = MappingProxyType(
+    {names.RESOURCE_CONFIG_FILE: "there is a resource config", HYPERPOD_AGENT: f"the program is {HYPERPOD_AGENT}"}
+)
+"""Mark that is no variable -> how it says the platform."""
+
 _HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
@@ -211,6 +229,7 @@ class Given(NamedTuple):
         hostname: The kernel's host name.
         read: Returns the text of a file that a variable names; ``""`` if it cannot be read.
         address: Returns this host's address on the interface of the default route; ``""`` if there is none.
+        program: Name of the program on the command line; ``""`` for none.
     """
 
     variables: Mapping[str, str]
@@ -218,6 +237,7 @@ class Given(NamedTuple):
     hostname: str = ""
     read: Callable[[str], str] = lambda _: ""
     address: Callable[[], str] = lambda: ""
+    program: str = ""
 
 
 class Tasks(NamedTuple):
@@ -239,7 +259,7 @@ class Description(NamedTuple):
 
     Attributes:
         platform: Name of the platform; ``""`` if none is recognised, and the job is this one host.
-        why: How it was recognised, for a person.
+        why: How it was recognised, for a person; from a platform's file, what it had to assume.
         resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader first, and
             ``current_host``; empty for a job of this one host.
         where: What a message about the hosts names as their source.
@@ -310,6 +330,8 @@ def _present(mark: str, given: Given) -> tuple[str, ...]:
     """Return the variables that a mark stands for and that are set, even if they are empty."""
     if mark == names.RESOURCE_CONFIG_FILE:
         return (mark,) if given.resource_config else ()
+    if mark == HYPERPOD_AGENT:
+        return (mark,) if given.program == mark else ()
     if "*" in mark:
         return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
     return (mark,) if mark in given.variables else ()
@@ -322,12 +344,14 @@ def describe(given: Given) -> Description:
         return _with_visible_gpus(NONE, given.variables)
     (row, mark), *others = found
     empty = "" if given.variables.get(mark, mark) else ", but empty"
-    why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set{empty}"
+    why = _OTHER_MARKS.get(mark, f"{mark} is set{empty}")
     for other, also in others:
         why += f"; {also} would mean {other.name}, which comes later in the order"
     read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
     restarts = row.restarts(given.variables)
-    made = read(given)._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    made = read(given)
+    why += "" if made.why == NONE.why else f"; {made.why}"
+    made = made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
     return _with_visible_gpus(made, given.variables)
 
 

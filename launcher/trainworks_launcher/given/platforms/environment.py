@@ -1,10 +1,11 @@
 """Hosts that are described to torch by variables of their own: Volcano, older PyTorchJobs, Run:ai, manifests by hand.
 
-``MASTER_ADDR`` with ``WORLD_SIZE`` and ``RANK``, or with ``NNODES`` and ``NODE_RANK``: one process on each host, or one
-``train``. Only the leader's address is known. A script that runs without a distribution reads the variables itself, so
-it gets them as they are. Sources: PyTorch, torch.distributed, environment variable initialization; torchrun,
-Definitions; volcano-sh/volcano, pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go;
-kubeflow/training-operator before 1.7, pkg/controller.v1/pytorch/envvar.go.
+``MASTER_ADDR`` with ``WORLD_SIZE`` and ``RANK``, or with ``NNODES`` (RunPod, Lightning AI: ``NUM_NODES``) and
+``NODE_RANK``: one process on each host, or one ``train``. Only the leader's address is known. A script that runs
+without a distribution reads the variables itself, so it gets them as they are. Sources: PyTorch, torch.distributed,
+environment variable initialization; torchrun, Definitions; volcano-sh/volcano,
+pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go; kubeflow/training-operator before 1.7,
+pkg/controller.v1/pytorch/envvar.go.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.given.platforms import Description, Given
+from trainworks_launcher.given.platforms import NONE, Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous, is_loopback, numbered
 
 _ADVICE = (
@@ -31,7 +32,8 @@ def describe(given: Given) -> Description:
     kept = given_rendezvous(variables)
     world, rank, node_rank = map(reader.optional, ("WORLD_SIZE", "RANK", "NODE_RANK"))
     by_ranks = {"WORLD_SIZE", "RANK"} <= {*variables} or "NODE_RANK" not in variables
-    where = "WORLD_SIZE" if by_ranks and "NNODES" not in variables else "NNODES"
+    nodes = next((name for name in ("NNODES", "NUM_NODES") if name in variables), "NNODES")
+    where = "WORLD_SIZE" if by_ranks and nodes not in variables else nodes
     if is_loopback(reader.optional("MASTER_ADDR")) and where == "WORLD_SIZE":
         if not {"WORLD_SIZE", "RANK"} & {*variables}:
             return Description(where="MASTER_ADDR", kept=kept)
@@ -39,13 +41,13 @@ def describe(given: Given) -> Description:
             elsewhere = f"WORLD_SIZE={world} with MASTER_ADDR={variables['MASTER_ADDR']}"
             return Description(where=where, kept=kept, ranks_elsewhere=elsewhere)
     count = reader.whole(where, least=1)
-    if where == "NNODES" and rank and (world not in ("", "1", str(count)) or node_rank not in ("", rank)):
-        elsewhere = f"RANK={rank} with NNODES={count} and NODE_RANK={node_rank}"
+    if where == nodes and rank and (world not in ("", "1", str(count)) or node_rank not in ("", rank)):
+        elsewhere = f"RANK={rank} with {nodes}={count} and NODE_RANK={node_rank}"
         return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, problems=reader.problems)
-    if where == "NNODES":
+    if where == nodes:
         index_of = ("NODE_RANK", "RANK") if world == str(count) else ("NODE_RANK",)
         if world.isdecimal() and int(world) % count:
-            reader.refuse(f"WORLD_SIZE={world} is not a multiple of NNODES={count}", "WORLD_SIZE", where)
+            reader.refuse(f"WORLD_SIZE={world} is not a multiple of {nodes}={count}", "WORLD_SIZE", where)
     else:
         index_of = ("RANK",)
         if node_rank and rank and node_rank != rank:
@@ -58,7 +60,9 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     hosts = numbered(count)
+    counted = f"WORLD_SIZE={world} is taken for the number of hosts; NNODES and NODE_RANK would say it"
     return Description(
+        why=counted if where == "WORLD_SIZE" else NONE.why,
         resource_config=config_of(hosts, hosts[index]),
         where=where,
         leader_address=address,
