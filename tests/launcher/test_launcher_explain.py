@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from launcher_support import Launcher, environment, plan, write_inputs
+from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, write_inputs
 from test_launcher_plan import EIGHT_GPUS, SCENARIOS, TORCH, TWO_GROUPS
 
 from trainworks_launcher.command.explain import explain, to_json, to_table
@@ -19,6 +21,7 @@ from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import SWITCHES
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.environment import Devices, Environment
+from trainworks_launcher.given.invocation import Invocation
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import first_lines
@@ -240,7 +243,10 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
         (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
         (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),
         (("--plan", "--host"), "--host needs a value: --host NAME"),
-        (("--plan", "algo-1"), "--plan has no word 'algo-1'"),
+        (("--plan", "algo-1"), "'algo-1' is not understood; to start a program, write: train --plan -- algo-1"),
+        (("train", "t.py", "--lr", "3"), "to start a program, write: train -- t.py --lr 3"),
+        (("--mode", "mpi", "t.py", "--lr=3"), "to start a program, write: train --mode mpi -- t.py --lr=3"),
+        (("--mode=mpi", "explain", "x"), "to start a program, write: train explain --mode=mpi -- x"),
         (("--plan", "--show-secrets=yes"), "--show-secrets takes no value"),
         (("--plan", "--host", "a", "--host", "b"), "--host is given twice"),
     ],
@@ -250,6 +256,30 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, wor
         assert made.wait() == 64
     assert said in made.text
     assert "Traceback" not in made.text
+
+
+def test_a_script_without_a_word_before_it_is_answered_with_what_to_write(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    words = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher/__main__.py"), "t.py", "--lr", "3")
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_OUT)
+    assert ended.returncode == 127
+    assert "to train with it, write: train -- t.py --lr 3" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("--plan", "--mode", "none"), ("--mode", "none", "--plan"), ("--mode=none", "--plan")]
+)
+def test_options_and_commands_go_together_in_any_order(tmp_path: Path, words: tuple[str, ...]) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    with Launcher(tmp_path, *words) as made:
+        assert made.wait() == 0
+    assert json.loads(made.text)["mode"] == "none"
+
+
+def test_arguments_of_the_command_line_are_not_called_hyperparameters() -> None:
+    made = plan(environment(invocation=Invocation(("train.py", "--lr", "1"))))
+    (why,) = [reason.why for reason in made.why if reason.subject == "arguments"]
+    assert why == "as on the command line"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("explain", "-h")])

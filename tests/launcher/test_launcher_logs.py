@@ -308,6 +308,27 @@ print("all there")
     assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
 
 
+# ------------------------------------------------------------------------------------------------------ hidden failures
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [
+        ("python x.py | tee log; echo done", True),
+        ("python x.py 2>&1 | tee log", True),
+        ("python x.py || true", True),
+        ("python x.py; echo goes on >&2", False),
+        ("python -c 'print(1)' | tee log", False),
+    ],
+)
+def test_a_shell_that_hides_a_traceback_is_warned(line: str, warned: bool, tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    (tmp_path / "code/x.py").write_text("raise ValueError('boom')", encoding="ascii")
+    (tmp_path / "code/run.sh").write_text(line.replace("python", sys.executable) + "\n", encoding="utf-8")
+    with Launcher(tmp_path, variables={"SAGEMAKER_PROGRAM": "run.sh"}) as made:
+        assert made.wait() == 0
+    said = "warning: the status is 0, and the last words are a traceback (ValueError: boom)"
+    assert (said in made.text) is warned
+
+
 # ----------------------------------------------------------------------------------------------------------- long texts
 STATE_DICT = """
 keys = ", ".join(f'"model.layers.{number}.mlp.down_proj.weight"' for number in range(1440))

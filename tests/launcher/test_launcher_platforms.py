@@ -302,7 +302,7 @@ def test_programs_of_the_command_line(
         (["--"], "no program after '--'"),
         (["--mode", "torch", "--", "train.py"], "did you mean"),
         (["--mode=mpi", "--processes-per-host", "0", "--", "train.py"], "'0' is not a whole number of at least 1"),
-        (["train", "train.py"], "to start a program: train -- train.py"),
+        (["train", "train.py"], "to start a program, write: train -- train.py"),
     ],
 )
 def test_wrong_command_lines(

@@ -31,7 +31,7 @@ usage: train                        run this host's part of the training job
        train --plan                 print what would be run, as JSON; run nothing
        train explain                print every flag and variable with its origin and reason; run nothing
        train check                  check this host's driver, GPUs, disk and network; run nothing
-       train --version | --help
+       train --version | --help | --help all
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
 The hosts of the job come from the platform that starts the command (docs/platforms):
@@ -59,7 +59,7 @@ Exit status: the script's own; 128 + N after signal N. The launcher's own refusa
   {check}  a check of a host failed before the program was started
   {hang}  no rank made progress, and TRAINWORKS_HANG is fail
   {launcher}  the launcher itself failed
-Settings (variables; launcher/README.md says what each means):
+Settings, by variables (default, meaning){more}:
 {settings}
 """
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(_PREFLIGHT)
         return names.EXIT_NOT_STARTED
     if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
-        sys.stdout.write(_help())
+        sys.stdout.write(_help(every=words[-1] == "all"))
         return 0
     if words == ["--version"]:
         sys.stdout.write(f"trainworks-launcher {__version__}\n")
@@ -127,7 +127,8 @@ def _columns() -> int:
     return shutil.get_terminal_size((100, 24)).columns
 
 
-def _help() -> str:
+def _help(*, every: bool) -> str:
+    from trainworks_launcher.command import variables
     from trainworks_launcher.command.options import options_help
     from trainworks_launcher.contract.registry import MODES
     from trainworks_launcher.given.platforms import PLATFORMS
@@ -142,7 +143,8 @@ def _help() -> str:
         check=names.EXIT_CHECK,
         hang=names.EXIT_HANG,
         launcher=names.EXIT_LAUNCHER,
-        settings=_wrapped(_settings()),
+        settings=variables.help_of(every=every),
+        more="" if every else "; train --help all has the others",
         options=options_help(),
     )
 
@@ -154,26 +156,14 @@ def _wrapped(words: Iterable[str]) -> str:
     return "\n".join(textwrap.wrap(", ".join(words), 118, initial_indent="  ", subsequent_indent="  "))
 
 
-_HANDED_ON = ("HOSTNAME_VARIABLE", "PYTHON_HOOKS_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
-"""Variables that only the launcher sets."""
-
-
-def _settings() -> list[str]:
-    """Return the variables by which a person changes what the launcher does, as ``names`` has them."""
-    ours = {
-        value
-        for name, value in vars(names).items()
-        if name.endswith("_VARIABLE") and str(value).startswith(names.OWN_PREFIX) and name not in _HANDED_ON
-    }
-    return [*sorted(ours), names.MASTER_PORT_VARIABLE, names.BASE_DIRECTORY_VARIABLE]
-
-
 def _execute(words: Sequence[str]) -> int:
     """Become another program; returns only if that fails."""
     try:
         os.execvp(words[0], list(words))
     except OSError as error:
+        script = os.path.isfile(words[0])  # noqa: PTH113
         hint = "; to train, give no argument or: train" if isinstance(error, FileNotFoundError) else ""
+        hint = f"; to train with it, write: train -- {' '.join(words)}" if script else hint
         sys.stderr.write(f"trainworks: cannot execute {words[0]!r}: {error.strerror or error}{hint}\n")
         return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
 

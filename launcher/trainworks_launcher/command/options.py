@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence
 
+from trainworks_launcher.contract import likeness
 from trainworks_launcher.contract.errors import nearest
 from trainworks_launcher.contract.registry import MODES
 from trainworks_launcher.given.invocation import Invocation
@@ -85,10 +86,12 @@ def find_command(word: str) -> Command | None:
     return next((command for command in COMMANDS if command.name == word), None)
 
 
-def nearest_command(word: str) -> str:
-    """``did you mean 'explain'?`` for the command, or the option of ``train``, nearest to a word."""
-    commands, options = (row.name for row in COMMANDS), (row.name for row in TRAIN.options)
-    return nearest(word.partition("=")[0], (*commands, *options, "--help", "--version"))
+def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
+    """Return what to write instead of a word that is no command: a program stands behind PROGRAM."""
+    near = likeness.nearest(rest[0], [row.name for row in COMMANDS])
+    meant = f"did you mean {near!r}? If it is" if near else "to start"
+    write = " ".join(("train", *before, PROGRAM, *rest))
+    return f"{rest[0]!r} is not understood; {meant} a program, write: {write}"
 
 
 def parse(command: Command, words: Sequence[str]) -> Parsed:
@@ -102,9 +105,14 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
     while waiting:
         name, equals, value = waiting.pop(0).partition("=")
         option = known.get(name)
+        if option is None and not name.startswith("-"):
+            before = words[: len(words) - len(waiting) - 1]
+            raise UsageError(
+                _no_word([*([] if command is TRAIN else [command.name]), *before], [name + equals + value, *waiting])
+            )
         if option is None:
-            kind = "option" if name.startswith("-") else "word"
-            raise UsageError(f"{command.name} has no {kind} {name!r}; {nearest(name, known)}")
+            every = known if command is not TRAIN else (*known, *(row.name for row in COMMANDS), "--help", "--version")
+            raise UsageError(f"{command.name} has no option {name!r}; {nearest(name, every)}")
         if not option.value:
             if equals:
                 raise UsageError(f"{name} takes no value")
@@ -129,6 +137,16 @@ def value_of(parsed: Parsed, name: str, default: str = "") -> str:
     return values[0] if values else default
 
 
+def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
+    """Return the command that the words name, at any place, and the words without its name; TRAIN if there is none."""
+    valued = {option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value}
+    for index, word in enumerate(words):
+        command = find_command(word)
+        if command is not None and (index == 0 or words[index - 1] not in valued):
+            return command, [*words[:index], *words[index + 1 :]]
+    return TRAIN, list(words)
+
+
 def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed, Invocation]:
     """Read a command line.
 
@@ -142,14 +160,8 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     Raises:
         UsageError: It is not understood.
     """
-    is_train = not words or words[0].partition("=")[0] in {option.name for option in TRAIN.options}
-    command = TRAIN if is_train else find_command(words[0])
-    if command is None:
-        advice = nearest_command(words[0])
-        if not words[0].startswith("-"):
-            advice += f" to start a program: train {PROGRAM} {' '.join(words)}"
-        raise UsageError(f"{' '.join(words)!r} is not understood; {advice}")
-    parsed = parse(command, words if is_train else words[1:])
+    command, rest = _command_in(words)
+    parsed = parse(command, rest)
     if program and not program[1:]:
         raise UsageError(f"no program after {PROGRAM!r}; write for example: train {PROGRAM} train.py --epochs 3")
     count = value_of(parsed, "--processes-per-host")

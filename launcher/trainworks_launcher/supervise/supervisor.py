@@ -420,6 +420,8 @@ class _Supervisor:
         if code == 0 and not lost:
             kind = STOPPED if stopped else SUCCEEDED
             text = "stopped by a signal; the program ended with status 0" if stopped else ""
+            if not stopped:
+                self._warn_of_tracebacks()
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
@@ -436,6 +438,22 @@ class _Supervisor:
         """It outlives its ranks: what the hosts have seen of them is the outcome, and with that it is ended."""
         self._log(why)
         self._report(self._verdict.of_ranks(self._running.tail))
+
+    def _warn_of_tracebacks(self) -> None:
+        """Status 0 after a traceback: a shell's pipe has the status of its last part."""
+        ranks = self._running.ranks
+        for tail in [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]:
+            if tail.traced_at:
+                from trainworks_launcher.supervise.outcome.tracebacks import at_the_end  # only a traceback needs it
+
+                said = at_the_end(tail.errors().decode("utf-8", "replace")) or at_the_end(
+                    tail.read().decode("utf-8", "replace")
+                )
+                if said:
+                    self._log(
+                        f"warning: the status is 0, and the last words are a traceback ({shorten(said)}); in a shell,"
+                        " `set -o pipefail` lets a pipe fail with any part of it"
+                    )
 
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None

@@ -171,7 +171,9 @@ def command(job: Job) -> tuple[Reason, ...]:
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
     """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
     program = Reason("program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words)
-    arguments = Reason("arguments", "the job's hyperparameters, sorted by name", Origin.USER, job.program.arguments)
+    given = job.environment.invocation.program
+    of = "as on the command line" if given else "the job's hyperparameters, sorted by name"
+    arguments = Reason("arguments", of, Origin.USER, job.program.arguments)
     return (program, arguments) if job.program.arguments else (program,)
 
 

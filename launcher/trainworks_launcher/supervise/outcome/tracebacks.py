@@ -159,6 +159,14 @@ def find_traceback(text: str, processes: int = 1, *, errors_only: bool = False) 
     return chosen
 
 
+def at_the_end(text: str) -> str:
+    """Return the cause of a traceback with which a text ends; ``""`` if it ends with anything else."""
+    found = find_tracebacks(text)
+    last = found[-1] if found else None
+    ends = last is not None and not last.ignored and not "".join(lines_of(text)[last.end :]).strip()
+    return last.cause if last is not None and ends else ""
+
+
 _TOGETHER_LINES = 60
 """Lines between two tracebacks of one failure: the ranks print at the same time, and their last output in between."""
 

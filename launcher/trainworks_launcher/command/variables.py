@@ -1,0 +1,56 @@
+"""The settings by which a person changes what the launcher does, for ``train --help``. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainworks_launcher.contract import names
+
+
+class Setting(NamedTuple):
+    """A variable: its name, its default for a person, what it means in a line, and whether most people need it."""
+
+    name: str
+    default: str
+    text: str
+    common: bool = False
+
+
+SETTINGS = (
+    Setting(names.HOSTS_VARIABLE, "none", "the job's hosts on plain hosts, the leader first: a,b or n[0-3]", True),
+    Setting(names.HOST_VARIABLE, "host name", "this host's name among them", True),
+    Setting(names.BASE_DIRECTORY_VARIABLE, names.BASE_DIRECTORY, "where code, input, model and output are", True),
+    Setting(names.CHECKPOINT_DIRECTORY_VARIABLE, "none", "where the script keeps its checkpoints", True),
+    Setting(names.STOP_GRACE_VARIABLE, "platform's", "seconds from a stop signal to KILL", True),
+    Setting(names.MAX_RESTARTS_VARIABLE, "0", "how often torchrun starts failed ranks again", True),
+    Setting(names.HANG_VARIABLE, "warn", "when no rank makes progress: warn, fail (status 68), off", True),
+    Setting(names.HANG_LIMIT_VARIABLE, f"{names.HANG_LIMIT_SECONDS:g}", "seconds without progress until then", True),
+    Setting(names.JOIN_LIMIT_VARIABLE, f"{names.JOIN_LIMIT_SECONDS:g}", "seconds for all hosts to come", True),
+    Setting(names.CHECK_VARIABLE, "quick", "checks of the hosts before the start: quick, off", True),
+    Setting(names.MIN_HOSTS_VARIABLE, "all", "hosts with which a torchrun job goes on when others are lost"),
+    Setting(names.GIVE_UP_VARIABLE, "on", "end a job whose restarts lead nowhere"),
+    Setting(names.STANDBY_VARIABLE, "off", "a Python beside each rank that has imported torch for a restart"),
+    Setting(names.NUMA_VARIABLE, "auto", "torchrun's --numa-binding"),
+    Setting(names.HEARTBEAT_FILE_VARIABLE, "none", "file that the script touches to show progress"),
+    Setting(
+        names.HEARTBEAT_LIMIT_VARIABLE, f"{names.HEARTBEAT_LIMIT_SECONDS:g}", "seconds until a silent host is lost"
+    ),
+    Setting(names.PREPARE_LIMIT_VARIABLE, f"{names.PREPARE_LIMIT_SECONDS:g}", "seconds to install requirements"),
+    Setting(names.CONTROL_PORT_VARIABLE, f"{names.CONTROL_PORT}", "port of the leader's control channel"),
+    Setting(names.MASTER_PORT_VARIABLE, f"{names.MASTER_PORT}", "port of rank 0's store"),
+    Setting(names.JOB_SECRET_VARIABLE, "none", "secret that the hosts prove to each other, the same on all"),
+    Setting(names.ARGUMENT_STYLE_VARIABLE, "value", "how hyperparameters become arguments: value, flag, json, ..."),
+    Setting(names.STRICT_VARIABLE, "off", "refuse requirements that the image cannot fulfil as written"),
+    Setting(names.LOG_PREFIX_VARIABLE, "on", "[HOST rank N] before the lines of ranks"),
+    Setting(names.SUMMARY_VARIABLE, "on", "a line and a file about what the job took"),
+    Setting(names.CLEAN_EXIT_VARIABLE, "on", "wait for gloo's threads when a Python of the job ends"),
+    Setting(names.EXPLAIN_VARIABLE, "off", "1: the log begins with the table of train explain"),
+    Setting(names.IMAGE_MANIFEST_VARIABLE, "the image's", "path of the image manifest"),
+)
+"""The common ones first."""
+
+
+def help_of(*, every: bool) -> str:
+    """Return a line for each setting. every: also for those that few people need."""
+    rows = (row for row in SETTINGS if row.common or every)
+    return "\n".join(f"  {row.name:<35} {row.default:<12} {row.text}" for row in rows)
