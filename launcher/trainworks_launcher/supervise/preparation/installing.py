@@ -10,6 +10,7 @@ import re
 
 _ERROR = re.compile(r"^error: (.+)\n((?:[ \t]+.*\n|\n(?=[ \t]))*)", re.MULTILINE)
 _CAUSE = re.compile(r"^  cause: ", re.MULTILINE)
+_SENT = re.compile(r"^  cause: error sending request for url \(\w+://(?:[^/@)]*@)?([^/)]+)", re.MULTILINE)
 _HINT = re.compile(r"^hint: (.+)$", re.MULTILINE)
 _REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
 _CRASH = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*\s*\Z", re.MULTILINE)
@@ -39,7 +40,8 @@ def reason_of(tail: bytes) -> str:
     first = " ".join(head.partition("[stdout]")[0].split())
     last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
     hints = [f"({hint})" for hint in _HINT.findall(words)[-1:] if not last]
-    if "  cause: error sending request" in below:
-        error = f"the package index cannot be reached: {error}"
+    sent = _SENT.search(below)
+    if sent:  # uv names the index in its first line only if it has not tried again
+        error = f"the package index {sent[1]} cannot be reached: {error}"
     text = " ".join([": ".join(filter(None, [error, first, *last])), *hints])
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
