@@ -31,11 +31,11 @@ from trainworks_launcher.job.job import Job, make_job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_preflight.advice import CUDA_COMPONENTS, SMP_MODE, Advice, Data, Situation, advise
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
 from trainworks_preflight.distribution import Group, Translation, is_trainers, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
-from trainworks_preflight.script import Finding, check_devices, check_model_parallel, check_script, read_script
+from trainworks_preflight.script import Finding, check_script, read_script
 from trainworks_preflight.sdk import Case, ask
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
@@ -183,16 +183,6 @@ def _plan(
     if script.suffix == ".py":
         parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
         findings = check_script(parsed, arguments=tuple(user), compiled=_not_compiled(environment.manifest))
-        if placement.mode == SMP_MODE:  # torchrun starts the library's second version, which is another one
-            findings += check_model_parallel(
-                parsed,
-                placement.instance_type,
-                gpus=bool(row.instance.gpus),
-                loader_workers=row.smp_loader_workers or situation.open_library,
-                installs=any(plan.requirements for plan in plans),
-            )
-        if placement.mode.startswith("smdistributed.") and not row.instance.gpus:
-            findings += check_devices(parsed, placement.instance_type)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
