@@ -14,6 +14,7 @@ from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
 from trainworks_launcher.contract.registry import MODES
 from trainworks_launcher.given.platforms import PLATFORMS
+from trainworks_launcher.given.platforms.rows import ROWS
 
 VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
 ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
@@ -102,9 +103,10 @@ def test_one_file_for_each_mode(root: Path) -> None:
     assert files - {"__init__", "common"} == modules
 
 
-def test_one_file_for_each_platform(root: Path) -> None:
+def test_one_file_or_one_row_for_each_platform(root: Path) -> None:
     files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")}
-    assert files - {"__init__", "common"} == set(PLATFORMS)
+    assert files - {"__init__", "common", "rows"} == {name for name, row in PLATFORMS.items() if not row.file}
+    assert set(ROWS) == {name for name, row in PLATFORMS.items() if row.file}
 
 
 def test_one_file_for_each_command(root: Path) -> None:

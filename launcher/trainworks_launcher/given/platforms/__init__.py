@@ -1,10 +1,11 @@
-"""The platforms: who started this host, and what it says about the job's hosts. One file per platform. Pure.
+"""The platforms: who started this host, and what it says about the job's hosts. Pure.
 
 A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
 launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. Where a
 scheduler does not say enough, its jobs are refused with what to set; they never start as one job for each host. To add
-one, write ``platforms/NAME.py`` and add its row to PLATFORMS; ``common.Reader`` there reads variables and collects
-what is missing. A file is loaded only when one of its marks is present.
+one, write ``platforms/NAME.py``, or a few words in ``platforms/rows.py``, and add its row to PLATFORMS;
+``common.Reader`` there reads variables and collects what is missing. A file is loaded only when one of its marks is
+present.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Platform(NamedTuple):
         first_start: What it says at the first one.
         job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
             are none.
+        file: ``""``: a file of its name describes it; _ROWS: a row of that file.
         source: Where the names of the variables and ``stop_seconds`` come from.
     """
 
@@ -40,6 +42,7 @@ class Platform(NamedTuple):
     starts: str = ""
     first_start: int = 0
     job: tuple[str, ...] = ()
+    file: str = ""
     source: str = ""
 
     def restarts(self, variables: Mapping[str, str]) -> int:
@@ -51,6 +54,7 @@ class Platform(NamedTuple):
 HYPERPOD_AGENT = "hyperpodrun"
 """Program of the command line that is told its ranks by the HyperPod training operator."""
 
+_ROWS = "rows"
 _KUBERNETES_SECONDS = 30.0
 """Default of terminationGracePeriodSeconds."""
 
@@ -68,17 +72,20 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 (names.RESOURCE_CONFIG_FILE,),
                 stop_seconds=120.0,
                 job=(names.JOB_NAME_VARIABLE,),
+                file=_ROWS,
                 source="API reference, StopTrainingJob",
             ),
             Platform(
                 "hyperpod",
                 (HYPERPOD_AGENT,),
                 stop_seconds=_KUBERNETES_SECONDS,
+                file=_ROWS,
                 source="sagemaker-hyperpod-elastic-agent, hyperpodrun",
             ),
             Platform(
                 "mpirun",
                 ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+                file=_ROWS,
                 source="mpirun(1), environment variables; MVAPICH2 user guide",
             ),
             Platform(
@@ -133,12 +140,14 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 "dstack",
                 ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
                 stop_seconds=10.0,
+                file=_ROWS,
                 source="dstackai/dstack, runner/internal/executor/executor.go",
             ),
             Platform(
                 "skypilot",
                 ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"),
                 stop_seconds=10.0,
+                file=_ROWS,
                 source="docs.skypilot.co, running-jobs/environment-variables; no grace is documented",
             ),
             Platform(
@@ -169,24 +178,28 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 "lsf",
                 ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
                 job=("LSB_JOBID", "LSB_JOBINDEX"),
+                file=_ROWS,
                 source="IBM Spectrum LSF, Environment variables set for job execution; bkill, JOB_TERMINATE_INTERVAL",
             ),
             Platform(
                 "pbs",
                 ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"),
                 job=("PBS_JOBID",),
+                file=_ROWS,
                 source="OpenPBS, qsub(1B); kill_delay of a queue, 10 seconds by default",
             ),
             Platform(
                 "oar",
                 ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"),
                 job=("OAR_JOB_ID",),
+                file=_ROWS,
                 source="OAR, user documentation, environment variables; no grace is documented",
             ),
             Platform(
                 "kuberay",
                 ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
                 stop_seconds=_KUBERNETES_SECONDS,
+                file=_ROWS,
                 source="ray-project/kuberay, ray-operator/controllers/ray/common/pod.go",
             ),
             Platform(
@@ -203,6 +216,7 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 "indexed_job",
                 (names.INDEX_VARIABLE,),
                 stop_seconds=_KUBERNETES_SECONDS,
+                file=_ROWS,
                 source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
             ),
         )
@@ -347,11 +361,12 @@ def describe(given: Given) -> Description:
     why = _OTHER_MARKS.get(mark, f"{mark} is set{empty}")
     for other, also in others:
         why += f"; {also} would mean {other.name}, which comes later in the order"
-    read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
-    restarts = row.restarts(given.variables)
+    module = import_module(f"{__name__}.{row.file or row.name}")
+    read: Callable[[Given], Description] = module.ROWS[row.name] if row.file else module.describe
     made = read(given)
     why += "" if made.why == NONE.why else f"; {made.why}"
-    made = made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    made = made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds)
+    made = made._replace(restarts=row.restarts(given.variables))
     return _with_visible_gpus(made, given.variables)
 
 

@@ -1,0 +1,107 @@
+"""Platforms that take a few words each: what they set goes through what they share, or is not enough. Pure.
+
+SageMaker's file is the job's hosts. HyperPod's agent is the program, one in each pod, and gets its ranks from the
+operator. A rank of mpirun is one process, whatever scheduler gave mpirun the hosts. dstack and SkyPilot give every node
+the addresses of all. With LSF, PBS and OAR a job's script runs on its first host, and who starts what on the others is
+not known. Pods of KubeRay, of an Indexed Job and of a JobSet know nothing of each other: a person tells them.
+
+Sources: dstackai/dstack, runner/internal/executor/executor.go, execJob; docs.skypilot.co,
+running-jobs/environment-variables; IBM Spectrum LSF, Environment variables set for job execution; OpenPBS, qsub(1B),
+PBS_NODEFILE; Torque, qsub, PBS_NUM_NODES; OAR, user documentation; ray-project/kuberay,
+ray-operator/controllers/ray/common/pod.go, setContainerEnvVars; Kubernetes, Jobs, completion mode.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Callable, Mapping
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.given.platforms import HYPERPOD_AGENT, Description, Given, ranks
+from trainworks_launcher.given.platforms.common import Reader, described_by_addresses, on_one_host
+
+_ON_EACH_HOST = "start train once on each host, for example with"
+
+
+def _dstack(given: Given) -> Description:
+    return described_by_addresses(
+        given,
+        "dstack",
+        "dstack sets them for every node of a task: do not set or unset them",
+        count="DSTACK_NODES_NUM",
+        rank="DSTACK_NODE_RANK",
+        addresses="DSTACK_NODES_IPS",
+        gpus="DSTACK_GPUS_PER_NODE",
+        leader="DSTACK_MASTER_NODE_IP",
+    )
+
+
+def _skypilot(given: Given) -> Description:
+    return described_by_addresses(
+        given,
+        "SkyPilot",
+        "SkyPilot sets them in a task's run section: hand them on if it starts a container of its own",
+        count="SKYPILOT_NUM_NODES",
+        rank="SKYPILOT_NODE_RANK",
+        addresses="SKYPILOT_NODE_IPS",
+        gpus="SKYPILOT_NUM_GPUS_PER_NODE",
+    )
+
+
+def _lsf(given: Given) -> Description:
+    variables = given.variables
+    words = variables.get("LSB_MCPU_HOSTS", "").split()[::2] or variables.get("LSB_HOSTS", "").split()
+    words = words or given.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
+    parts = (variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX"))
+    job = "_".join(word for word in parts if word not in ("", "0"))
+    return on_one_host("LSF", "LSB_MCPU_HOSTS", words, f"{_ON_EACH_HOST} blaunch")._replace(job_id=job)
+
+
+def _pbs(given: Given) -> Description:
+    variables = given.variables
+    words = given.read(variables.get("PBS_NODEFILE", "")).split()
+    if not words and variables.get("PBS_NUM_NODES", "").strip() == "1":
+        words = [given.hostname]
+    made = on_one_host("PBS", "PBS_NODEFILE", words, f"{_ON_EACH_HOST} pbsdsh")
+    return made._replace(job_id=variables.get("PBS_JOBID", "").strip())
+
+
+def _oar(given: Given) -> Description:
+    variables = given.variables  # the file has a line for each core
+    words = given.read(variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")).split()
+    made = on_one_host("OAR", "OAR_NODEFILE", words, f"{_ON_EACH_HOST} oarsh")
+    return made._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
+
+
+def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]:
+    def describe(given: Given) -> Description:
+        reader = Reader(given.variables, title, advice)
+        reader.text(names.HOSTS_VARIABLE)
+        return Description(problems=reader.problems)
+
+    return describe
+
+
+ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
+    {
+        "sagemaker": lambda given: Description(resource_config=given.resource_config),
+        "hyperpod": lambda _: Description(where=HYPERPOD_AGENT),
+        "mpirun": ranks.describe,
+        "dstack": _dstack,
+        "skypilot": _skypilot,
+        "lsf": _lsf,
+        "pbs": _pbs,
+        "oar": _oar,
+        "kuberay": _told_by_a_person(
+            "KubeRay",
+            f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on every host"
+            f" that runs train; if each is a job of its own, set both to its own name",
+        ),
+        "indexed_job": _told_by_a_person(
+            "a Kubernetes Indexed Job",
+            f"set {names.HOSTS_VARIABLE} in the manifest, for example JOB-[0-3].SERVICE (docs/platforms/jobset.md); if"
+            " each pod is a job of its own, set it to the pod's own name",
+        ),
+    }
+)
+"""Name of the platform -> what it says."""
