@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from torch import nn
 
 from ranks import HERE, run_program, run_ranks
+from smdistributed.modelparallel.torch.exceptions import SMPConfigError
+from smdistributed.modelparallel.torch.pipeline.schedule import actions, print_schedule
 from smdistributed.modelparallel.torch.pipeline.tails import returned_modules
 
 MICROBATCHES = 6
@@ -59,20 +62,68 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     return {"order": runtime.port.order, "most": most, "begun": begun, "stats": runtime.stats}
 
 
-def test_interleaved_starts_a_backward_before_the_last_forward() -> None:
-    for rank in run_ranks(2, order_of_step, "interleaved", 2):
-        order = rank["order"]
-        assert order.index(("B", 0)) < order.index(("F", MICROBATCHES - 1))
-        assert rank["most"] <= 2
-        assert rank["begun"] == list(range(MICROBATCHES))
-        assert [mb for kind, mb in order if kind == "B"] == list(range(MICROBATCHES))
+def passes(actions: list[str]) -> list[tuple[str, int]]:
+    return [(kind, int(number)) for each in actions if each for _, kind, number in [re.split("([FB])", each)]]
 
 
-def test_simple_makes_all_forwards_first() -> None:
-    for rank in run_ranks(2, order_of_step, "simple", 2):
-        order = rank["order"]
-        assert [kind for kind, _ in order] == ["F"] * MICROBATCHES + ["B"] * MICROBATCHES
-        assert [mb for kind, mb in order if kind == "B"] == list(range(MICROBATCHES))
+def test_the_last_rank_runs_what_the_printed_schedule_says() -> None:
+    """What it runs next is the same whenever messages come: the other ranks choose among what has arrived."""
+    for schedule, active in (("interleaved", 2), ("interleaved", MICROBATCHES), ("simple", 2)):
+        first, last = run_ranks(2, order_of_step, schedule, active)
+        expected = actions(2, MICROBATCHES, schedule, active)
+        assert last["order"] == passes(expected[1])
+        assert sorted(first["order"]) == sorted(passes(expected[0]))
+        assert first["begun"] == last["begun"] == list(range(MICROBATCHES))
+        if schedule == "simple":
+            assert first["order"] == passes(expected[0])
+        else:
+            assert max(first["most"], last["most"]) <= active
+
+
+def test_a_printed_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    print_schedule(2, 3)
+    print_schedule(2, 2, "simple")
+    assert capsys.readouterr().out.splitlines() == [
+        "      rank 0  rank 1",
+        "  0:  0F0",
+        "  1:  0F1     1F0",
+        "  2:  0F2     1B0",
+        "  3:  0B0     1F1",
+        "  4:          1B1",
+        "  5:  0B1     1F2",
+        "  6:          1B2",
+        "  7:  0B2",
+        "      rank 0  rank 1",
+        "  0:  0F0",
+        "  1:  0F1     1F0",
+        "  2:          1F1",
+        "  3:          1B0",
+        "  4:  0B0     1B1",
+        "  5:  0B1",
+    ]
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("active", [1, 2, None])
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
+def test_every_schedule_is_whole(partitions: int, active: int | None, pipeline: str) -> None:
+    """Each pass runs once, after those that it needs, and no more microbatches are in flight than may be."""
+    columns = actions(partitions, 9, pipeline, active)
+    when = {each: time for column in columns for time, each in enumerate(column) if each}
+    assert len(when) == 2 * partitions * 9
+    for rank, number in itertools.product(range(partitions), range(9)):
+        assert when[f"{rank}F{number}"] < when[f"{rank}B{number}"]
+        if rank:
+            assert when[f"{rank - 1}F{number}"] < when[f"{rank}F{number}"]
+            assert when[f"{rank}B{number}"] < when[f"{rank - 1}B{number}"]
+    live = itertools.accumulate(1 if kind == "F" else -1 for kind, _ in passes(columns[0]))
+    assert max(live) <= (9 if pipeline == "simple" else active or partitions + 2)
+
+
+def test_a_schedule_that_cannot_be_is_refused() -> None:
+    for arguments in ((0, 1), (1, 0), (1, 1, "1f1b"), (1, 1, "simple", 0)):
+        with pytest.raises(SMPConfigError, match="a schedule needs 1 or more partitions"):
+            actions(*arguments)
 
 
 def test_the_last_rank_needs_no_threads() -> None:

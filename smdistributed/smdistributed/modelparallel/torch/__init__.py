@@ -59,6 +59,7 @@ from .nn import set_tensor_parallelism, tensor_parallelism, tp_register, tp_regi
 from .partitioning.creation import delay_param_initialization, model_creation
 from .partitioning.placement import partition, set_partition
 from .partitioning.tracing import is_tracing
+from .pipeline.schedule import print_schedule
 from .step_function import StepOutput, num_microbatches, step
 from .training.activation_checkpointing import set_activation_checkpointing
 from .training.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
@@ -122,6 +123,7 @@ __all__ = [
     "pp_barrier",
     "pp_rank",
     "pp_size",
+    "print_schedule",
     "rank",
     "rdp_barrier",
     "rdp_rank",

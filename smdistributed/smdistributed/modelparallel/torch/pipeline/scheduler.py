@@ -36,8 +36,8 @@ from .threadstate import Applied, Flags, Home
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
 """Why a context is ready: a forward got its answer; a backward; a request; a microbatch."""
 
-_INTERLEAVED = {RETURNED: 0, BACKWARD: 1, FORWARD: 2, START: 3}
-_SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
+INTERLEAVED = {RETURNED: 0, BACKWARD: 1, FORWARD: 2, START: 3}
+SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
 
 _PATIENCE = 0.05
 """Seconds after which a rank that waits for outputs starts another microbatch. Its script may meet others before."""
@@ -73,7 +73,7 @@ class Step:
         self.results: list[Any] = [None] * self.size
         self.started = self.finished = 0
         self.ready: list[tuple[int, int, int, Context]] = []
-        self.priorities = _SIMPLE if simple else _INTERLEAVED
+        self.priorities = SIMPLE if simple else INTERLEAVED
         self.arrivals = itertools.count()
         self.arrived: dict[Key, Any] = {}
         self.waiting: dict[Key, tuple[Context, str]] = {}
