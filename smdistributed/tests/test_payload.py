@@ -209,3 +209,36 @@ def used_where_made_ready() -> bool:
     step(model, torch.ones(8, 4))
     smp.barrier()
     return all(seen) and len(seen) == (4 if smp.pp_rank() == 1 else 0)
+
+
+def sent_in_training(use_cache: bool) -> tuple[int, float]:
+    """Train Hugging Face's GPT-2; return the bytes that this rank sent, and the loss."""
+    import networks
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    torch.manual_seed(1)
+    plain: Any = networks.build("gpt2")
+    plain.config.use_cache = use_cache
+    for layer in plain.transformer.h[1:]:
+        smp.set_partition(layer, 1)
+    model = smp.DistributedModel(plain)
+
+    @smp.step
+    def train(model: Any, ids: torch.Tensor) -> Any:
+        loss = model(input_ids=ids, labels=ids).loss
+        model.backward(loss)
+        return loss
+
+    loss = float(train(model, torch.arange(240).reshape(40, 6) % 30).reduce_mean())
+    runtime = present()
+    assert runtime is not None
+    return runtime.transport.bytes_sent, loss
+
+
+def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
+    plain, caching = run_ranks(2, sent_in_training, False), run_ranks(2, sent_in_training, True)
+    for (least, expected), (found, loss) in zip(plain, caching, strict=True):
+        assert loss == expected
+        assert found <= 1.1 * least

@@ -112,6 +112,7 @@ def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> 
     kept.where, kept.in_step = f"module {name!r} ({type(module).__name__})", in_step
     object.__setattr__(module, "_parameters", kept)
     object.__setattr__(module, "_call_impl", module.forward)
+    vars(module).pop("_compiled_call_impl", None)  # its owner compiles it
     object.__setattr__(module, "_apply", functools.partial(_apply_children, module))
     kind: Any = type(module)
     if kind.__call__ is not nn.Module.__call__:

@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_module
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
 
+from .caches import trimmed
 from .contexts import Context
 from .messages import Backward, CallId, Forward, Mode, pack_arguments
 from .modules import run_children
@@ -194,7 +195,7 @@ class Caller:
         self.made += 1
         tail = self._tail(context, number)
         call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
-        arguments, tensors = pack_arguments(args, kwargs)
+        arguments, tensors = pack_arguments(*trimmed(port.modules.modules[number], args, kwargs))
         flags = capture()
         if flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from .tails import returned_modules
@@ -66,6 +69,11 @@ class Modules:
             remote: Called with the number of a remote module, and arguments.
             chain: The same for a Sequential of this rank that spans ranks.
         """
+        # What a torch.compile around a remote module traces ends before the call: the scheduler cannot be compiled.
+        if "torch._dynamo" in sys.modules:
+            untraced: Any = torch.compiler.disable
+            why = {"reason": _PARTED} if "reason" in inspect.signature(untraced).parameters else {}
+            remote, chain = untraced(remote, **why), untraced(chain, **why)
         for number, module in enumerate(self.modules):
             if number and self.owner[number] != self.me:
                 _replace(module, _Entrance(remote, number))
@@ -111,6 +119,12 @@ class Modules:
 
         follow(self.root, ())
         return found
+
+
+_PARTED = (
+    "a module in what torch.compile got is on another partition: leave fullgraph out, or place it with its parent by "
+    "smp.set_partition"
+)
 
 
 class _Entrance:

@@ -10,6 +10,7 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
 
+from .caches import hollow
 from .messages import Backward, Hop, NotStarted, Outputs
 from .port import Port
 from .scheduler import FORWARD
@@ -48,7 +49,7 @@ class Model:
             result = port.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
-        value, tensors = flatten(result)
+        value, tensors = flatten(hollow(result))
         if context.tail is not None:
             sent, context.tail = context.tail, None
             if len(sent) != len(tensors) or any(a is not b for a, b in zip(sent, tensors, strict=True)):
