@@ -13,7 +13,7 @@ import pytest
 
 from smdistributed.modelparallel.torch.job.config import IGNORED, ORDERS, RANGES, REFUSED, Config, SMPConfigError
 
-PAGE = Path(__file__).parents[2] / "docs/smdistributed.md"
+PAGE = Path(__file__).parents[2] / "docs/smdistributed-names.md"
 
 BOOLS = [key for key, each in RANGES.items() if each.kind is bool]
 

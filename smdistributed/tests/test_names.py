@@ -13,7 +13,7 @@ import torch
 
 from ranks import run_ranks
 
-PAGE = Path(__file__).parents[2] / "docs/smdistributed.md"
+PAGE = Path(__file__).parents[2] / "docs/smdistributed-names.md"
 ROOTS = {"smp": "smdistributed.modelparallel.torch", "smddp": "smdistributed.dataparallel.torch"}
 MODELS = ("bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta", "t5")
 # The guide's functions; "{}" is the model.

@@ -16,7 +16,7 @@ from ranks import HERE, Ended, run_program
 SCRIPTS = HERE / "scripts"
 
 PUBLIC = "TRAINWORKS_PUBLIC_SCRIPTS"
-"""Names the folder with the public scripts; docs/smdistributed.md says how to fill it."""
+"""Names the folder with the public scripts; smdistributed/README.md says how to fill it."""
 
 PIPELINE = {"pipeline_parallel_degree": 2, "microbatches": 4}
 SHARDED = {"sharded_data_parallel_degree": 2, "microbatches": 2, "ddp": True}
@@ -238,7 +238,7 @@ PUBLIC_SCRIPTS = {
 def test_a_public_script_runs_unchanged(name: str, tmp_path: Path) -> None:
     script = PUBLIC_SCRIPTS[name]
     if script.file is None or not script.file.exists():
-        pytest.skip(f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; docs/smdistributed.md says how to get it")
+        pytest.skip(f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how to get it")
     lines = [[(start * 7 + step) % 97 for step in range(33)] for start in range(64)]
     text = "".join(json.dumps({"input_ids": line, "attention_mask": [1] * 33}) + "\n" for line in lines)
     (tmp_path / "train_1.json").write_text(text)
