@@ -18,8 +18,10 @@ from trainworks_launcher.checks.rules import judge
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given import devices, platforms
+from trainworks_launcher.given import devices, limits, platforms
+from trainworks_launcher.given.entry import Code
 from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.given.invocation import Invocation
 from trainworks_launcher.given.platforms import Given
 from trainworks_launcher.job.fabric import LOCKED_BYTES, choose_fabric
 from trainworks_launcher.job.job import make_job
@@ -327,3 +329,57 @@ def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
     given = {"TRAINWORKS_NUMA_BINDING": variable}
     with pytest.raises(RefusalError, match="TRAINWORKS_NUMA_BINDING"):
         plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=given, manifest=image))
+
+
+# ---------------------------------------------------------------------------------------------------------- CPU limits
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "100000 100000"}, 1),
+        ("0::/", {"cpu.max": "150000 100000"}, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/job/step", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),
+        ("0::/job/step", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "200000 100000"}, 2),
+        ("0::/not/seen/from/inside", {"cpu.max": "300000 100000"}, 3),
+        ("3:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("3:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "50000"}, 2),
+        ("3:cpuset:/x", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("0::/", {"cpu.max": "what"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_limit_of_cpu_time_is_read_from_the_control_group(
+    membership: str, files: dict[str, str], quota: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "membership").write_text(membership + "\n", encoding="ascii")
+    for name, text in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(text + "\n", encoding="ascii")
+    assert limits.cpu_quota(str(tmp_path / "membership"), str(tmp_path / "cgroup")) == quota
+
+
+LIMITED = Devices(gpus=0, cpus=3, interfaces=("eth0", "lo"), cpus_limited=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "program", "more", "threads"),
+    [
+        (Invocation(("train.py",)), Devices(gpus=0, cpus=8), "train.py", {}, None),
+        (Invocation(("train.py",)), LIMITED, "train.py", {}, "3"),
+        (Invocation(("run.sh",)), LIMITED, "run.sh", {}, None),
+        (Invocation(("train.py",), "torch_distributed", 2), Devices(gpus=0, cpus=8), "train.py", {}, "4"),
+        (Invocation(("train.py",), "torch_distributed", 2), LIMITED, "train.py", {}, "1"),
+        (Invocation(("train.py",), "mpi", 8), Devices(gpus=0, cpus=4), "train.py", {}, "1"),
+        (Invocation(("train.py",), "mpi", 2), LIMITED, "train.py", {"OMP_NUM_THREADS": "7"}, None),
+    ],
+)
+def test_each_rank_gets_its_part_of_the_cpus(
+    asked: Invocation, seen: Devices, program: str, more: dict[str, str], threads: str | None
+) -> None:
+    code = Code("/opt/ml/code", entries=(program,), executable=(program,))
+    given = {"PATH": "/usr/bin:/bin", **more}
+    made = plan(environment(dict(asked.hyperparameters), invocation=asked, devices=seen, code=code, variables=given))
+    assert made.env.get("OMP_NUM_THREADS") == threads
+    assert made.env["SM_NUM_CPUS"] == str(seen.cpus)

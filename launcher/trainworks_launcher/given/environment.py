@@ -21,7 +21,7 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts
-from trainworks_launcher.given import drivers, entry, places, platforms
+from trainworks_launcher.given import drivers, entry, limits, places, platforms
 from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.given.manifest import Manifest, parse_manifest
@@ -50,7 +50,8 @@ class Devices(NamedTuple):
         gpus: Number of NVIDIA GPUs that this process may use.
         visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves, as it calls them; None: all.
         neuron_devices: Number of Neuron devices.
-        cpus: Number of CPUs.
+        cpus: Number of CPUs that this container may use.
+        cpus_limited: Whether a limit of CPU time says so, and not the CPUs themselves.
         efa: Names of the EFA devices that can be opened here; None if they cannot be known (preflight).
         closed_efa: Names of the host's other EFA devices.
         locked_memory: Bytes of memory that a process may lock; None: no limit is known.
@@ -69,6 +70,7 @@ class Devices(NamedTuple):
     closed_efa: tuple[str, ...] = ()
     locked_memory: int | None = None
     gpu_nodes: tuple[int, ...] = ()
+    cpus_limited: bool = False
 
 
 class Environment(NamedTuple):
@@ -537,12 +539,14 @@ def _probe(variables: Mapping[str, str], resource_config: Mapping[str, Json], al
     gpus = counted if visible is None else len(visible)
     gpus = gpus if allowed is None else min(gpus, allowed)
     usable, closed = efa_devices()
+    cpus, limit = _count_cpus(), limits.cpu_quota()
     return Devices(
         gpus=gpus,
         gpu_nodes=nodes_of_gpus(gpus, visible, variables),
         visible_gpus=visible,
         neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
-        cpus=_count_cpus(),
+        cpus=min(cpus, limit or cpus),
+        cpus_limited=limit is not None and limit < cpus,
         efa=usable,
         closed_efa=closed,
         locked_memory=locked_memory() if usable else None,

@@ -40,6 +40,28 @@ def groups(
         yield directory, version
 
 
+def cpu_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+    """Return the CPUs' worth of time that this control group, and those above it, may use, rounded up; None: no limit.
+
+    Source: cpu.max (version 2), cpu.cfs_quota_us and cpu.cfs_period_us (version 1). docker's --cpus and Kubernetes'
+    limits.cpu set them; they are not in the set of CPUs that sched_getaffinity(2) returns.
+    """
+    found = []
+    for directory, version in groups("cpu", membership, root):
+        for place in (Path(directory), *Path(directory).parents):
+            if not f"{place}/".startswith(f"{root}/"):
+                break
+            with contextlib.suppress(OSError, ValueError):
+                if version == 2:
+                    quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+                else:
+                    both = (place / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+                    quota, period = (file.read_text(encoding="ascii").strip() for file in both)
+                if int(quota) > 0:
+                    found.append(-(-int(quota) // int(period)))
+    return min(found, default=None)
+
+
 def why_no_thread() -> tuple[str, str]:
     """Return (why a thread could not be started, what to do), as far as it can be observed."""
     if _clone3() == errno.EPERM:

@@ -271,6 +271,22 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 
+_THREADS = "OMP_NUM_THREADS"
+
+
+def _threads(job: Job) -> tuple[int, str]:
+    """Return the threads of each rank of this host, and why; 0 where OpenMP's own default, all CPUs, is right.
+
+    Not where the platform starts the ranks and shares the CPUs out, and not for a program that may start ranks itself.
+    """
+    devices, ranks = job.environment.devices, job.placement.processes_per_host
+    alone = ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python)
+    if alone or devices.efa is None or job.environment.platform.tasks is not None:  # efa: the host is not known
+        return 0, ""
+    limited = ", by its limit of CPU time," if devices.cpus_limited else ""
+    return max(1, devices.cpus // ranks), f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
+
+
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     """Return variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
     variables: dict[str, str] = dict(job.network.fabric.variables)
@@ -284,6 +300,10 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
     why += [Reason(name, text, Origin.PLATFORM) for name, text in job.environment.results.why.items()]
+    threads, of = _threads(job)
+    if threads and _THREADS not in job.inherited:
+        variables[_THREADS] = str(threads)
+        why.append(Reason(_THREADS, of))
     recorder = recorder_variables(job)
     variables.update(recorder)
     why += [
