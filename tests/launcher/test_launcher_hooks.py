@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -71,10 +72,10 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
-        ({}, "stacks exit"),
-        ({"TRAINWORKS_CLEAN_EXIT": "off"}, "stacks"),
-        ({"TRAINWORKS_HANG": "off"}, "exit"),
-        ({"TRAINWORKS_HANG": "off", "TRAINWORKS_CLEAN_EXIT": "off"}, ""),
+        ({}, "stacks exit end"),
+        ({"TRAINWORKS_CLEAN_EXIT": "off"}, "stacks end"),
+        ({"TRAINWORKS_HANG": "off"}, "exit end"),
+        ({"TRAINWORKS_HANG": "off", "TRAINWORKS_CLEAN_EXIT": "off"}, "end"),
     ],
 )
 def test_which_hooks_a_job_has(variables: dict[str, str], found: str) -> None:
@@ -91,3 +92,73 @@ def test_the_program_that_has_the_hooks_knows_the_names() -> None:
     """It imports nothing of ours, so it has our constants as text."""
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(encoding="utf-8")
     assert f'"{names.PYTHON_HOOKS_VARIABLE}"' in text
+
+
+IMPORTS = "import faulthandler, multiprocessing, os, signal, sys, threading, time, traceback\n"
+AS_WITHOUT = {
+    "passes": "pass",
+    "raises": "def f(): 1 / 0\nf()",
+    "exits": "sys.exit(3)",
+    "exits with a text": "sys.exit('no data')",
+    "ends hard": "print('said', flush=True)\nos._exit(5)",
+    "aborts": "faulthandler.enable()\nos.abort()",
+    "is interrupted": "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
+    "has its own hook": "sys.excepthook = lambda *given: print(given[0], given[1])\n1 / 0",
+    "has a hook around Python's": "sys.excepthook = lambda *given: print('first', sys.__excepthook__(*given))\n1 / 0",
+    "has a hook that fails": "def hook(*given): raise KeyError(2)\nsys.excepthook = hook\n1 / 0",
+    "has no hook": "del sys.excepthook\n1 / 0",
+    "has Python's hooks": (
+        "print(sys.excepthook is sys.__excepthook__, threading.excepthook is threading.__excepthook__)"
+    ),
+    "prints what it handles": "try: 1 / 0\nexcept ZeroDivisionError: sys.excepthook(*sys.exc_info())",
+    "loses a thread": "t = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start(); t.join()\nprint('on')",
+    "has a thread's own hook": (
+        "threading.excepthook = lambda given: print(given.exc_type)\n"
+        "t = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join()"
+    ),
+    "forks, and the child raises": "if not os.fork(): 1 / 0\nprint(os.wait()[1])",
+    "forks, and the child exits": "if not os.fork(): sys.exit(4)\nprint(os.wait()[1])",
+    "spawns": (
+        "def work(): print('worked', flush=True); sys.exit(6)\n"
+        "if __name__ == '__main__':\n"
+        "    p = multiprocessing.get_context('spawn').Process(target=work); p.start(); p.join(); print(p.exitcode)"
+    ),
+    "has an exception without a text": "class E(Exception):\n    def __str__(self): raise KeyError(1)\nraise E()",
+    "recurses": "sys.tracebacklimit = 3\ndef f(): f()\nf()",
+    "has no standard error": "os.close(2)\n1 / 0",
+    "has a module with a name of Python's": (
+        "open('json.py', 'w').write('print(\\'mine\\')')\nsys.path.insert(0, os.getcwd())\n1 / 0"
+    ),
+    "changes its directory": "os.chdir('/')\n1 / 0",
+    "has a message that is no text": "raise ValueError('\\udc80', b'\\xff')",
+}
+
+
+@pytest.mark.parametrize("runtime", ["", "gone"])
+@pytest.mark.parametrize("name", AS_WITHOUT)
+def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtime: str) -> None:
+    """Its status, and every byte that it prints, are those of plain Python."""
+    (tmp_path / "x.py").write_text(IMPORTS + AS_WITHOUT[name], encoding="utf-8")
+    hooked = {
+        "PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"),
+        names.PYTHON_HOOKS_VARIABLE: "stacks exit end",
+        names.RUNTIME_DIRECTORY_VARIABLE: str(tmp_path / runtime),
+    }
+    for options in ((), ("-O",)):
+        command = (sys.executable, *options, str(tmp_path / "x.py"))
+        ends = []
+        for env in ({}, hooked):
+            done = subprocess.run(command, env=env, capture_output=True, cwd=tmp_path, check=False)
+            ends.append((done.returncode, done.stdout, re.sub(rb"0x[0-9a-f]+", b"", done.stderr)))
+        assert ends[0] == ends[1]
+
+
+def test_a_sitecustomize_of_the_users_own_is_read(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.excepthook = lambda *_: print('mine')", encoding="utf-8"
+    )
+    write_inputs(tmp_path, "raise ValueError('loss is nan')", {}, {})
+    with Launcher(tmp_path, variables={"PYTHONPATH": str(tmp_path)}) as made:
+        assert made.wait() == 1
+    assert "\nmine\n" in made.text
+    assert made.failure.startswith("ValueError: loss is nan\n")

@@ -15,7 +15,7 @@ from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.children.ranks import Rank
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
-from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_of, last_words
+from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_of
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -30,26 +30,19 @@ from trainworks_launcher.supervise.outcome.outcome import (
     suspect_of,
     with_status,
 )
+from trainworks_launcher.supervise.outcome.records import Record, read
 from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
-from trainworks_launcher.supervise.outcome.tracebacks import find_traceback
 from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
 from trainworks_launcher.supervise.verdict.verdict import Verdict
 
-FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
-SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'
-CHAIN = FIRST + "\nDuring handling of the above exception, another exception occurred:\n\n" + SECOND
-UNREADABLE = '  File "/opt/ml/code/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
-GROUP = """\
-  + Exception Group Traceback (most recent call last):
-  |   File "a.py", line 2, in <module>
-  |     raise ExceptionGroup("two failed", [ValueError("one"), TypeError("two")])
-  | ExceptionGroup: two failed (2 sub-exceptions)
-  +-+---------------- 1 ----------------
-    | ValueError: one
-    +---------------- 2 ----------------
-    | TypeError: two
-    +------------------------------------
-"""
+FRAMES = '  File "a.py", line 1, in <module>\n    boom()\n'
+
+
+def died(message: str = "ValueError: first\n", frames: str = FRAMES, output: bytes = b"step 1\n") -> Said:
+    """A process that died of an exception, by its own record."""
+    return Said(output, output, [Record(7, 1.0, 2.0, message, frames)], 7)
+
+
 TORCHRUN = (
     'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n'
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
@@ -58,52 +51,8 @@ TORCHRUN = (
 )
 
 
-def marked(text: str, rank: int) -> str:
-    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("tail", "processes", "cause"),
-    [
-        ("no traceback", 1, ""),
-        ("log\n" + FIRST, 1, "ValueError: first"),
-        (FIRST + "handled\n" + SECOND, 1, "KeyError: second"),
-        (FIRST + "other rank\n" + SECOND, 4, "ValueError: first"),
-        (CHAIN, 1, "KeyError: second"),
-        (CHAIN, 4, "KeyError: second"),
-        (marked(FIRST, 2) + TORCHRUN, 2, "ValueError: first"),
-        (TORCHRUN, 2, ""),
-        (FIRST.replace("ValueError", "rank 2 of 4\nValueError"), 4, "ValueError: first"),
-        (FIRST.replace('  File "a.py"', 'step 7, loss 0.5\n  File "a.py"'), 4, "ValueError: first"),
-        (FIRST.replace("ValueError: first", "torch.OutOfMemoryError: full"), 1, "torch.OutOfMemoryError: full"),
-        (FIRST.replace("ValueError: first", "KeyboardInterrupt"), 1, "KeyboardInterrupt"),
-        ("Traceback (most recent call last):", 1, "Traceback (most recent call last):"),
-        (" 30%|###       | 3/10 [00:01<00:02]" + FIRST, 1, "ValueError: first"),
-        ("epoch 1\r30%|### 3/10\r40%|#### 4/10" + FIRST, 1, "ValueError: first"),
-        (FIRST + "Exception ignored in: <function f>\n" + SECOND, 1, "ValueError: first"),
-        (UNREADABLE, 1, "SyntaxError: invalid syntax"),
-        ("step 1\n" + UNREADABLE.replace("SyntaxError: invalid syntax", "TabError: tabs"), 4, "TabError: tabs"),
-        (GROUP, 1, "ExceptionGroup: two failed (2 sub-exceptions)"),
-        (GROUP, 4, "ExceptionGroup: two failed (2 sub-exceptions)"),
-    ],
-)
-def test_which_traceback_is_the_cause(tail: str, processes: int, cause: str) -> None:
-    found = find_traceback(tail, processes)
-    assert (found.cause if found else "") == cause
-
-
-def test_frames_of_the_runner_are_left_out() -> None:
-    frames = (
-        '  File "<frozen runpy>", line 88, in _run_code\n  File "/v/site-packages/mpi4py/run.py", line 1, in main\n'
-    )
-    text = FIRST.replace('  File "a.py"', frames + '    run()\n  File "a.py"')
-    found = find_traceback(text, 4)
-    assert found is not None
-    assert [*found.frames, *found.exception] == FIRST.splitlines()
-
-
 def test_the_cause_stands_first() -> None:
-    text = failure_of(what="train.py", host="algo-2", mode="mpi", returncode=3, said=Said(FIRST.encode())).text
+    text = failure_of(what="train.py", host="algo-2", mode="mpi", returncode=3, said=died()).text
     assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
 
 
@@ -121,54 +70,32 @@ def test_the_cause_stands_first() -> None:
     ],
 )
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
-    tail = FIRST.replace("ValueError: first", message).encode()
+    said = died(f"{message}\n")
     for mode, told in (("smdistributed.modelparallel", True), ("smdistributed.dataparallel", True), ("mpi", False)):
-        lines = failure_of(what="train.py", host="a", mode=mode, returncode=1, said=Said(tail)).text.splitlines()
+        lines = failure_of(what="train.py", host="a", mode=mode, returncode=1, said=said).text.splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
-    below = tail.replace(b'File "a.py"', b'File "/v/site-packages/smdistributed/modelparallel/torch/step.py"')
-    text = failure_of(what="train.py", host="a", mode="mpi", returncode=1, said=Said(below)).text
+    below = died(f"{message}\n", FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"))
+    text = failure_of(what="train.py", host="a", mode="mpi", returncode=1, said=below).text
     assert "SMP_CPU_EMULATION=1" in text
 
 
-STATE_DICT = FIRST.replace("ValueError: first", "RuntimeError: Error(s) in loading state_dict for Linear:") + (
-    '\tMissing key(s) in state_dict: "bias".\n'
-    "\tsize mismatch for weight: copying a param with shape torch.Size([3, 4]) from checkpoint.\n"
-)
-CUDA = FIRST.replace("ValueError: first", "torch.AcceleratorError: CUDA error: device-side assert triggered") + (
-    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nDevice-side assertion tracking was not enabled by user.\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("errors", "kept", "dropped"),
-    [
-        (STATE_DICT, ["size mismatch for weight", "Missing key(s)"], []),
-        (CUDA, ["CUDA_LAUNCH_BLOCKING=1", "assertion tracking"], []),
-        (CUDA + "2026-11-22 10:00:00,001 INFO bye\n", ["assertion tracking"], ["INFO bye"]),
-        (CUDA + "Exception raised from f at x.cpp:3 (most recent call first):\nframe #0: c10\n", [], ["frame #0"]),
-        (FIRST + "a note of add_note()\n", ["a note of add_note()"], []),
-        (GROUP, ["ValueError: one", "TypeError: two", 'File "a.py", line 2'], []),
-        (UNREADABLE, ["def f(:", "line 3"], []),
-    ],
-)
-def test_the_whole_message_is_kept_and_nothing_after_it(errors: str, kept: list[str], dropped: list[str]) -> None:
-    """Python writes what the script printed after the traceback: its own buffer is written at the end."""
-    tail = f"{errors}loss 0.5\n"
-    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), errors.encode())).text
-    assert all(words in text for words in kept)
-    assert not any(words in text for words in (*dropped, "loss 0.5"))
-    of_many = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), processes=2)).text
-    assert "loss 0.5" not in of_many
-    assert of_many.splitlines()[0] == text.splitlines()[0]
+def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
+    message = (
+        "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize mismatch: weight.\n"
+    )
+    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")).text
+    assert text.splitlines()[0] == "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): bias."
+    assert "size mismatch: weight" in text
+    assert "loss 0.5" not in text
 
 
 @pytest.mark.parametrize(("frames", "message"), [(100, 500), (3, 5000), (200, 100), (1, 900)])
 def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, message: int) -> None:
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
-    errors = f"Traceback (most recent call last):\n{lines}ValueError: the cause\n{words}\n".encode()
-    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(errors, errors)).text
+    said = died(f"ValueError: the cause\n{words}\n", lines)
+    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=said).text
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -177,11 +104,10 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    text = failure_of(
-        what="x.py", host="a", mode="none", returncode=1, said=Said(FIRST.replace("f", "\x1b[1mf").encode())
-    ).text
+    said = Said(b"\x1b[1mstep 1\n", records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'), pid=7)
+    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=said).text
     assert "\x1b" not in text
-    assert text.startswith("ValueError: first\n")
+    assert text.startswith("ValueError: ")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
@@ -213,10 +139,7 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
     ],
 )
 def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(exception: str, *, expected: bool) -> None:
-    said = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{exception}\n'
-    assert died_of_a_peer(Said(said.encode(), said.encode())) is expected
-    other = ("Connection reset by peer\n" + FIRST).encode()
-    assert not died_of_a_peer(Said(other, other))
+    assert died_of_a_peer(Record(7, message=f"{exception}\n")) is expected
 
 
 @pytest.mark.parametrize(
@@ -341,12 +264,23 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     log = "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
     delay = "[algo-1:00012] Delaying for 1 seconds before aborting\n"
     for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
+        errors = f"the set is empty\n{said}".encode()
+        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, [Record(7)], 7))
+        assert told.text.startswith("the set is empty\n"), said
         errors = said.encode()
-        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors), rank=1)
-        assert told.text.startswith("x.py on host a, rank 1 (mode mpi): exit status 1"), said
-        errors = (FIRST + said).encode()
-        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, said.encode()))
-        assert told.text.startswith("ValueError: first"), said
+        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, [Record(7)], 7))
+        assert told.text.startswith("x.py on host a (mode mpi): exit status 1"), said
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no record\n", b'{"pid": 7', b"[]\n", b"\xff\n", b'{"pid": "x", "at": [], "rank": {}}\n', b"{" * 9999],
+)
+def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
+    """A program of the user's may write there, and a full disk cuts a line in two."""
+    found = read(data + b'\n{"pid": 7, "at": 2.5, "message": "ValueError: first", "rank": 1}\n')
+    assert found[-1] == Record(7, 0.0, 2.5, "ValueError: first", rank=1)
+    assert not any(row.message for row in found[:-1])
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
@@ -357,22 +291,6 @@ def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
         "out of memory: the kernel killed 1 process(es) of host b\n"
         "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137)"
     )
-
-
-@pytest.mark.parametrize(
-    ("tail", "died_of_it"),
-    [
-        (FIRST, True),
-        (FIRST + "bye\n", True),
-        (FIRST + "went on\n" * 9, False),
-        ("fine\n", False),
-        (FIRST + "\tmore of the message\n" * 9, True),
-        (GROUP, True),
-    ],
-)
-def test_a_traceback_that_was_only_logged_is_no_death(tail: str, died_of_it: bool) -> None:
-    found = last_words(Said(tail.encode(), tail.encode()), 1)
-    assert (found.died_of is not None) is died_of_it
 
 
 @pytest.mark.parametrize(
@@ -407,7 +325,7 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
 
     kernel_has_killed(1)
     counted = functools.partial(oom_kills, str(tmp_path / "cgroup"), str(tmp_path))
-    verdict = Verdict(plan(environment()), str(tmp_path), Masker({}), counted)
+    verdict = Verdict(plan(environment()), str(tmp_path), Masker({}), oom_kills=counted)
     rank = Rank(1, os.getpid(), 1)
     rank.status = -signal.SIGKILL
     kernel_has_killed(2)
@@ -480,8 +398,8 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
 
 def test_the_longest_failure_fits_into_a_message() -> None:
     line = "\U0001f525" * 3000
-    errors = f'Traceback (most recent call last):\n  File "{line}", line 1, in f\nValueError: {line}\n{line}\n'.encode()
-    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(errors, errors), rank=3)
+    said = died(f"ValueError: {line}\n{line}\n", f'  File "{line}", line 1, in f\n')
+    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=said, rank=3)
     assert len(json.dumps(outcome_fields(with_status(told, -9)))) < MESSAGE_LIMIT
     assert len(told.text) <= 1024
 

@@ -17,11 +17,10 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
     asked = {
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
+        "end": True,
         "standby": any(row.subject == "standby.py" for row in plan.why),
     }
     hooks = [name for name, wanted in asked.items() if wanted]
-    if not hooks:
-        return {}
     path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")
     words = (str(Path(environment.launcher_directory, "programs", "python")), path)
     return {"PYTHONPATH": os.pathsep.join(filter(None, words)), names.PYTHON_HOOKS_VARIABLE: " ".join(hooks)}

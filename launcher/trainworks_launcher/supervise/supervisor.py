@@ -140,7 +140,7 @@ class _Supervisor:
         prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._running = Running(plan.ranks_by)
-        self._verdict = Verdict(plan, self._base, self._masker)
+        self._verdict = Verdict(plan, self._base, self._masker, self._runtime.path)
         self._failed: tuple[int, output.Tail] | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
@@ -420,13 +420,15 @@ class _Supervisor:
         if code == 0 and not lost:
             kind = STOPPED if stopped else SUCCEEDED
             text = "stopped by a signal; the program ended with status 0" if stopped else ""
-            if not stopped:
-                self._warn_of_tracebacks()
+            died_of = "" if stopped else self._verdict.unheard(self._running.pid)
+            if died_of:
+                advice = "in a shell, `set -o pipefail` lets a pipe fail with any part of it"
+                self._log(f"warning: the status is 0, and the last Python died of {died_of}; {advice}")
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
             return
-        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, stopped)
+        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, stopped, self._running.pid)
         seconds = 0.0 if stopped else self._verdict.seconds_for_others(outcome, tail)
         if not seconds:
             self._report(outcome)
@@ -439,27 +441,11 @@ class _Supervisor:
         self._log(why)
         self._report(self._verdict.of_ranks(self._running.tail))
 
-    def _warn_of_tracebacks(self) -> None:
-        """Status 0 after a traceback: a shell's pipe has the status of its last part."""
-        ranks = self._running.ranks
-        for tail in [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]:
-            if tail.traced_at:
-                from trainworks_launcher.supervise.outcome.tracebacks import at_the_end  # only a traceback needs it
-
-                said = at_the_end(tail.errors().decode("utf-8", "replace")) or at_the_end(
-                    tail.read().decode("utf-8", "replace")
-                )
-                if said:
-                    self._log(
-                        f"warning: the status is 0, and the last words are a traceback ({shorten(said)}); in a shell,"
-                        " `set -o pipefail` lets a pipe fail with any part of it"
-                    )
-
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
         if self._phase < Phase.ENDING:
             name = name_of_program(self._plan)
-            self._report(self._verdict.of_command(name, code, tail, self._stopping.signal))
+            self._report(self._verdict.of_command(name, code, tail, self._stopping.signal, self._running.pid))
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:

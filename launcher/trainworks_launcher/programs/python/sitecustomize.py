@@ -6,6 +6,8 @@ TRAINWORKS_PYTHON_HOOKS says what:
 - ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last collective's tensors
   after the collective has ended, and needs the interpreter for that. If that has gone, the process is aborted after the
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
+- ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
+  none did; and one for each exception that ended a thread. ``supervise/outcome/records.py`` reads it.
 - ``standby``: torchrun may start a rank before it is needed (``standby.py``). Such a Python waits here, before the
   first line of its script, for the rank that it takes over.
 
@@ -14,6 +16,10 @@ Python imports the first ``sitecustomize`` that it finds, so the next one on the
 
 import os
 import sys
+
+TYPE_CHECKING = False  # no start of Python waits for typing
+if TYPE_CHECKING:
+    from typing import Any
 
 _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
 _CHANNEL = "TRAINWORKS_STANDBY_CHANNEL"  # names.STANDBY_CHANNEL_VARIABLE
@@ -86,6 +92,72 @@ def _read(thread: str, name: str) -> str:
         return ""  # the thread has ended
 
 
+def _note_the_end() -> None:
+    import _thread
+    import atexit
+    import time
+
+    # CPython sets it for an exception that ends the program, and for no other; whoever has replaced sys.excepthook.
+    last = "last_exc" if sys.version_info >= (3, 12) else "last_value"
+    file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/ends"  # names.RUNTIME_DIRECTORY_VARIABLE
+    began, clock = time.monotonic(), time.monotonic
+    noted = []
+
+    def write(fields: str) -> None:
+        opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.write(opened, f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode())
+        os.close(opened)
+
+    def note(error: "BaseException", thread: str = "") -> None:
+        library = os.path.dirname(os.__file__)  # noqa: PTH120
+        sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
+        try:
+            noted.append(os.getpid())
+            found: dict[str, Any] = {}
+            path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
+            with open(path, encoding="utf-8") as opened:  # noqa: PTH123
+                exec(compile(opened.read(), path, "exec"), found)  # noqa: S102
+            write(found["described"](error, thread))
+        except BaseException:  # noqa: BLE001  (never in the way of the script)
+            pass
+        finally:
+            sys.path.remove(library)
+
+    def at_exit() -> None:
+        try:
+            error = getattr(sys, last, None)
+            if os.getpid() in noted:
+                return
+            if isinstance(error, BaseException):
+                note(error)
+            else:
+                write("")
+        except BaseException:  # noqa: BLE001
+            pass
+
+    def excepthook(kind: "type[BaseException]", error: "BaseException", trace: "Any") -> None:
+        if error is getattr(sys, last, None):
+            note(error)  # now: who is dying may be killed before it ends
+        shown(kind, error, trace)
+
+    def of_thread(given: "_thread._ExceptHookArgs") -> None:
+        if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
+            threads = len(noted)
+            note(given.exc_value, getattr(given.thread, "name", "") or "?")
+            del noted[threads:]
+        shown_of_thread(given)
+
+    shown, shown_of_thread = sys.excepthook, _thread._excepthook  # noqa: SLF001
+    if shown is sys.__excepthook__:
+        sys.excepthook = sys.__excepthook__ = excepthook
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        _thread._excepthook = of_thread  # noqa: SLF001  (it takes its own from there)
+    elif threading.excepthook is threading.__excepthook__:
+        threading.excepthook = threading.__excepthook__ = of_thread
+    atexit.register(at_exit)
+
+
 def _stand_by(channel: str) -> None:
     """Wait for a rank to take over. Does not return if there is none: the script must not run twice."""
     try:
@@ -117,11 +189,11 @@ def _import_the_next() -> None:
         sys.path[:] = kept
 
 
-for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit)):
+for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit), ("end", _note_the_end)):
     if _name in os.environ.get(_HOOKS, "").split():
         try:  # noqa: SIM105  (contextlib takes time, and this is part of every start of Python)
             _hook()
-        except (OSError, AttributeError, ValueError, ImportError, RuntimeError):
+        except (OSError, AttributeError, ValueError, ImportError, RuntimeError, KeyError):
             pass
 try:
     _import_the_next()

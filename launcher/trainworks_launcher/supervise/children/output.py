@@ -16,21 +16,9 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""
 
-HEAD_BYTES = 8192
-"""How much is kept beside it from the last traceback on: its type, where its message is longer than that."""
-
-GAP = b" [...] "
-"""Between the two."""
-
-
-PAUSE_SECONDS = 2.0
-"""Silence of a standard error after which a process says something new: a dying one prints all at once."""
-
 LINE_BYTES = 65536
 """How much of a line that has not ended is held back."""
 
-_TRACEBACK = b"Traceback (most recent call last)"
-_FAR_BYTES = 1 << 20
 _CHUNK_BYTES = 65536
 _TAKE_LIMIT = 1 << 20  # bytes; a pipe holds no more unless root enlarged it
 _SAID_LIMIT = 1000
@@ -52,12 +40,8 @@ def log(message: str) -> None:
 class Tail:
     """The end of what a process printed, in constant memory: the last TAIL_BYTES bytes of each of its two streams.
 
-    Of a traceback that is longer, the first HEAD_BYTES too, unless the process has paused since, or printed _FAR_BYTES.
-
     In the order in which they came, but what one stream floods does not wash the other one's last words away.
-    ``first_at``: when something came first, ``added_at``, ``traced_at``: when something, or a traceback, came last
-    (monotonic clock); 0.0 for never.
-    ``printed``: bytes of stream 0 since the last traceback.
+    ``first_at``, ``added_at``: when something came first, and last (monotonic clock); 0.0 for never.
     """
 
     def __init__(self, limit: int = TAIL_BYTES) -> None:
@@ -66,21 +50,13 @@ class Tail:
         self._lock = threading.Lock()
         self._pieces: list[tuple[int, bytearray]] = []
         self._sizes = [0, 0]
-        self._heads = [bytearray(), bytearray()]
-        self._since = [0, 0]  # bytes from the beginning of each head on
-        self._at = [0.0, 0.0]  # when something came last
         self.first_at = 0.0
         self.added_at = 0.0
-        self.traced_at = 0.0
-        self.printed = 0
-        self._error_at = 0.0
-        self._latest = 0
 
     def read_from(self, source: int, size: int, stream: int) -> bytes:
         """Read a piece of a pipe that does not block, and append it to stream 0 or 1, whose oldest bytes fall out.
 
-        Raises what ``os.read`` raises. May be called from several threads. Both at once: else a traceback could be read
-        and appended between the two, and what was printed before it would seem to come after it.
+        Raises what ``os.read`` raises. May be called from several threads.
         """
         with self._lock:
             data = os.read(source, size)
@@ -91,14 +67,6 @@ class Tail:
     def _append(self, data: bytes, stream: int) -> None:
         self.added_at = time.monotonic()
         self.first_at = self.first_at or self.added_at
-        self._note_head(data, stream)
-        if _TRACEBACK in data:
-            self.traced_at, self.printed = self.added_at, 0
-        elif not stream:
-            self.printed += len(data)
-        if stream:
-            self._latest = len(data) + (self._latest if self.added_at - self._error_at < PAUSE_SECONDS else 0)
-            self._error_at = self.added_at
         if self._pieces and self._pieces[-1][0] == stream:
             self._pieces[-1][1].extend(data)
         else:
@@ -107,47 +75,18 @@ class Tail:
         if self._sizes[stream] > 2 * self._limit:
             self._pieces = list(self._last())
 
-    def _note_head(self, data: bytes, stream: int) -> None:
-        began = data.rfind(_TRACEBACK)
-        began = data.rfind(b"\n", 0, began) + 1 if began >= 0 else -1
-        if began >= 0:
-            self._heads[stream], self._since[stream] = bytearray(data[began:][:HEAD_BYTES]), len(data) - began
-        elif self.added_at - self._at[stream] >= PAUSE_SECONDS or self._since[stream] > _FAR_BYTES:
-            self._heads[stream].clear()
-        else:
-            self._heads[stream] += data[: HEAD_BYTES - len(self._heads[stream])]
-            self._since[stream] += len(data)
-        self._at[stream] = self.added_at
-
     def read(self) -> bytes:
         """Return what is kept; a line of one stream never goes on with the other one's."""
         kept = b""
         with self._lock:
-            for _, data in self._with_heads():
+            for _, data in self._last():
                 kept += b"\n" + data if kept and not kept.endswith(b"\n") else data
         return kept
 
     def errors(self) -> bytes:
         """Return what is kept of stream 1, the standard error."""
         with self._lock:
-            return b"".join(data for stream, data in self._with_heads() if stream)
-
-    def latest_errors(self) -> bytes:
-        """Return what came on the standard error after its last pause of PAUSE_SECONDS; b"" if all came in one go."""
-        with self._lock:
-            errors = b"".join(bytes(data) for stream, data in self._last() if stream)
-        return errors[-self._latest :] if 0 < self._latest < len(errors) else b""
-
-    def _with_heads(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the pieces with the last bytes of each stream, the first with what it lacks of a traceback."""
-        pieces = list(self._last())
-        lacking = [since - size for since, size in zip(self._since, self._sizes)]
-        for stream, data in pieces:
-            head = bytes(self._heads[stream][: max(0, lacking[stream])])
-            if len(head) < lacking[stream] and head:  # not in the middle of a word: it may be a secret
-                head = head[: max(head.rfind(b" "), head.rfind(b"\n")) + 1].rstrip() + GAP
-            yield stream, head + bytes(data)
-            lacking[stream] = 0
+            return b"".join(bytes(data) for stream, data in self._last() if stream)
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
         """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""

@@ -14,15 +14,12 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
 from trainworks_launcher.contract.values import decode, mapping, number
 from trainworks_launcher.supervise.children import processes
 from trainworks_launcher.supervise.children.output import Output, Stream, Tail
 from trainworks_launcher.supervise.loop import READ, Loop
-
-if TYPE_CHECKING:
-    from trainworks_launcher.supervise.outcome.cause import Said
 
 SOCKET = "ranks"
 """Name of the socket in the runtime directory."""
@@ -32,8 +29,8 @@ _HEADER_BYTES = 4096
 
 class Rank:
     """One rank of this host. number: its global rank, local: its number on this host, -1 if it did not say. status: its
-    exit status (negative after a signal), None as long as it is not known. ended_at: when its end was seen (monotonic
-    clock), 0.0 while it runs."""
+    exit status (negative after a signal), None as long as it is not known. began, ended_at: when its start and its end
+    were seen (monotonic clock), 0.0 while it runs."""
 
     def __init__(self, number: int, pid: int, local: int = -1) -> None:
         """A process that runs."""
@@ -43,26 +40,9 @@ class Rank:
         self.started = processes.stat(pid)[1]
         self.tail = Tail()
         self.status: int | None = None
+        self.began = time.monotonic()
         self.ended_at = 0.0
         self.streams: tuple[Stream, Stream] | None = None
-
-    def began_to_fail(self) -> float:
-        """When its last traceback was seen, if it died of that, else its end (monotonic clock)."""
-        return self.tail.traced_at if self.tail.traced_at and self.has_traceback() else self.ended_at
-
-    def has_traceback(self) -> bool:
-        """Return whether it died of an exception."""
-        from trainworks_launcher.supervise.outcome.cause import last_words  # only a failure needs it
-
-        return last_words(self.said(), self.status).died_of is not None
-
-    def said(self) -> Said:
-        """Return what it printed, for the cause of its end."""
-        from trainworks_launcher.supervise.outcome.cause import Said  # only a failure needs it
-
-        tail = self.tail
-        quiet = self.ended_at - tail.traced_at if self.ended_at and tail.traced_at else 0.0
-        return Said(tail.read(), tail.errors(), tail.latest_errors(), tail.printed, quiet)
 
     def is_running(self) -> bool:
         """Return whether the process is there, and is still the one that reported."""

@@ -36,6 +36,11 @@ class Running:
         """The end of the command's output."""
         return self.command.tail if self.command is not None else Tail()
 
+    @property
+    def pid(self) -> int:
+        """The process id of the command; 0 if there is none."""
+        return self.command.pid if self.command is not None else 0
+
     def rank_pids(self) -> tuple[int, ...]:
         """Return the process ids of the ranks that run here."""
         if self.ranks is not None:

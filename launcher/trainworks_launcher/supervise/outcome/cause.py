@@ -1,16 +1,14 @@
 """What a failure is about: the evidence is weighed, and the outcome says it. Pure.
 
-In this order: the kernel's count of the processes that it killed for lack of memory, the signal, the last words of the
-process that died first. A traceback is the last words only if nothing shows that the process went on after it; else it
-is told as something earlier. Loaded only when something fails.
+In this order: the exception that ended the process, by its own record; the kernel's count of the processes that it
+killed for lack of memory; the signal; what a Python that no exception ended said last. What anything else printed is
+shown, and not judged. Loaded only when something fails.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
-from itertools import takewhile
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
@@ -30,249 +28,104 @@ from trainworks_launcher.supervise.outcome.outcome import (
     signal_of,
     suspect_of,
 )
+from trainworks_launcher.supervise.outcome.records import Record, first_of_the_last
 from trainworks_launcher.supervise.outcome.starters import without_help
-from trainworks_launcher.supervise.outcome.tracebacks import Traceback, find_traceback, find_tracebacks, lines_of
 
 
 class Said(NamedTuple):
-    """What a process printed, or several did.
+    """What is known of a process that ended.
 
     Attributes:
-        output: End of all that was printed.
-        errors: The part of it that went to the standard error of one process; empty if it is of several.
-        latest: The part of ``errors`` that came after its last pause; empty if that is not known.
-        printed: Bytes of the standard output that were read after the last traceback; 0 if that is not known.
-        quiet: Seconds from the last traceback to the end; 0 if that is not known.
-        processes: Number of processes whose output it is.
-        shell: The process is a shell script: then a program that it started may have said the last words.
+        output: End of all that it printed.
+        errors: The part of it that went to the standard error; empty if several processes have one.
+        records: Of its end, of those that it started, and of threads, in the order of time.
+        pid: Its process id; 0 if that is not known.
+        ended_at: When, by the monotonic clock; 0.0 if that is not known.
+        shell: It is a shell script, which may end with a status of its own.
     """
 
     output: bytes
     errors: bytes = b""
-    latest: bytes = b""
-    printed: int = 0
-    quiet: float = 0.0
-    processes: int = 1
+    records: Sequence[Record] = ()
+    pid: int = 0
+    ended_at: float = 0.0
     shell: bool = False
 
+    def own(self) -> Record | None:
+        """Return the record of the process itself."""
+        return next((row for row in reversed(self.records) if row.pid == self.pid and not row.thread), None)
 
-class LastWords(NamedTuple):
-    """What a process said at its end.
+
+class Reason(NamedTuple):
+    """Why a process ended.
 
     Attributes:
-        died_of: The exception that ended it; None if none did.
-        line: Else its last line of an error; "" without one.
-        earlier: Cause of a traceback after which it went on; "" without one.
+        died_of: The exception; None if none did.
+        line: Else what it said last; ``""`` if nothing says that it is about its end.
+        earlier: An exception that ended another process before.
     """
 
-    died_of: Traceback | None = None
+    died_of: Record | None = None
     line: str = ""
     earlier: str = ""
 
 
-def last_words(said: Said, returncode: int | None = None) -> LastWords:
-    """Return what a process said at its end, and whether its last traceback belongs to that.
-
-    Args:
-        said: What it printed.
-        returncode: Negative after a signal; None if it is not known.
-    """
-    errors = _text(said.errors)
-    if said.processes > 1 or not errors.strip():
-        return _of_one_stream(_text(said.output), said.processes)
-    errors = "\n".join(without_help(errors.splitlines()))
-    lines = lines_of(errors)
-    found = find_tracebacks(errors, errors_only=True)
-    dropped = {at for made in found if made.ignored for at in range(made.start, made.end)}
-    telling = _telling(found, lines)
-    if not telling:
-        line = _last_line(["" if at in dropped else line for at, line in enumerate(lines)], said.shell)[0]
-        return LastWords(line=line) if line else _of_one_stream(_text(said.output), 1)
-    last = telling[-1]
-    pause = len(lines) - len(lines_of(_text(said.latest))) if said.latest else 0
-    if last.at < pause < last.end:
-        _cut(last, lines, pause)
-    # A shell's own loop may print after a program of it has died.
-    steps = [at for at in _steps(lines[last.at + 1 :]) if not said.shell or _PROGRESS.search(lines[last.at + 1 + at])]
-    if steps:
-        _cut(last, lines, min(last.end, last.at + 1 + steps[0]))
-    after = _after(last, lines, without_help(lines_of(_text(said.output))))
-    rest = ["" if at in dropped else line for at, line in enumerate(lines)][last.end :]
-    line, at = _last_line(rest, said.shell)
-    ending = next((at for at, line in enumerate(rest) if _THROWN_NOTHING.search(line) or _FAULT.match(line)), len(rest))
-    is_logged = last.start > 0 and _WARNED.search(lines[last.start - 1]) is not None
-    more = [at for at, line in enumerate(rest[:ending]) if any(map(str.isalpha, line)) and not _CLOSING.search(line)]
-    went_on = (
-        bool(steps)
-        or len(more) > _LINES_AFTER
-        or said.printed > _PIPE
-        or (last.at < pause and any(last.end + at >= pause for at in more))
-        # Python writes its own buffer at the very end: what came before the last words was printed in between.
-        or (line != "" and not said.shell and _printed_between(after, rest, at))
-        # Python itself ends with 1 after an exception.
-        or (returncode not in (None, 0, 1) and not said.shell and (said.quiet > _QUIET_SECONDS or is_logged))
-    )
-    return LastWords(None, line, last.cause) if went_on else LastWords(last)
+def reason_of(said: Said, returncode: int | None = None) -> Reason:
+    """Return why a process ended. returncode: negative after a signal; None if it is not known."""
+    own, number = said.own(), signal_of(returncode or 0)
+    first = first_of_the_last([row for row in said.records if row is not own])
+    if own is not None and own.message:
+        if number == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
+            return Reason()
+        return Reason(first if own.is_of_a_child and first is not None else own)
+    if first is None:
+        return Reason(line=_last_line(said.errors) if own is not None and returncode in _SAYS_WHY else "")
+    if own is not None:  # no exception ended it: it said something of its own after that one, or it did not
+        line = _last_line(said.errors) if returncode in _SAYS_WHY else ""
+        is_of_first = bool(line) and line in [part.strip() for part in first.message.splitlines()]
+        return Reason(first) if is_of_first else Reason(None, line, first.cause)
+    went_on = any(not row.message and row.began >= first.at for row in said.records)
+    chosen = said.shell and first.at + _SHELL_SECONDS > said.ended_at
+    may_be = number in (0, signal.SIGABRT) and (chosen or returncode in (1, None) or number)
+    return Reason(first) if may_be and not went_on else Reason(None, "", first.cause)
 
 
-def _telling(found: Sequence[Traceback], lines: Sequence[str]) -> list[Traceback]:
-    """Return the tracebacks that may be the cause; one of a program that another one failed is none beside the other's.
+_SAYS_WHY = (1, 2)
+"""Statuses with which a Python ends that says why: ``sys.exit("...")`` has 1, a wrong command line 2."""
 
-    ``subprocess`` only says that its child ended with a status, and the child has said why right before.
-    """
-    telling = [made for made in found if not made.ignored and not made.is_of_starter]
-    while len(telling) > 1 and _CHILD_FAILED.match(telling[-1].cause):
-        if any(line.strip() for line in lines[telling[-2].end : telling[-1].start]):
-            break
-        telling.pop()
-    return telling
+_SHELL_SECONDS = 5.0
+"""How long a shell may live after the program whose end it passes on, with a status of its own."""
 
-
-_CHILD_FAILED = re.compile(r"subprocess\.CalledProcessError: .* returned non-zero exit status")
-
-_LINES_AFTER = 6
-"""Lines of the standard error after a traceback with which a process may still be dying of it."""
-
-_BUFFER = 16384
-"""Characters after a traceback that were perhaps printed before it: buffers are written at the end."""
-
-_PIPE = 65536 + _BUFFER
-"""The same in bytes, where a pipe was full too: our reader may be slow. Source: pipe(7), its usual capacity."""
-
-_QUIET_SECONDS = 2.0
-
-_LINES_BACK = 12
-
-_CLOSING = re.compile(
-    r"resource_tracker|leaked (semaphore|shared_memory)|^wandb: |^\[?W\d{4} |^Exception ignored "
-    r"|^terminate called without|^Aborted|^Segmentation fault|^\+{1,3} |^[^ ]+:\d+: \w*Warning: |^  warnings\.warn"
-    r"|^Set the environment variable HYDRA_|^note: run with |^Pass --help|^Try '.*--help|^exit status \d+$"
-    r"|^\*\*\* Check failure stack trace|^    @ +0x|^==\d+==ABORTING|^Node\.js v\d|^Execution halted$|^Calls: "
-    r"|^in expression starting at |^(\S+ )?View (run|experiment) |^[Uu]sage: |^For detailed information on this command"
+_OF_THE_INTERPRETER = re.compile(
+    r"\n(?:Error in atexit\._run_exitfuncs|Exception ignored (?:in|on)).*(?:\nTraceback .*(?:\n[ \t].*)*\n\S.*)?\n*$"
 )
-"""What the interpreter, libraries and shells print after the last words."""
-
-_PROGRESS = re.compile(r"^.{0,80}\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)\b|\d%\||(it/s|s/it)\b|^\[?\d{4}-\d\d-\d\d")
-_WARNED = re.compile(r"^.{0,80}\b(DEBUG|INFO|NOTICE|WARN|WARNING)\b")
-_ERROR = re.compile(
-    r"\b(errors?|fatal|critical|exception|fail(ed|ure)?|cannot|can't|could not|couldn't|unable|not found|no such|denied"
-    r"|invalid|illegal|abort(ed|ing)?|panic(ked)?|killed|unrecognized|missing|required)\b|Error\b|Exception\b",
-    re.IGNORECASE,
-)
-_THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n\s*what\(\):\s*([^\n]+)")
-_THROWN_NOTHING = re.compile(r"terminate called (after throwing an instance of '[^']*'|without an active exception)")
-_GO = re.compile(r"^(panic|fatal error): .*(?=\n(?:.*\n)*?goroutine \d+ \[)", re.MULTILINE)
-_FAULT = re.compile(r"^(Fatal Python error: .*|Timeout \(.*\)!)$")
-_OF_FAULT = re.compile(r"^(Current thread |Thread 0x|Extension modules: |  |$)")
-_BORDERS = "│┃|╭╮╰╯┏┓┗┛─━▶ "
+"""What Python prints of exceptions that change nothing about its end."""
 
 
-def _steps(lines: Sequence[str]) -> list[int]:
-    """Return the places of lines that tell of progress: they differ in their numbers only, and there are several."""
-    shapes = [
-        "" if line.startswith((" ", "\t")) and not _PROGRESS.search(line) else _NUMBER.sub("0", line) for line in lines
-    ]
-    count = Counter(shape for shape in shapes if shape.strip() and not _CLOSING.search(shape))
-    return [at for at, shape in enumerate(shapes) if count[shape] >= _STEPS]
+def _last_line(errors: bytes) -> str:
+    """Return what a process said last on its standard error: the line that the last indented ones belong to.
 
-
-_NUMBER = re.compile(r"[\d.]+(e[-+]?\d+)?")
-_STEPS = 3
-
-
-def _last_line(lines: Sequence[str], shell: bool = False) -> tuple[str, int]:
-    """Return (the line that says why a process ended, its index); ("", -1) if none does.
-
-    A shell's tools may end with advice: there a line that speaks of an error is preferred.
+    ``""`` if that is a progress bar, which writes over its own line.
     """
-    text = "\n".join(lines[-_FAULT_LINES:])
-    thrown = [*_THROWN.finditer(text)]
-    if thrown:
-        return f"{thrown[-1][1]}: {thrown[-1][2].strip()}", len(lines) - 1
-    panicked = [*_GO.finditer(text)]
-    if panicked:
-        return panicked[-1][0], len(lines) - 1
-    fault = max((at for at, line in enumerate(lines) if _FAULT.match(line)), default=-1)
-    if fault >= 0 and all(map(_OF_FAULT.match, lines[fault + 1 :])):
-        return lines[fault], fault
-    passed = False
-    steps = set(_steps(lines))
-    filled = [at for at, line in enumerate(lines) if any(map(str.isalpha, line))][-_LINES_BACK:]
-    for at in reversed(filled):
-        line = lines[at]
-        if _CLOSING.search(line):
-            continue
-        if at in steps or (_PROGRESS.search(line) and not _ERROR.search(line)):
-            passed = True
-            continue
-        if passed and not _ERROR.search(line):
-            break
-        near = [other for other in filled[-_LINES_AFTER:] if other <= at and _ERROR.search(lines[other])]
-        at = near[-1] if shell and near else at
-        head = _head_of(lines, at)
-        if _CLOSING.search(lines[head]):
-            continue
-        said = lines[head].strip(_BORDERS)
-        if said.endswith(":"):
-            said = " ".join(line.strip() for line in lines[head : at + 1])
-        return said if len(said) <= _LINE_LIMIT else f"{said[:_LINE_LIMIT]} [...]", at
-    nothing = [line for line in lines if _THROWN_NOTHING.search(line)]
-    return (nothing[-1].strip(), len(lines) - 1) if nothing else ("", -1)
+    text = "\n" + "\n".join(without_help(errors.decode("utf-8", "replace").split("\n")))
+    while _OF_THE_INTERPRETER.search(text):
+        text = _OF_THE_INTERPRETER.sub("\n", text)
+    lines = [line for line in text.split("\n") if any(map(str.isalpha, line))]
+    if not lines or "\r" in lines[-1].rstrip("\r"):
+        return ""
+    head = next((at for at in range(len(lines) - 1, -1, -1) if not lines[at].startswith((" ", "\t"))), 0)
+    said = lines[head].strip()
+    if said.endswith(":"):
+        said = " ".join(line.strip() for line in lines[head:])
+    return printable(said if len(said) <= _LINE_LIMIT else f"{said[:_LINE_LIMIT]} [...]")
 
 
-def _head_of(lines: Sequence[str], at: int) -> int:
-    """Return the line that says what happened, where the line ``at`` is of a stack or of details below it."""
-    head = at
-    while head > 0 and lines[head].startswith((" ", "\t")) and lines[head - 1].strip():
-        head -= 1
-    return at if lines[head].startswith((" ", "\t")) else head
-
-
-_FAULT_LINES = 100
 _LINE_LIMIT = 400
+_SHOWN_LINES = 12
 
 
 def _text(data: bytes) -> str:
     return printable(data.decode("utf-8", "replace"))
-
-
-def _of_one_stream(output: str, processes: int) -> LastWords:
-    """Return the last words where standard output and error are one, or of several processes."""
-    found = find_traceback(output, processes)
-    lines = without_help(lines_of(output))
-    line = _last_line(lines)[0] if processes == 1 else ""
-    line = line if _ERROR.search(line) else ""  # it may be anything that was printed
-    if found is None:
-        return LastWords(line=line)
-    went_on = sum(map(len, lines[found.end :])) > _BUFFER
-    return LastWords(None, line, found.cause) if went_on else LastWords(found)
-
-
-def _cut(found: Traceback, lines: Sequence[str], end: int) -> None:
-    """The message of an exception ends before a line: what follows was said later."""
-    found.exception = [line.rstrip() for line in lines[found.at : end]]
-    while found.exception and not found.exception[-1]:
-        found.exception.pop()
-    found.end = end
-
-
-def _after(found: Traceback, lines: Sequence[str], output: Sequence[str]) -> Sequence[str]:
-    """Return the lines of both streams after a traceback; its message ends where the other stream comes between."""
-    place = max((at for at, line in enumerate(output) if line == lines[found.at]), default=-1)
-    if place < 0:
-        return ()
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(output[place:], lines[found.at : found.end])))
-    if found.at + same < found.end and lines[found.at + same].strip():
-        _cut(found, lines, found.at + same)
-    return output[place + same :]
-
-
-def _printed_between(after: Sequence[str], rest: Sequence[str], at: int) -> bool:
-    """Return whether the other stream has lines between a traceback and the line ``at`` of the standard error."""
-    if rest[at] not in after:
-        return False
-    place = len(after) - 1 - list(reversed(after)).index(rest[at])
-    return sum(1 for line in after[:place] if line.strip()) > sum(1 for line in rest[:at] if line.strip())
 
 
 # ------------------------------------------------------------------------------------------------------- of other ranks
@@ -280,18 +133,13 @@ _PEER_LEFT = re.compile(r"Connection (reset|closed|was likely closed)|Broken pip
 _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
-def died_of_a_peer(said: Said) -> bool:
+def died_of_a_peer(record: Record | None) -> bool:
     """Return whether the exception a process died of is a broken connection: mostly another process ended before it.
 
     The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote process exiting
     prematurely") and of PyTorch's TCPStore ("Connection was likely closed").
     """
-    found = last_words(said).died_of
-    return found is not None and _is_of_a_peer(found)
-
-
-def _is_of_a_peer(found: Traceback) -> bool:
-    return _PEER_LEFT.search("\n".join(found.exception)) is not None
+    return record is not None and _PEER_LEFT.search(record.message) is not None
 
 
 def tells_of_a_peer(failure: Outcome) -> bool:
@@ -356,6 +204,10 @@ _NO_GPU = re.compile(
 """What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
 
 
+_CHILD_LOST = re.compile(r"killed|exited unexpectedly|terminated abruptly|SIGKILL|signal 9\b", re.IGNORECASE)
+"""What exceptions say of a process that the one who raised them has lost."""
+
+
 def failure_of(
     *,
     what: str,
@@ -367,7 +219,6 @@ def failure_of(
     oom_kills: int | None = None,
     cause: str = "",
     note: str = "",
-    reported: bool = False,
 ) -> Outcome:
     """Return the failure of a program: its cause, where it happened, and context, each no longer than a text may be.
 
@@ -376,87 +227,55 @@ def failure_of(
         host: Its host.
         mode: The job's mode.
         returncode: Negative after a signal; None if it is not known.
-        said: What it printed, or the rank that failed first, if that is known.
+        said: What is known of it, or of the rank that failed first.
         rank: Rank that failed first; -1 if it is not known.
         oom_kills: Processes of the host that the kernel killed; None if it does not say.
-        cause: What is known of it otherwise, where the program said no traceback.
+        cause: What is known of it otherwise, where no exception ended it.
         note: Stands after the status.
-        reported: ``rank`` and ``returncode`` come from a starter in whose output the ranks' own words are.
     """
-    words = _of_reported(said, rank, returncode) if reported else last_words(said, returncode)
-    number = signal_of(returncode or 0)
-    killed = bool(oom_kills) or number not in (0, signal.SIGABRT)
-    line = "" if killed else cause or words.line
-    found = words.died_of
-    cause = found.cause if found is not None else line
-    context = [found.origin] if found is not None and found.origin else []
-    asserted = _ASSERTED.search(_text(said.output)) if found is not None and _ON_DEVICE in cause else None
-    context += [f"the GPU had printed: {asserted[0]}"] if asserted else []
-    library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in "".join(found.frames))
-    made = Outcome(
+    reason = reason_of(said, returncode)
+    found = reason.died_of
+    cause = found.cause if found is not None else cause or ("" if signal_of(returncode or 0) else reason.line)
+    hard = signal_of(returncode or 0) == signal.SIGKILL or said.own() is None
+    of_memory = bool(oom_kills) and ((hard and not cause) or _CHILD_LOST.search(cause) is not None)
+    library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in found.frames)
+    asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
+    notes = [
+        EMULATE if library and _NO_GPU.search(cause) else "",
+        found.origin if found is not None else "",
+        f"the GPU had printed: {asserted[0]}" if asserted else "",
+        f"before that, {lack_of_memory(oom_kills, host)}" if oom_kills and not of_memory else "",
+        f"{EARLIER}{reason.earlier}" if reason.earlier else "",
+        *(f"a thread ({row.thread}) had died of {row.cause}" for row in said.records if row.thread and row.cause),
+    ]
+    message, frames = "", ""
+    if found is not None:
+        message, frames = found.message.rstrip("\n"), f"{_TRACEBACK}\n{found.frames.rstrip()}" if found.frames else ""
+    else:
+        last = _shown(_text(said.output))
+        is_cause = len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT])
+        message = "" if is_cause else "\n".join(last)
+    return Outcome(
         FAILED,
         exit_status(returncode or 0),
         host,
-        "" if killed else shorten(cause),
+        shorten(cause),
         rank,
-        lack_of_memory(oom_kills, host) if oom_kills else "",
+        lack_of_memory(oom_kills or 0, host) if of_memory else "",
         place_of(what, host, mode, rank),
         UNKNOWN_END if returncode is None else f"{describe_status(returncode, oom_kills)}{note}",
-        (EMULATE,) if library and _NO_GPU.search(cause) else (),
+        [shorten(words) for words in notes if words][:_NOTES],
+        shorten(frames),
+        shorten(message),
     )
-    if context and not killed:
-        made = made._replace(notes=(*made.notes, *map(shorten, context)))
-    if found is not None and not killed:
-        return made._replace(frames=shorten("\n".join(found.frames)), message=shorten("\n".join(found.exception)))
-    earlier = words.earlier or (found.cause if found is not None else "")
-    last = _shown(_text(said.output))
-    if line and len(last) == 1 and last[0].strip().startswith(line[:_LINE_LIMIT]):
-        last = []  # it is the cause itself
-    notes = (*made.notes, shorten(f"{EARLIER}{earlier}")) if earlier else made.notes
-    return made._replace(notes=notes, message=shorten("\n".join(last)))
 
 
-def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
-    """Return the last words of a rank in the output of several, whose starter says how it ended.
-
-    Python ends with 1 after an exception: a rank with another status did not die of one.
-    """
-    output = _before_report(_text(said.output))
-    found = [made for made in find_tracebacks(output) if not made.ignored and not made.is_of_starter]
-    own = [made for made in found if made.rank == rank >= 0]
-    if own:
-        return LastWords(own[-1])
-    spoken = {at for made in found for at in range(made.start, made.end)}
-    lines = [line for at, line in enumerate(lines_of(output)) if at not in spoken and not _MPI_LOG.match(line)]
-    line = _last_line(without_help(lines))[0]
-    line = line if _ERROR.search(line) else ""  # any rank may have printed it
-    if returncode not in (None, 1):
-        return LastWords(line=line)
-    rest = [made for made in found if min(made.rank, rank) < 0 and not _is_of_a_peer(made)]
-    return LastWords(rest[-1] if rest else found[0] if found else None, line)
-
-
-_MPI_LOG = re.compile(r"^\[[\w.-]+:\d+\] (PMIX|PRTE|ORTE|OPAL|OMPI|PML|\w+:\w+:)[ _]?")
-"""What Open MPI's daemons log of themselves, often for want of the rank that failed: [host:pid] PMIX ERROR: ..."""
-
-
-def _before_report(output: str) -> str:
-    """Return the output of ranks without what their starter says at the end."""
-    lines = output.splitlines()
-    found = find_tracebacks(output)
-    first = next((made.start for made in found if made.is_of_starter), len(lines))
-    return "\n".join(line for line in lines[:first] if not _STARTER_LOG.search(line))
-
-
-_STARTER_LOG = re.compile(
-    r"torch[/.]distributed[/.](elastic|run|launcher)|^[WE]\d{4} .* (api|run)\.py:\d+\]|\[launch\.py:\d+:"
-    r"|\[(ft_launcher|RankMonServer)\d+@"
-)
+_TRACEBACK = "Traceback (most recent call last):"
+_NOTES = 5
 
 
 def _shown(output: str) -> list[str]:
-    """Return the lines that are shown where no traceback is the cause."""
-    everything = [line for line in _before_report(output).splitlines() if line.strip()]
+    """Return the lines that are shown where no exception is the cause."""
+    everything = [line for line in output.splitlines() if line.strip()]
     lines = [line for line in without_help(everything) if line] or everything
-    fault = next((at for at, line in enumerate(lines) if _FAULT.match(line)), None)
-    return lines[-_LINES_BACK:] if fault is None else lines[fault : fault + _LINES_BACK]
+    return lines[-_SHOWN_LINES:]

@@ -185,8 +185,8 @@ EARLY_END = "ended with exit status 0 while other ranks went on"
 UNKNOWN_END = "it failed"
 """The end of a program whose status is not known; ``with_status`` puts it there later."""
 
-EARLIER = "earlier it had printed: "
-"""What stands before the cause of a traceback that the process did not die of."""
+EARLIER = "before that, another of its processes had died of "
+"""What stands before the cause of the end of a process that the one that counts has outlived."""
 
 
 def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
@@ -195,17 +195,9 @@ def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """Return the outcome of a rank whose host did not know its status, with the status that another host knows.
-
-    A process that a signal ended did not die of the exception that its host took for the cause.
-    """
+    """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
     outcome = outcome._replace(status=exit_status(returncode))
-    if outcome.end != UNKNOWN_END:
-        return outcome
-    outcome = outcome._replace(end=describe_status(returncode, 0))
-    if not outcome.cause or signal_of(returncode) in (0, signal.SIGABRT):
-        return outcome
-    return outcome._replace(cause="", notes=(f"{EARLIER}{outcome.cause}", *outcome.notes))
+    return outcome._replace(end=describe_status(returncode, 0)) if outcome.end == UNKNOWN_END else outcome
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

@@ -36,9 +36,12 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.verdict import memory, outcome_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainworks_launcher.supervise.children.output import Tail
     from trainworks_launcher.supervise.children.ranks import Rank, Ranks
     from trainworks_launcher.supervise.outcome.cause import Said
+    from trainworks_launcher.supervise.outcome.records import Record
     from trainworks_launcher.supervise.outcome.starters import Report
 
 Seen = TypeVar("Seen")
@@ -66,9 +69,14 @@ class Verdict:
         plan: NodePlan,
         base_directory: str,
         masker: Masker,
+        runtime: Path | None = None,
         oom_kills: Callable[[], int | None] = memory.oom_kills,
     ) -> None:
-        """At the start of a job: what the kernel has killed before does not count. oom_kills: its count of them."""
+        """At the start of a job: what the kernel has killed before does not count.
+
+        runtime: the directory in which Pythons note their ends; None: there is none. oom_kills: the kernel's count.
+        """
+        self._ends = runtime and runtime / "ends"  # records.FILE, which only a failure needs
         self.ranks: Ranks | None = None
         self.killed = False
         self.overdue = False
@@ -89,13 +97,15 @@ class Verdict:
         """
         if rank.status == 0:
             return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
-        certain = rank.status is not None or rank.has_traceback()
-        found = self._failure(rank.status, rank.said(), rank.number)
-        from trainworks_launcher.supervise.outcome.cause import died_of_a_peer  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import died_of_a_peer, reason_of  # only a failure needs it
 
+        said = self._of_local(rank, "")
+        died_of = reason_of(said, rank.status).died_of
         # The end of the rank that broke the connection may be seen a little later: its host may be busy.
-        later = OTHER_HOST_SECONDS if died_of_a_peer(rank.said()) else 0.0
-        return Suspect(rank.began_to_fail() + later, found, certain)
+        later = OTHER_HOST_SECONDS if died_of_a_peer(died_of) else 0.0
+        at = died_of.at if died_of is not None else rank.ended_at
+        found = self._failure(rank.status, said, rank.number)
+        return Suspect(at + later, found, rank.status is not None or died_of is not None)
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank."""
@@ -127,7 +137,7 @@ class Verdict:
 
         return report_of(tail.read(), self._plan.ranks_by)
 
-    def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0) -> Outcome:
+    def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0) -> Outcome:
         """Return the outcome of a command that did not end with status 0.
 
         Args:
@@ -135,6 +145,7 @@ class Verdict:
             code: Its return code, negative after a signal.
             tail: End of its output.
             stop_signal: Stop signal that came before; 0 for none.
+            pid: Its process id; 0 if it is none of a program of the user's.
         """
         report = self.reported(tail)
         if self.ranks is not None and not stop_signal:
@@ -151,13 +162,13 @@ class Verdict:
             host = told.outcome.host if told is not None else self._plan.host if local is not None else report.host
             found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
         elif local is not None:
-            found = self._failure(code, self._said(local.said(), what), number, what)
+            found = self._failure(code, self._of_local(local, what), number, what)
         elif told is not None:
             found = with_status(told.outcome, code)
         elif report.starter:
             found = self._of_starter(what, code, tail, report)
         else:
-            found = self._of_program(what, code, tail)
+            found = self._of_program(what, code, tail, pid)
             code = found.status
         own = outcome_files.users_own_failure(self._base, self._masker)
         if own:
@@ -193,26 +204,51 @@ class Verdict:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
         from trainworks_launcher.supervise.outcome.cause import Said
 
-        own = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
-        note = "" if self._plan.ranks_by else f", as {report.starter} reports{own}"
-        said = Said(tail.read(), processes=max(2, self._plan.processes))
-        return self._failure(report.code, said, report.rank, what, note=note, reported=True)
+        itself = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
+        note = "" if self._plan.ranks_by else f", as {report.starter} reports{itself}"
+        own = [row for row in self._records() if report.rank in (-1, row.rank)]
+        return self._failure(report.code, Said(tail.read(), records=own), report.rank, what, note=note)
 
-    def _of_program(self, what: str, code: int, tail: Tail) -> Outcome:
+    def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
         from trainworks_launcher.supervise.outcome.cause import Said
 
-        processes = self._plan.processes if self.ranks is None else 1
-        errors, latest = (b"", b"") if processes > 1 else (tail.errors(), tail.latest_errors())
-        quiet = time.monotonic() - tail.traced_at if tail.traced_at else 0.0
-        said = self._said(Said(tail.read(), errors, latest, tail.printed, quiet, processes), what)
+        errors = tail.errors() if self.ranks is None and self._plan.processes == 1 else b""
+        shell = what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS
+        said = Said(tail.read(), errors, self._records(), pid, time.monotonic(), shell)
         lost = self.lost_daemon(tail)
         cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
         found = self._failure(names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause)
         return found._replace(host=lost or found.host)
 
-    def _said(self, said: Said, what: str) -> Said:
-        return said._replace(shell=what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS)
+    def _of_local(self, rank: Rank, what: str) -> Said:
+        """Return what is known of a rank of this host, and of what it has started."""
+        from trainworks_launcher.supervise.outcome.cause import Said
+
+        of_it = [row for row in self._records() if rank.pid == row.pid or rank.number == row.rank]
+        of_it = [row for row in of_it if row.at >= rank.began]
+        return Said(rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, what.endswith(".sh"))
+
+    def _records(self) -> list[Record]:
+        """Return how the Pythons of this host ended, as they have noted it."""
+        from trainworks_launcher.supervise.outcome import records
+
+        try:
+            return records.read(self._ends.read_bytes()) if self._ends is not None else []
+        except OSError:
+            return []
+
+    def unheard(self, pid: int) -> str:
+        """Return what the last Python of a command died of that ended with 0, and is no Python itself."""
+        if self._ends is None or not self._ends.exists():
+            return ""
+        from trainworks_launcher.supervise.outcome.records import first_of_the_last
+
+        rows, own = self._records(), {pid, *(rank.pid for rank in (self.ranks.all if self.ranks is not None else ()))}
+        died = first_of_the_last(rows)
+        if died is None or any(row.pid in own or (not row.message and row.at >= died.at) for row in rows):
+            return ""
+        return self._masker.text(died.cause)
 
     def _masked(self, said: Said) -> Said:
         """Return what was printed without secrets: before it is shortened, which may cut one in two."""
@@ -220,11 +256,12 @@ class Verdict:
         def without_secrets(data: bytes) -> bytes:
             return self._masker.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
 
-        return said._replace(
-            output=without_secrets(said.output),
-            errors=without_secrets(said.errors),
-            latest=without_secrets(said.latest),
-        )
+        hide = self._masker.text
+        rows = [
+            row._replace(message=hide(row.message), frames=hide(row.frames), origin=hide(row.origin))
+            for row in said.records
+        ]
+        return said._replace(output=without_secrets(said.output), errors=without_secrets(said.errors), records=rows)
 
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
@@ -286,8 +323,6 @@ class Verdict:
         what: str = "",
         cause: str = "",
         note: str = "",
-        *,
-        reported: bool = False,
     ) -> Outcome:
         from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
@@ -307,7 +342,6 @@ class Verdict:
             note=note + _full_memory(code) + (f"; {self.full}" if self.full else ""),
             rank=rank,
             oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
-            reported=reported,
         )
 
 

@@ -1,0 +1,46 @@
+"""An exception that ends a Python of a job, as the fields of its record: ``python/sitecustomize.py`` runs it then."""
+
+import json
+import os
+import sys
+import traceback
+
+
+def described(error: BaseException, thread: str) -> str:
+    """Return an exception as further fields of a JSON object."""
+
+    def first_line(of: BaseException) -> str:
+        return "".join(traceback.format_exception_only(type(of), of)).partition("\n")[0]
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_runner(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    origin, members = "", getattr(error, "exceptions", ())
+    if members and isinstance(members[0], BaseException):
+        origin = f"caused by {first_line(members[0])}"
+    elif error.__cause__ is not None:
+        origin = f"caused by {first_line(error.__cause__)}"
+    elif error.__context__ is not None and not error.__suppress_context__:
+        origin = f"while handling {first_line(error.__context__)}"
+    message = [*traceback.format_exception_only(type(error), error)]
+    message += [f"  {first_line(member)}\n" for member in members if isinstance(member, BaseException)]
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "")
+    found = {
+        "message": _cut("".join(message)),
+        "frames": _cut("".join(traceback.format_tb(trace))),
+        "origin": _cut(origin),
+        "thread": thread,
+        "rank": int(rank) if rank.isdecimal() else -1,
+        "argv": _cut(" ".join(sys.argv)),
+    }
+    return f", {json.dumps(found)[1:-1]}"
+
+
+def _is_runner(file: str) -> bool:
+    """Return whether a frame is of what runs the script: ``python -m``, mpi4py."""
+    return file.startswith("<frozen") or "/site-packages/mpi4py/" in file
+
+
+def _cut(text: str) -> str:
+    """Return a text, or its first and last 8 KiB."""
+    return text if len(text) <= 16384 else f"{text[:8192]}\n[...]\n{text[-8192:]}"

@@ -1,0 +1,94 @@
+"""How the Pythons of a job ended, as each of them has noted it itself (``programs/python/sitecustomize.py``). Pure.
+
+One line of JSON for each end, in order: which exception ended the process, or that none did; and one for each exception
+that ended a thread. A process that a signal or ``os._exit`` ended has none, nor has what is not Python.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+from trainworks_launcher.contract.values import Json, decode, mapping, number, printable, text
+
+FILE = "ends"
+"""Name of the file in the runtime directory."""
+
+_CHILD_FAILED = ("subprocess.CalledProcessError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+"""Exceptions that only say that a process failed which this one had started."""
+
+
+class Record(NamedTuple):
+    """One end. Times are of the monotonic clock, which all processes of a host share.
+
+    Attributes:
+        pid: The process.
+        began: When its Python started.
+        at: When it ended, or when the exception came.
+        message: The exception with its type, as Python prints it; ``""`` if none ended it.
+        frames: Where it was raised, innermost last.
+        origin: ``caused by`` another one, or ``while handling`` it; ``""`` for neither.
+        thread: Name of the thread that it ended; ``""``: the whole program.
+        rank: What the process's variables say; -1 if nothing.
+    """
+
+    pid: int
+    began: float = 0.0
+    at: float = 0.0
+    message: str = ""
+    frames: str = ""
+    origin: str = ""
+    thread: str = ""
+    rank: int = -1
+
+    @property
+    def cause(self) -> str:
+        """The first line of the message.
+
+        A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on with that, and an
+        exception of another process that is told in the message is named by its last line.
+        """
+        lines = [line.strip() for line in self.message.splitlines() if line.strip()]
+        if not lines:
+            return ""
+        if self.message.startswith("  File "):
+            return lines[-1]  # a file that cannot be read as Python
+        words = lines[0]
+        for line in lines[1:4]:
+            if not words.endswith(":"):
+                break
+            words = f"{words} {line}"
+        told = lines[-1] if any(line.startswith('File "') for line in lines) else ""
+        return f"{words}: {told}" if told and told not in words else words
+
+    @property
+    def is_of_a_child(self) -> bool:
+        """Whether it only says that a process failed which this one had started."""
+        return self.message.startswith(_CHILD_FAILED)
+
+
+def read(data: bytes) -> list[Record]:
+    """Return the records of a file, without what is no record."""
+    found = []
+    for line in data.splitlines():
+        try:
+            row = mapping(decode(line.decode("utf-8")))
+        except (ValueError, RecursionError):
+            continue
+        message, frames, origin, thread = (printable(text(row.get(name))) for name in _TEXTS)
+        rank, times = row.get("rank"), (_seconds(row.get("began")), _seconds(row.get("at")))
+        whose = rank if isinstance(rank, int) else -1
+        found.append(Record(number(row.get("pid")), *times, message, frames, origin, thread, whose))
+    return found
+
+
+_TEXTS = ("message", "frames", "origin", "thread")
+
+
+def _seconds(value: Json) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def first_of_the_last(records: Sequence[Record]) -> Record | None:
+    """Return the exception that came first of those that ended the last process and what ran beside it."""
+    died = [row for row in records if row.message and not row.thread and not row.is_of_a_child]
+    return next((row for row in died if row.at >= died[-1].began), None)
