@@ -148,17 +148,18 @@ def test_an_unknown_target_is_refused_with_the_nearest(root: Path, run: Run) -> 
 
 def test_dockerfiles_are_checked_by_the_same_command(root: Path, run: Run, tmp_path: Path) -> None:
     bad, good = tmp_path / "bad", tmp_path / "good"
-    bad.write_text("FROM debian:12\nRUN pip install a>=1\nARG NCCL_VERSION=2.26.2\n", encoding="utf-8")
-    good.write_text("FROM debian:12\nARG NCCL_VERSION=2.26.2\n", encoding="utf-8")
+    plugin = "git clone -b v{}-aws https://github.com/aws/aws-ofi-nccl.git"
+    bad.write_text(f"FROM debian:12\nRUN {plugin.format('1.19.0')}\n", encoding="utf-8")
+    good.write_text(f"FROM debian:12\nRUN {plugin.format('1.20.0')}\n", encoding="utf-8")
     status, output = run(root, str(bad), str(good))
     assert status == 14
-    assert f"{bad}:2: error: `a>=1` writes the file `=1` and does not limit the version [unquoted-version]\n" in output
-    assert f"{good}:2: advice: nothing reads NCCL_VERSION" in output
-    assert output.endswith("2 files: 1 error, 2 advice\n")
+    assert f"{bad}:2: error: aws-ofi-nccl 1.19.0 [aws-ofi-nccl-broadcast-hang]\n" in output
+    assert f"{good}:2: error" not in output
+    assert "2 files: 1 error, " in output
     status, output = run(root, str(good), "--format", "json")
     (file,) = json.loads(output)
     assert (status, file["file"], file["fits"]) == (0, str(good), True)
-    assert [each["rule"] for each in file["findings"]] == ["version-not-read"]
+    assert {each["severity"] for each in file["findings"]} <= {"advise"}
 
 
 def test_what_is_no_dockerfile_is_named(root: Path, run: Run, tmp_path: Path) -> None:

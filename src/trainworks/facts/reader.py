@@ -95,15 +95,11 @@ class Reader:
             if row is not None:
                 problems += mismatches(row, patterns)
                 bounded = BOUNDED.get(row_type, {})
-                problems += [
-                    f"key '{name}': {raw[name]} is negative"
-                    for name in shape.numbers
-                    if name not in bounded and raw.get(name, 0) < 0
-                ]
+                problems += [f"key '{name}': {raw[name]} is negative" for name in shape.numbers if raw.get(name, 0) < 0]
                 problems += [
                     f"key '{name}': {raw[name]} is not from {numbers.start} to {numbers[-1]}, which can be meant"
                     for name, numbers in bounded.items()
-                    if name in raw and raw[name] not in numbers
+                    if name in raw and raw[name] >= 0 and raw[name] not in numbers
                 ]
             if problems:
                 label = f"{where}: {key} {number}{_identity(raw)}"
