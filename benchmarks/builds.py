@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, run, table, write
 from peer import WORDS, Peer, write_peer
-from trainworks.assemble.base import ensure_base
+from trainworks.assemble.base import ensure_base, own_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.scratch import private_folder
@@ -34,7 +34,7 @@ from trainworks.facts import load as facts_files
 from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress
 
@@ -153,7 +153,7 @@ def empty_caches(engine: Engine, plan: ImagePlan, names: Iterable[str]) -> None:
     """Empty cache mounts, by a build on the plan's base image."""
     with private_folder() as folder:
         mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{number}" for number, name in enumerate(names))
-        dockerfile = f"FROM {base_reference(plan.base)}\nRUN {mounts} find /caches -mindepth 2 -delete\n"
+        dockerfile = f"FROM {plan.image}\nRUN {mounts} find /caches -mindepth 2 -delete\n"
         (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         tag = "trainworks-benchmark/empty:latest"
         engine.build(BuildRequest(name="empty", context=folder, tags=(tag,), no_cache=True), ignore)
@@ -339,7 +339,9 @@ def prepare(options: argparse.Namespace, engine: Engine, folder: Path) -> Bench:
     plan = make_plan(Request(framework="pytorch", cuda=options.cuda), facts)
     rendering = render(plan, facts)
     settings = read_host_settings(os.environ)
-    ensure_base(plan.base, engine, settings, BuildProgress())
+    base = own_base(plan)
+    assert base is not None
+    ensure_base(base, engine, settings, BuildProgress())
     manifest = next(file.content for file in rendering.files if file.path == "image.json")
     peer_folder = folder / "peer"
     peer_folder.mkdir()

@@ -142,11 +142,12 @@ def one_round(
         if not all(name.startswith(OWN_CACHES.partition("=")[2]) for name in names):
             raise SystemExit(f"these cache mounts are not this benchmark's alone: {names}")
         mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{n}" for n, name in enumerate(names))
-        build(engine, folder, base_reference(original), f"RUN {mounts} find /caches -mindepth 2 -delete", "empty")
+        image = base_reference(original, facts)
+        build(engine, folder, image, f"RUN {mounts} find /caches -mindepth 2 -delete", "empty")
         for base in bases:
             # Another time of a file makes another layer, and breaks no promise of the image.
             line = f"RUN touch -d @{secrets.randbelow(1_500_000_000)} /etc/issue"
-            build(engine, folder, base_reference(original), line, base_reference(base))
+            build(engine, folder, image, line, base_reference(base, new))
     environment = {**os.environ, "XDG_CACHE_HOME": str(root / "cache")}
     words = ("--only", f"*{suffix}", "-j", str(at_once), "--until", until, "--engine", engine.name)
     command = (sys.executable, str(root / "build.py"), *words, "--format", "json")
@@ -158,7 +159,7 @@ def one_round(
         for target in tags(root, suffix):
             engine.remove(target)
         for base in bases:
-            engine.remove(base_reference(base))
+            engine.remove(base_reference(base, new))
         engine.remove("trainworks-benchmark/empty:latest")
         shutil.rmtree(root / "cache", ignore_errors=True)
     if [target["outcome"] for target in report["targets"]] != ["done"] * len(NAMES):

@@ -11,7 +11,6 @@ from trainworks.assemble.context import add_local_wheels
 from trainworks.engine.protocol import BuildRequest, Secret
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.resolve import base_reference
 
 WORDS = """\
 a Dockerfile with one stage, as people write them: from the same base image, `apt-get install` of our Debian packages
@@ -120,7 +119,7 @@ def write_peer(
     if plan.wheel_index and not settings.pip.names_a_source:
         sources.append(f"--extra-index-url {plan.wheel_index}")
     dockerfile = TEMPLATE.format(
-        base=base_reference(plan.base),
+        base=plan.image,
         debian=" ".join(sorted({*_debian(plan), *MORE_PACKAGES})),
         environment=" ".join(f'{name}="{value}"' for name, value in plan.environment.items()),
         pip_environment=PIP_ENVIRONMENT,

@@ -136,4 +136,4 @@ def test_what_is_proved_names_tests_that_exist(facts: Facts, root: Path) -> None
 
 def test_one_lock_for_each_target(facts: Facts, root: Path) -> None:
     locks = {path.stem for path in (root / "images" / "lock").iterdir()}
-    assert locks == {facts.name_of(row) for row in facts.targets}
+    assert locks - {"archives", "artifacts", "base-images"} == {facts.name_of(row) for row in facts.targets}

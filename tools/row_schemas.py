@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from trainworks.facts.lockfile import ARTIFACTS, BASE_IMAGES, KEYS
+from trainworks.facts.lockfile import ARCHIVES, ARTIFACTS, BASE_IMAGES, KEYS
 from trainworks.facts.patterns import PATTERNS
-from trainworks.facts.rows import TABLES, LockedArtifact, LockedBaseImage, LockedPackage, TargetRow
+from trainworks.facts.rows import TABLES, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage, TargetRow
 from trainworks.facts.shapes import shape_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -26,6 +26,7 @@ def schema_files() -> dict[str, str]:
         "lock": (KEYS[LockedPackage], LockedPackage),
         f"lock-{Path(ARTIFACTS).stem}": (KEYS[LockedArtifact], LockedArtifact),
         f"lock-{Path(BASE_IMAGES).stem}": (KEYS[LockedBaseImage], LockedBaseImage),
+        f"lock-{Path(ARCHIVES).stem}": (KEYS[LockedArchive], LockedArchive),
     }
     return {
         f"{name}.json": json.dumps(_schema(name, key, row_type), indent=2) + "\n"

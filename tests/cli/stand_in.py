@@ -54,6 +54,14 @@ elif words[0] == "inspect":
         print(describe(dict()))
     else:
         print(said(image(words[-1])) or sys.exit("image not known"))
+elif words[0] == "run":
+    # The one thing that a build asks in an image: which states of the archive it was made of.
+    import json
+
+    labels = json.loads(said(image("sha256:" + "1" * 64)))["OCIv1"]["config"]["Labels"]
+    script = words[words.index("--") + 1 :][2]
+    text = labels.get("trainworks.archives", "").replace(", ", "\\n")
+    os.execv("/bin/sh", ["sh", "-c", script, "sh", "printf", "%s", text])
 elif words[0] == "build":
     tags = [words[number + 1] for number, word in enumerate(words) if word == "--tag"]
     labels = dict(words[number + 1].split("=", 1) for number, word in enumerate(words) if word == "--label")

@@ -180,7 +180,8 @@ def test_one_target(baked: tuple[Path, dict[str, Any], str]) -> None:
     (base,) = target.pop("contexts").items()
     assert base[0].startswith("trainworks/base:bookworm-")
     assert base[1] == "docker-image://${BASE_DEBIAN12}"
-    assert target.pop("labels")["trainworks.inputs"].startswith("sha256:")
+    # What stands on a tag that moves is not what was rendered.
+    assert target.pop("labels") == {}
     assert f"id=uv.toml,src=secrets/{CPU}/uv.toml" in target.pop("secret")
     tag = "${REPOSITORY}/pytorch-training:2.13.0-cpu-py311-debian12"
     assert target == {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.facts import lockfile
 from trainworks.facts.load import load
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
@@ -131,7 +132,9 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
     frameworks = {row.framework for row in facts.targets}
     files = [*(root / "images").glob("*.toml"), *(root / "images" / "lock").glob("*.toml")]
     for path in files:
-        kind = "lock" if path.parent.name == "lock" else "framework" if path.stem in frameworks else path.stem
+        shared = path.name in {lockfile.ARTIFACTS, lockfile.BASE_IMAGES, lockfile.ARCHIVES}
+        in_lock = f"lock-{path.stem}" if shared else "lock"
+        kind = in_lock if path.parent.name == "lock" else "framework" if path.stem in frameworks else path.stem
         schema = json.loads((root / "images" / "schema" / f"{kind}.json").read_text(encoding="utf-8"))
         for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items():
             assert key in schema["properties"], path

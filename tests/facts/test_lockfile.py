@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainworks.facts import lockfile
 from trainworks.facts.reader import Reader
-from trainworks.facts.rows import Facts, LockedArtifact, LockedBaseImage, LockedPackage
+from trainworks.facts.rows import Facts, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage
 
 NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True)
 PACKAGES = st.builds(
@@ -83,6 +83,7 @@ def test_the_committed_locks_are_as_they_would_be_written(facts: Facts, root: Pa
     for name, row_type, rows in (
         (lockfile.ARTIFACTS, LockedArtifact, facts.locked_artifacts),
         (lockfile.BASE_IMAGES, LockedBaseImage, facts.locked_base_images),
+        (lockfile.ARCHIVES, LockedArchive, facts.locked_archives),
     ):
         if rows:
             assert (folder / name).read_text(encoding="utf-8") == lockfile.as_toml(row_type, rows)

@@ -12,7 +12,7 @@ from trainworks.engine.protocol import BuildRequest
 from trainworks.facts.load import load
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.model import Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import Rendering
 
 pytestmark = pytest.mark.engine
@@ -21,8 +21,8 @@ TAG = "trainworks-test/context-changes:latest"
 
 
 def test_a_change_that_keeps_its_size_is_seen(image: BuiltByCommand, tmp_path: Path) -> None:
-    base = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT)).base
-    dockerfile = f"# Written by trainworks\nFROM {base_reference(base)}\nCOPY word /word\n"
+    base = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT)).image
+    dockerfile = f"# Written by trainworks\nFROM {base}\nCOPY word /word\n"
     seen = []
     for word in (b"one", b"two", b"one"):
         rendering = Rendering(

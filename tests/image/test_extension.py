@@ -26,7 +26,7 @@ from trainworks.engine.protocol import BuildRequest, Engine, Mount, Secret
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import make_plan
 
 pytestmark = pytest.mark.engine
 
@@ -445,7 +445,7 @@ def foreign(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
     settings = read_host_settings(os.environ)
     context = tmp_path / "foreign"
     context.mkdir()
-    (context / "Dockerfile").write_text(FOREIGN.format(base=base_reference(plan.base)))
+    (context / "Dockerfile").write_text(FOREIGN.format(base=plan.image))
     tag = f"trainworks-test/foreign:{uuid.uuid4().hex[:12]}"
     secrets = settings.secrets(plan.base.suite, "")
     docker_image.engine.build(

@@ -16,7 +16,7 @@ from image.support import ROOT, BuiltByCommand
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import make_plan
 
 pytestmark = pytest.mark.engine
 
@@ -46,7 +46,7 @@ class Steps:
         self.command = (
             *(program, "run", "--rm", "--network", "host"),
             *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}")),
-            *(base_reference(plan.base), "sh", "/mnt/install-packages"),
+            *(plan.image, "sh", "/mnt/install-packages"),
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.assemble.base import ensure_base
+from trainworks.assemble.base import ensure_base, own_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
@@ -76,15 +76,17 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
     components.write_text(components.read_text(encoding="utf-8").replace("default = true", "default = false"))
     facts = load(root)
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
-    ensure_base(plan.base, engine, read_host_settings(os.environ), BuildProgress())
+    base = own_base(plan)
+    assert base is not None
+    ensure_base(base, engine, read_host_settings(os.environ), BuildProgress())
     suffix = write_targets(root, facts, tuple(BASES))
-    bases = [base_reference(base) for base in load(root).bases if base.name.endswith(suffix)]
+    bases = [base_reference(base, load(root)) for base in load(root).bases if base.name.endswith(suffix)]
     mine = Matrix(root=root, engine=engine, pattern=f"*{suffix}", tags=tuple(tags(root, suffix)))
     try:
-        for base, line in zip(bases, BASES.values(), strict=True):
+        for name, line in zip(bases, BASES.values(), strict=True):
             folder = tmp_path / "base"
             folder.mkdir(exist_ok=True)
-            build(engine, folder, plan.image, f"RUN {line}", base)
+            build(engine, folder, plan.image, f"RUN {line}", name)
         yield mine
     finally:
         for reference in (*mine.tags, *bases):

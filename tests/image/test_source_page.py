@@ -23,7 +23,7 @@ from image.source_page import (
     plain_registry,
 )
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from trainworks.assemble.base import ensure_base
+from trainworks.assemble.base import OwnBase, ensure_base
 from trainworks.engine.protocol import Mount
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
@@ -91,11 +91,13 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
     mirror.mkdir()
     hashes = make_mirror(mirror)
     engine = engine_that_answers("docker")
-    base = load(ROOT).base_by_name["debian12"]
+    facts = load(ROOT)
+    row = facts.base_by_name["debian12"]
+    base = OwnBase(row=row, name=base_reference(row, facts), origin="bootstrapped")
     ensure_base(base, engine, read_host_settings(os.environ), BuildProgress())
     with plain_registry(folder) as registry:
         removed_at_the_end.extend(f"{registry}/cuda:{tag}" for tag in ("devel", "runtime"))
-        digests = make_base_images(folder / "bases", base_reference(base), registry)
+        digests = make_base_images(folder / "bases", base.name, registry)
         root = make_checkout(folder / "checkout", registry, digests, hashes)
         command = (
             *(sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cu118"),

@@ -88,8 +88,8 @@ def test_of_pips_complaints_only_that_about_nvidias_word_for_the_platform_passes
 
 def test_bases_of_two_architectures_are_two_images(facts: Facts) -> None:
     ours, theirs = (facts.base_by_name[name] for name in ("debian12", "debian12-arm64"))
-    assert base_reference(ours) != base_reference(theirs)
-    assert base_reference(theirs).startswith("trainworks/base:bookworm-arm64-")
+    assert base_reference(ours, facts) != base_reference(theirs, facts)
+    assert base_reference(theirs, facts).startswith("trainworks/base:bookworm-arm64-")
 
 
 def test_labels_manifest_and_bake_file_say_it(facts: Facts) -> None:

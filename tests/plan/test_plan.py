@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.errors import FactsError, LockError, UnknownNameError
-from trainworks.facts.rows import CheckRow, Facts, Lock
+from trainworks.facts.rows import CheckRow, Facts, Lock, LockedBaseImage
 from trainworks.plan.checks import (
     DebianPackageCheck,
     ElfNeedsCheck,
@@ -23,11 +23,12 @@ from trainworks.plan.checks import (
     RpmPackageCheck,
 )
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import base_reference, make_plan, without_pulled_bases
 from trainworks.plan.select import request_for
 from trainworks.plan.shares import companion_distributions
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
+from trainworks.render.builds import inputs_of
 from trainworks.render.dockerfile import render
 from trainworks.render.manifest import render_manifest
 
@@ -362,12 +363,32 @@ def test_promises_of_what_nobody_chose_are_read_too(facts: Facts) -> None:
 
 def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> None:
     base = facts.bases[0]
-    names = {
-        base_reference(other)
-        for other in (base, replace(base, suite="sid"), replace(base, digest=f"sha256:{'0' * 64}"))
-    }
-    assert len(names) == 3
-    assert base_reference(replace(base, source="another book")) == base_reference(base)
+    state = facts.archives_of(base)[-1]
+    moved = replace(facts, locked_archives=(*facts.locked_archives[1:], replace(state, contents="0" * 64)))
+    names = [
+        base_reference(base, facts),
+        base_reference(replace(base, suite="sid"), facts),
+        base_reference(replace(base, digest=f"sha256:{'0' * 64}"), facts),
+        base_reference(base, moved),
+        base_reference(base, replace(facts, locked_archives=())),
+    ]
+    assert len({*names}) == 5
+    assert base_reference(replace(base, source="another book"), facts) == names[0]
+    signed_again = [replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64) for each in facts.locked_archives]
+    assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
+
+
+def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bootstrapped(facts: Facts) -> None:
+    request = Request(framework="pytorch", cuda="cpu")
+    bootstrapped = make_plan(request, facts)
+    digest = f"sha256:{'0' * 64}"
+    locked = (*facts.locked_base_images, LockedBaseImage(name=bootstrapped.base.image, digest=digest))
+    pulled = make_plan(request, replace(facts, locked_base_images=locked))
+    assert (bootstrapped.origin, pulled.origin, pulled.base.digest) == ("bootstrapped", "pulled", digest)
+    assert pulled.image != bootstrapped.image
+    assert make_plan(request, without_pulled_bases(replace(facts, locked_base_images=locked))) == bootstrapped
+    # It is one recipe, of which a record says that it was built.
+    assert inputs_of(pulled, facts) == inputs_of(bootstrapped, facts)
 
 
 @pytest.mark.parametrize(

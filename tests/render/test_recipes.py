@@ -31,7 +31,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
             HEAD + STAGE.replace("BODY", "{{ requirements }} {{ cuda_version }} {{ colour }}"),
             "templates/components/torch.j2: it reads `colour`, which its component does not have; "
             "it reads `cuda_version`, which",
-            "it may read: architecture, artifacts, base_reference, ",
+            "it may read: architecture, archives, artifacts, base_reference, ",
             id="unknown variables, all of them",
         ),
         pytest.param(
@@ -52,7 +52,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
             "metis",
             HEAD + STAGE.replace("BODY", "{{ requirements }}"),
             "templates/components/metis.j2: it reads `requirements`, which its component does not have",
-            "it may read: architecture, artifacts, base_reference, ",
+            "it may read: architecture, archives, artifacts, base_reference, ",
             id="files that there are none of",
         ),
         pytest.param(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.assemble.context import replace_output
-from trainworks.assemble.image import ImageSpec, fill_context
+from trainworks.assemble.image import ImageSpec, fill_context, on_archive
 from trainworks.assemble.many import PlannedTarget
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
@@ -60,6 +60,8 @@ def write_bake(
         refuse_unlocked(target.plan)
         rendering = render(target.plan, session.facts)
         spec = image_spec(target.plan, rendering, session)
+        if spec.base is not None:
+            spec = on_archive(spec, spec.base, locked=False)
         chosen.append((target.plan, spec))
     if not chosen:
         raise LockError("no target is left: all of them have inputs that are not locked")

@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from trainworks.assemble.base import ensure_base
+from trainworks.assemble.base import OwnBase, ensure_base
 from trainworks.assemble.context import context_folder, replace_output, write_context
 from trainworks.assemble.order import BuildOptions
 from trainworks.assemble.tested import CheckMemory, PassedChecks
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
-from trainworks.errors import ImageTestError
-from trainworks.facts.rows import Architecture, Base
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import ImageTestError, LockError
+from trainworks.facts.rows import Architecture
+from trainworks.host.archives import RECORD, find_archive, line_of
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
-from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
+from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, Rendering
 from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 from trainworks.terminal.words import megabytes
+
+ARCHIVE_HINT = "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of other days"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,10 @@ class ImageSpec:
         add_files: Puts this machine's own copies of locked files into a context, and returns their names.
         checks: What is tested after the build.
         forbidden: Texts of this machine that must not be in the image.
-        base: The base image that is made where the engine lacks it; ``None``: the engine finds what FROM names.
+        base: The base image that has its name from this project; ``None``: the engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
+        archive: What its label will say of the package archive, as far as that is known before the build.
     """
 
     name: str
@@ -57,9 +62,10 @@ class ImageSpec:
     add_files: Callable[[Path], tuple[str, ...]] = lambda _folder: ()
     checks: tuple[Check, ...] = ()
     forbidden: tuple[str, ...] = ()
-    base: Base | None = None
+    base: OwnBase | None = None
     extends: BuiltImage | None = None
     architecture: Architecture = "amd64"
+    archive: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +143,12 @@ def build_image(
     image = unchanged_image(spec, engine, options)
     unchanged = image is not None
     if image is None:
-        if spec.base is not None:
-            ensure_base(spec.base, engine, spec.settings, progress)
+        if (base := spec.base) is not None:
+            spec = on_archive(spec, base, locked=options.locked)
+            ensure_base(base, engine, spec.settings, progress, again=options.pull)
             based = time.monotonic()
         image = run_build(spec, engine, options, progress)
+    _hold_to_lock(spec, image, locked=options.locked)
     seconds = time.monotonic() - started
     grown = f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
     how = "nothing changed since this image was built" if unchanged else f"built in {seconds:.1f} s with {engine.name}"
@@ -162,10 +170,45 @@ def build_image(
 
 def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> BuiltImage | None:
     """Return the engine's image of this name, if it was built from the very same inputs and may be taken."""
-    if options.no_cache or options.output is not None:
+    if options.no_cache or options.pull or options.output is not None:
         return None
     image = engine.inspect(spec.tags[0])
     return image if image is not None and image.labels.get(INPUTS_LABEL) == spec.rendering.digest else None
+
+
+def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
+    """Return an image that reads the package archive in its locked state, where that is anywhere; else today's.
+
+    Raises:
+        LockError: It is nowhere, and ``locked``.
+    """
+    found = find_archive(base.row, base.states, spec.settings)
+    if found.differs:
+        what = "\n  ".join(("the locked state of the package archive is not to be had:", *found.differs))
+        if locked:
+            raise LockError(what, hint=ARCHIVE_HINT)
+        say(f"{what}\n  system packages come from the archive of today; {ARCHIVE_HINT}")
+    secrets = {**spec.secrets, **found.settings.apt_secrets(base.row.suite)}
+    return replace(spec, settings=found.settings, secrets=secrets, archive=_label_of(found.lines))
+
+
+def _hold_to_lock(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:
+    """Refuse an image whose system packages are not of the locked day, where that was asked for."""
+    if not locked or spec.base is None:
+        return
+    read = image.labels.get(ARCHIVES_LABEL, "")
+    wanted = _label_of(map(line_of, spec.base.states))
+    if read != wanted:
+        raise LockError(
+            f"{image.reference} has system packages of another day than the lock: {read or 'not known'}, not {wanted}",
+            hint="its layers were built before: `--pull --no-cache` builds all of them again",
+        )
+
+
+def _label_of(lines: Iterable[str]) -> str:
+    """Return the text of the label: suite and date of each state, and the beginning of its hash."""
+    words = (line.split() for line in sorted({*lines}))
+    return ", ".join(f"{suite} {date} {contents[:12]}" for suite, date, contents in words)
 
 
 def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress) -> BuiltImage:
@@ -182,19 +225,44 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
         fill_context(spec, folder)
         steps = build_steps(rendering.dockerfile, rendering.stage_components)
         stack.enter_context(progress.following(StepTally(steps)))
+        request = BuildRequest(
+            name=spec.name,
+            context=folder,
+            tags=spec.tags,
+            secrets=tuple(Secret(identifier=name, content=content) for name, content in spec.secrets.items()),
+            arguments=spec.settings.proxies,
+            labels={INPUTS_LABEL: rendering.digest},
+            stage_components=rendering.stage_components,
+            no_cache=options.no_cache,
+            architecture=spec.architecture,
+        )
+        if spec.base is None:
+            return engine.build(request, progress)
+        return _build_and_say_of_which_day(spec, spec.base, request, engine, progress)
+
+
+def _build_and_say_of_which_day(
+    spec: ImageSpec, base: OwnBase, request: BuildRequest, engine: Engine, progress: BuildProgress
+) -> BuiltImage:
+    """Build an image whose label says which states of the package archive its layers were made of.
+
+    The layers themselves say it; those of an earlier build may be of another day than is expected. Then a second build
+    on the image sets the label, and nothing else.
+    """
+    before = None if request.no_cache else engine.inspect(spec.tags[0])
+    expected = (before.labels.get(ARCHIVES_LABEL) if before else "") or spec.archive
+    labels = {**request.labels, BASE_LABEL: base.origin}
+    image = engine.build(replace(request, labels=labels | {ARCHIVES_LABEL: expected}), progress)
+    with engine.container(image.identifier) as container:
+        read = container.run(("cat", RECORD))
+    truth = _label_of(read.output.splitlines()) if read.status == 0 else ""
+    if truth == expected:
+        return image
+    with private_folder() as folder:
+        (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
+        labels |= {ARCHIVES_LABEL: truth}
         return engine.build(
-            BuildRequest(
-                name=spec.name,
-                context=folder,
-                tags=spec.tags,
-                secrets=tuple(Secret(identifier=name, content=content) for name, content in spec.secrets.items()),
-                arguments=spec.settings.proxies,
-                labels={INPUTS_LABEL: rendering.digest},
-                stage_components=rendering.stage_components,
-                no_cache=options.no_cache,
-                architecture=spec.architecture,
-            ),
-            progress,
+            replace(request, context=folder, secrets=(), labels=labels, stage_components={}, no_cache=False), progress
         )
 
 

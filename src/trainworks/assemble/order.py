@@ -19,6 +19,8 @@ class BuildOptions:
         output: Folder that gets the build context and keeps it; ``None``: a private one that is removed.
         junit: File that gets the results of the image tests as JUnit XML; ``None`` for no file.
         no_cache: Whether every step is built again.
+        pull: Whether the base image is pulled or made again.
+        locked: Whether another state of the package archive than the locked one is an error.
         verbose: Whether every line that the build prints is shown, and on a terminal every check that passes.
         test_again: Whether an image that has passed its checks is asked again.
     """
@@ -28,6 +30,8 @@ class BuildOptions:
     output: Path | None = None
     junit: Path | None = None
     no_cache: bool = False
+    pull: bool = False
+    locked: bool = False
     verbose: bool = False
     test_again: bool = False
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from trainworks.assemble.base import own_base, pull_base
 from trainworks.assemble.context import add_local_artifacts, add_local_wheels, one_at_a_time
 from trainworks.assemble.image import ImageResult, ImageSpec, build_image, unchanged_image
 from trainworks.assemble.order import BuildOrder, PushOrder
@@ -21,8 +22,9 @@ from trainworks.inputs.sources import Unreachable
 from trainworks.plan.checks import DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import base_reference
+from trainworks.plan.resolve import make_plan, without_pulled_bases
 from trainworks.render.dockerfile import Rendering, render
+from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
 
@@ -41,7 +43,6 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
         RegistryError: A registry refuses the push.
         BuildError, EngineError, EngineUnavailableError, OutputError, RecipeError: See ``trainworks.errors``.
     """
-    facts = session.facts
     left_out: tuple[Unreachable, ...] = ()
     refuse_unlocked(plan)
     if order.push is not None:
@@ -51,12 +52,20 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
         oras()
     if session.mirror.folder:
         check_mirror(plan, session.mirror.folder, complete=order.offline)
+    engine = _engine_that_answers(order)
+    base = own_base(plan)
+    if engine is not None and base is not None and base.origin == "pulled":
+        progress = BuildProgress(verbose=order.verbose)
+        if order.offline or not pull_base(base, engine, progress, again=order.pull):
+            progress.line("  no registry gives the base image: it is bootstrapped instead")
+            session = replace(session, facts=without_pulled_bases(session.facts))
+            plan = make_plan(request, session.facts)
+    facts = session.facts
     spec = image_spec(plan, render(plan, facts), session)
     if order.record:
         from trainworks.assemble.record import refuse_record
 
         refuse_record(plan, facts, session.root)
-    engine = _engine_that_answers(order)
     if engine is None or unchanged_image(spec, engine, order) is None:
         plan, left_out = _with_sources(request, plan, session, order)
         if left_out:
@@ -132,8 +141,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
             for check in plan.checks
         ),
         forbidden=settings.forbidden_texts(plan.wheel_index),
-        # Any other base is pulled by the engine itself, by the digest in its FROM.
-        base=plan.base if plan.image == base_reference(plan.base) else None,
+        base=own_base(plan),
         architecture=plan.base.architecture,
     )
 

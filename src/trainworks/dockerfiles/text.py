@@ -141,7 +141,13 @@ def commands_of(script: str, first: int) -> Iterator[Command]:
         except ValueError:
             # A quote without its partner, as in a text that no shell reads.
             token = None
-        if token is None or (token[0] in OPERATORS and not token.isspace() and token[0] not in "<>") or "\n" in token:
+        # An empty word, as in `--option ""`, is a word.
+        begins = token[:1] if token else ""
+        if (
+            token is None
+            or (begins and begins in OPERATORS and not token.isspace() and begins not in "<>")
+            or "\n" in token
+        ):
             if words:
                 yield Command(line, tuple(words))
                 if len(words) > 2 and any(map(SHELL.fullmatch, words[:-2])) and re.fullmatch(r"-[a-z]*c", words[-2]):

@@ -22,6 +22,7 @@ from trainworks.facts.rows import (
     TABLES,
     CheckRow,
     Facts,
+    LockedArchive,
     LockedArtifact,
     LockedBaseImage,
     Recipe,
@@ -74,6 +75,7 @@ def load(root: Path) -> Facts:
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
         locked_base_images=lockfile.read_shared(reader, images, lockfile.BASE_IMAGES, LockedBaseImage),
+        locked_archives=lockfile.read_shared(reader, images, lockfile.ARCHIVES, LockedArchive),
     )
     # Each row that names a row of an unreadable file would be blamed for it.
     if not any(name.count("/") == 1 for name in reader.unreadable):

@@ -1,6 +1,7 @@
 """The files of ``images/lock``: the only place that knows their format, for reading and for writing.
 
-``TARGET.toml`` has every Python file of a target; all targets share ``artifacts.toml`` and ``base-images.toml``.
+``TARGET.toml`` has every Python file of a target; all targets share ``artifacts.toml``, ``base-images.toml`` and
+``archives.toml``.
 ``build.py lock`` writes them, and ``facts.load`` reads them.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from trainworks.errors import OutputError
 from trainworks.facts.reader import Reader
-from trainworks.facts.rows import Lock, LockedArtifact, LockedBaseImage, LockedPackage
+from trainworks.facts.rows import Lock, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage
 
 Row = TypeVar("Row")
 
@@ -24,12 +25,14 @@ LOCK = "lock"
 
 ARTIFACTS = "artifacts.toml"
 BASE_IMAGES = "base-images.toml"
+ARCHIVES = "archives.toml"
 """The files that all targets share; every other one is a target's."""
 
 KEYS: Mapping[type[Any], str] = {
     LockedPackage: "package",
     LockedArtifact: "artifact",
     LockedBaseImage: "base_image",
+    LockedArchive: "archive",
 }
 """What each row begins with, by its type: ``[[KEY]]``."""
 
@@ -38,6 +41,7 @@ WHAT: Mapping[type[Any], str] = {
     LockedPackage: "Every file that the target's Python layers are made of.",
     LockedArtifact: "What the files of images/artifacts.toml are, as first seen or as published.",
     LockedBaseImage: "Which images the tags of images/base-images.toml and images/bases.toml mean.",
+    LockedArchive: "The state of each suite of the package archives; an image's system packages are of this day.",
 }
 
 
@@ -50,7 +54,7 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
     """Return the locks of all targets, by the target's name; the reader has their problems."""
     locks: dict[str, Lock] = {}
     for path in sorted((images / LOCK).glob("*.toml")):
-        if path.name not in {ARTIFACTS, BASE_IMAGES}:
+        if path.name not in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
             packages = tuple(_read(reader, path, LockedPackage))
             reader.problems += [f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)]
             locks[path.stem] = Lock(target=path.stem, packages=packages)

@@ -17,6 +17,7 @@ from trainworks.facts.rows import (
     FabricVariable,
     GeneratedFiles,
     Instance,
+    LockedArchive,
     LockedArtifact,
     LockedBaseImage,
     LockedPackage,
@@ -83,6 +84,8 @@ COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
 FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
 URL = re.compile(r"(https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+)?\Z")
 """Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
+SNAPSHOT = re.compile(r"(https?:/{2}(?=.*\{archive\})(?=.*\{date\})[A-Za-z0-9._~:/@%{}-]+)?\Z")
+SECOND = re.compile(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9]Z\Z")
 VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([.+-]?[a-z0-9]+)*\Z")
 PYTHON = re.compile(r"3\.[0-9]+\Z")
 OPTIONAL_NAME = re.compile(r"([a-z0-9]+([.-][a-z0-9]+)*)?\Z")
@@ -116,6 +119,8 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
         "pythons": (PATH, "the absolute path of an interpreter"),
         "archive": (URL, "an https:// URL, or absent"),
+        "archives": (NAME, "lower-case letters, digits and dashes"),
+        "snapshot": (SNAPSHOT, "an http:// or https:// URL with {archive} and {date}, or absent"),
     },
     Built: {
         "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
@@ -192,6 +197,12 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     },
     LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits")},
     LockedBaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
+    LockedArchive: {
+        "suite": (NAME, "lower-case letters, digits and dashes"),
+        "date": (SECOND, "a time such as 2026-11-25T02:10:59Z"),
+        "sha256": (SHA256, "64 hexadecimal digits"),
+        "contents": (SHA256, "64 hexadecimal digits"),
+    },
     LockedPackage: {
         "name": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
         "file": (FILE, "the name of a file, without a folder"),

@@ -42,6 +42,9 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
     )
     dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
     dated += [(f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date) for row in facts.ends]
+    dated += [(f"images/lock/archives.toml: archive {row.suite!r}", row.date[:10]) for row in facts.locked_archives]
+    suites = _repeated([row.suite for row in facts.locked_archives])
+    yield from (f"images/lock/archives.toml: archive {suite!r} is in two rows" for suite in suites)
     yield from (f"{where}: key 'date': {day} is not a day of the calendar" for where, day in dated if not _is_day(day))
 
 

@@ -43,6 +43,8 @@ class Base:
         package_manager: What installs its packages.
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
         archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
+        archives: The suites that its packages come from, each with the name of its archive.
+        snapshot: Address of an archive on an earlier day, with ``{archive}`` and ``{date}`` (``YYYYMMDDThhmmssZ``).
         pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
         architecture: What its programs, and the images that stand on it, run on.
         environment: Variables that every image on it sets, for what its programs do wrong.
@@ -59,6 +61,8 @@ class Base:
     package_manager: PackageManager = "apt"
     bootstrap: bool = False
     archive: str = ""
+    archives: Mapping[str, str] = field(default_factory=dict)
+    snapshot: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
     architecture: Architecture = "amd64"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -152,6 +156,23 @@ class LockedBaseImage:
     name: str
     digest: str
     reference: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedArchive:
+    """What a suite of a package archive was when ``build.py lock`` read its ``InRelease``.
+
+    Attributes:
+        suite: Its code name, such as ``bookworm-security``.
+        date: When the archive signed it, ISO 8601 in UTC.
+        sha256: The hash of the file.
+        contents: The hash of its list of files: an archive signs the same packages again and again.
+    """
+
+    suite: str
+    date: str
+    sha256: str
+    contents: str
 
 
 Severity = Literal["refuse", "advise"]
@@ -600,6 +621,7 @@ class Facts:
     locks: Mapping[str, Lock]
     locked_artifacts: tuple[LockedArtifact, ...]
     locked_base_images: tuple[LockedBaseImage, ...]
+    locked_archives: tuple[LockedArchive, ...] = ()
 
     @cached_property
     def base_by_name(self) -> Mapping[str, Base]:
@@ -652,6 +674,15 @@ class Facts:
         """
         rows = {row.name: row.digest for row in self.base_images if row.digest}
         return rows | {row.name: row.digest for row in self.locked_base_images}
+
+    def archives_of(self, base: Base) -> tuple[LockedArchive, ...]:
+        """Return the states of the suites that a base's packages come from, as far as they are locked."""
+        locked = {row.suite: row for row in self.locked_archives}
+        return tuple(locked[suite] for suite in base.archives if suite in locked)
+
+    def digest_of(self, base: Base) -> str:
+        """Return the digest of a base's own image, ``""`` where none is known."""
+        return self.digest_by_image.get(base.image, base.digest)
 
     @cached_property
     def alternative_by_image(self) -> Mapping[str, str]:

@@ -22,12 +22,19 @@ ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P
 
 @dataclass(frozen=True, kw_only=True)
 class AptSource:
-    """One archive that this machine installs from; ``trusted``: its signature is not checked."""
+    """One archive that this machine installs from.
+
+    Attributes:
+        uri, suite, components: As in ``sources.list``.
+        trusted: Whether its signature is not checked.
+        old: Whether it may be one whose signature is no longer valid today.
+    """
 
     uri: str
     suite: str
     components: str
     trusted: bool = False
+    old: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +132,8 @@ def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tup
     for source in sources:
         if own_suite and (source.suite == own_suite or source.suite.startswith(f"{own_suite}-")):
             wanted = suite + source.suite[len(own_suite) :]
-            options = "[trusted=yes] " if source.trusted else ""
+            words = ["trusted=yes"] * source.trusted + ["check-valid-until=no"] * source.old
+            options = f"[{' '.join(words)}] " if words else ""
             if "main" in source.components.split():
                 lines.append(f"deb {options}{source.uri} {wanted} main")
     return tuple(dict.fromkeys(lines))

@@ -10,15 +10,16 @@ import contextlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trainworks.engine.archive import write_archive
 from trainworks.engine.processes import own_environment, stream
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError
-from trainworks.facts.rows import MACHINES, Base
+from trainworks.facts.rows import MACHINES, Base, LockedArchive
 from trainworks.host.apt import apt_configuration, sources_for
+from trainworks.host.archives import RECORD, line_of, state_of
 from trainworks.host.settings import HostSettings
 
 TOOL = "mmdebstrap"
@@ -44,6 +45,8 @@ SLIM = (
 CLEAN = r"""
 set -eu
 root=$1
+# Read before they are removed: they say of which day the packages are.
+cp "$root"/var/lib/apt/lists/*Release "${0%/*}"/
 examples=$root/usr/share/doc/apt/examples
 rm -f "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/*
 if [ -e "$examples/debian.sources" ]; then
@@ -63,12 +66,20 @@ echo localhost > "$root"/etc/hostname
 """Runs after the installation: replaces this machine's mirror and names by defaults, and removes logs."""
 
 
-def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_line: Callable[[str], None]) -> str:
+def bootstrap(
+    base: Base,
+    name: str,
+    archive: Path,
+    settings: HostSettings,
+    on_line: Callable[[str], None],
+    states: Iterable[LockedArchive] = (),
+) -> str:
     """Make a base image and write it as a ``docker save`` archive.
 
     Args:
         settings: This machine's settings: its mirror, proxies and CA are used.
         on_line: Receives each line that the tool prints.
+        states: Locked states of the archive.
 
     Returns:
         The image's identifier.
@@ -80,8 +91,9 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
     tool = shutil.which(TOOL)
     if tool is None:
         raise HostError(
-            f"the engine does not have the base image {base.image}, and {TOOL} is not installed to make it",
-            hint=f"install it with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
+            f"no registry gives the base image {base.image}, and {TOOL} is not installed to make it",
+            hint="where a registry answers, `build.py lock --upgrade system` records the digest to pull; else install "
+            f"{TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
         )
     sources = sources_for(base.suite, settings.apt.sources, settings.suite)
     last: deque[str] = deque(maxlen=15)
@@ -94,7 +106,9 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
         # apt drops its privileges for downloads, and must still reach the folders below.
         folder.chmod(0o755)
         root = folder / "root"
-        hook = folder / "clean"
+        read = folder / "read"
+        read.mkdir(mode=0o755)
+        hook = read / "clean"
         hook.write_text(f"#!/bin/sh\n{CLEAN}", encoding="utf-8")
         hook.chmod(0o755)
         certificate = folder / "ca.pem"
@@ -119,6 +133,11 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
                     hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses"
                     + emulated,
                 )
+            record = root / RECORD.removeprefix("/")
+            record.parent.mkdir(mode=0o755)
+            releases = (path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release"))
+            record.write_text("".join(sorted({line_of(state_of(text, states)) for text in releases})), encoding="utf-8")
+            record.chmod(0o644)
             return write_archive(
                 root,
                 archive,

@@ -28,6 +28,8 @@ class HostSettings:
         proxies: Proxy variables as build arguments.
         mirror: Address of a mirror with the files of components; ``""``: they are downloaded from the addresses of
             their rows. It may contain a password.
+        snapshot: Address of the package archive on an earlier day, with ``{archive}`` and ``{date}``; ``""``: the
+            address in the base's row. It may contain a password.
         mirror_only: Whether the mirror is the only source of those files.
     """
 
@@ -39,9 +41,22 @@ class HostSettings:
     proxies: Mapping[str, str] = field(default_factory=dict)
     mirror: str = field(default="", repr=False)
     mirror_only: bool = False
+    snapshot: str = field(default="", repr=False)
 
     def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
         """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty."""
+        return {
+            **self.apt_secrets(suite),
+            "ca.pem": self.ca,
+            "netrc": self.netrc,
+            "pip.conf": pip_configuration(self.pip).encode(),
+            "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
+            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode() if self.mirror else b"",
+            "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
+        }
+
+    def apt_secrets(self, suite: str) -> dict[str, bytes]:
+        """Return those secrets of a build that say which archive apt reads."""
         sources = sources_for(suite, self.apt.sources, self.suite)
         return {
             "apt.conf": apt_configuration(
@@ -50,12 +65,6 @@ class HostSettings:
                 ca_path=f"{SECRETS_FOLDER}/ca.pem" if self.ca else "",
             ).encode(),
             "sources.list": "".join(f"{line}\n" for line in sources).encode(),
-            "ca.pem": self.ca,
-            "netrc": self.netrc,
-            "pip.conf": pip_configuration(self.pip).encode(),
-            "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
-            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode() if self.mirror else b"",
-            "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
         }
 
     def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
@@ -83,4 +92,5 @@ def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
         ca=bundle.read_bytes() if bundle else b"",
         netrc=netrc.read_bytes() if netrc.is_file() else b"",
         proxies=proxy_arguments(environment),
+        snapshot=environment.get("TRAINWORKS_SNAPSHOT", ""),
     )

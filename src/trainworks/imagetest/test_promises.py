@@ -28,7 +28,7 @@ from trainworks.imagetest import imports, inventory, questions, secrets
 from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.plan import checks as kinds
-from trainworks.render.dockerfile import INPUTS_LABEL
+from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL
 
 COMMAND_TIMEOUT = 1200.0
 """Seconds for a command or an import of a check.
@@ -36,7 +36,7 @@ COMMAND_TIMEOUT = 1200.0
 torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
 """
 
-BUILD_LABELS = frozenset({INPUTS_LABEL, "io.buildah.version"})
+BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, "io.buildah.version"})
 """Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000

@@ -12,9 +12,11 @@ from packaging.version import Version
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, LockError, RegistryError
 from trainworks.facts import lockfile
-from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
+from trainworks.facts.rows import Artifact, Facts, LockedArchive, LockedArtifact, LockedBaseImage, TargetRow
+from trainworks.host.archives import LIMITS, todays_states
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
 from trainworks.host.git import moved, tag_commit, tags_of
+from trainworks.host.settings import HostSettings
 from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
@@ -23,7 +25,7 @@ from trainworks.registry.names import split_reference
 from trainworks.registry.protocol import RegistryUnreachableError
 from trainworks.registry.tools import Registries
 
-Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
+Row = TypeVar("Row", LockedArtifact, LockedBaseImage, LockedArchive)
 
 TAG_SECONDS = 60.0
 """How long a repository may take to list its tags."""
@@ -198,7 +200,11 @@ def lock_base_images(
     before = dict(locked)
     problems: list[str] = []
     silent: set[str] = set()
-    for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
+    targets = [context_of(row, facts) for row in rows]
+    # Where no registry answers, these are made of their archives.
+    optional = {each.base.image for each in targets if each.base.archives and not each.row.image}
+    wanted = [name for each in targets for name in images_of(each)] + sorted(optional if upgrade else ())
+    for name in dict.fromkeys(wanted):
         row = facts.base_image_by_name.get(name)
         alternatives = row.alternatives if row else ()
         known = _row_digest(name, facts)
@@ -220,7 +226,10 @@ def lock_base_images(
             locked[name] = LockedBaseImage(name=name, digest=digest, reference=reference if reference != name else "")
             break
         else:
-            problems += failures
+            if name in optional:
+                report(f"  {failures[0]}: this base image is bootstrapped")
+            else:
+                problems += failures
             continue
         if known and not locked[name].reference:
             del locked[name]
@@ -230,6 +239,41 @@ def lock_base_images(
             report(f"  base image {name} moved from {before[name].digest} to {locked[name].digest}")
     if locked != before:
         _write(root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked)))
+    return problems
+
+
+def lock_archives(
+    rows: Iterable[TargetRow], facts: Facts, settings: HostSettings, root: Path, *, report: Report, upgrade: bool
+) -> list[str]:
+    """Record the states that the package archives of the targets' bases have; what is recorded stays.
+
+    Args:
+        settings: This machine's, whose archives are asked.
+        root: The checkout, whose ``images/lock/archives.toml`` is written.
+        report: Receives a line of text for each state that moved.
+        upgrade: Whether states that are recorded move; those of the same packages stay.
+
+    Returns:
+        The archives that could not be asked, one line each.
+    """
+    locked = {row.suite: row for row in facts.locked_archives}
+    problems: list[str] = []
+    for base in {base.suite: base for base in (context_of(row, facts).base for row in rows) if base.archives}.values():
+        if not upgrade and facts.archives_of(base):
+            continue
+        try:
+            with Client(settings, limits=LIMITS) as client:
+                states = todays_states(base, settings, client, facts.locked_archives)
+        except (LockError, HostError) as error:
+            problems.append(f"package archive of {base.suite}: {error.message}")
+            continue
+        for state in states:
+            before = locked.get(state.suite)
+            if before != state:
+                report(f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'} {state.date}")
+            locked[state.suite] = state
+    if locked != {row.suite: row for row in facts.locked_archives}:
+        _write(root, lockfile.ARCHIVES, LockedArchive, (locked[suite] for suite in sorted(locked)))
     return problems
 
 
@@ -271,8 +315,10 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
             unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
     urls = {row.url for row in facts.artifacts}
     images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
+    suites = {suite for base in facts.bases for suite in base.archives}
     for where, leftovers in (
         (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
+        (lockfile.ARCHIVES, [row.suite for row in facts.locked_archives if row.suite not in suites]),
         (lockfile.BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
     ):
         problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]

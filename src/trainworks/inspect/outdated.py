@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
-from trainworks.errors import UnknownNameError
+from trainworks.errors import HostError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts
+from trainworks.host.archives import LIMITS, newer_than, todays_states
+from trainworks.host.downloads import Client
 from trainworks.host.security import (
     Candidate,
     SecurityPocket,
@@ -71,6 +73,7 @@ class OutdatedReport:
         updates: What is missing, by source package.
         days: Whole days since the build; None for a bill of materials, and for an image with a constant time.
         locked: Packages in other versions than today's lock; empty for an image of no target.
+        archives: Each suite that has moved since it was locked, in words: what the next image brings.
     """
 
     name: str
@@ -81,6 +84,7 @@ class OutdatedReport:
     updates: tuple[MissingUpdate, ...]
     days: int | None = None
     locked: tuple[NewlyLocked, ...] = ()
+    archives: tuple[str, ...] = ()
 
     def as_values(self) -> dict[str, object]:
         """Return the report for programs."""
@@ -100,6 +104,7 @@ class OutdatedReport:
                 fixes, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
             )
         lines += [f"  {each.name} {each.installed} -> {each.locked} (locked)" for each in self.locked]
+        lines += [f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives]
         if self.days is not None:
             lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
         compared = f"{self.packages} package{'' if self.packages == 1 else 's'}"
@@ -121,8 +126,29 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
         ImageTestError, OutputError: The packages cannot be listed.
     """
     installed = read_system_packages(name, engine_name, facts)
-    report = compare_with_archive(installed, suite_of(installed, facts), read_host_settings(environment))
-    return replace(report, days=days_since(installed.created), locked=newly_locked(installed, facts))
+    settings = read_host_settings(environment)
+    suite = suite_of(installed, facts)
+    report = compare_with_archive(installed, suite, settings)
+    return replace(
+        report,
+        days=days_since(installed.created),
+        locked=newly_locked(installed, facts),
+        archives=moved_archives(suite, facts, settings),
+    )
+
+
+def moved_archives(suite: str, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
+    """Return the suites of a release whose packages are others than when they were locked, a sentence each."""
+    base = next(base for base in facts.bases if base.suite == suite)
+    locked = facts.archives_of(base)
+    if not locked:
+        return ()
+    with Client(settings, limits=LIMITS) as client:
+        try:
+            today = {each.suite: each for each in todays_states(base, settings, client, locked)}
+        except (LockError, HostError) as error:
+            return (f"the lock of the archive was not compared: {error.message}",)
+    return tuple(newer_than(each, today[each.suite]) for each in locked if today.get(each.suite, each) != each)
 
 
 def days_since(created: str) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
-from trainworks.facts.rows import Architecture, Artifact, Base, LockedPackage, Source
+from trainworks.facts.rows import Architecture, Artifact, Base, LockedArchive, LockedPackage, Source
 from trainworks.plan.checks import Check
 
 IMAGE_TIME = 1_577_836_800
@@ -14,6 +15,9 @@ IMAGE_TIME = 1_577_836_800
 
 2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980, and image steps make such files.
 """
+
+Origin = Literal["", "pulled", "bootstrapped"]
+"""Where a base image comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +139,9 @@ class ImagePlan:
         target: Which cell.
         base: The operating system's row.
         image: Reference of the base image, with its digest where that is known.
+        origin: Where that comes from: ``pulled`` or ``bootstrapped``, and named by this project; ``""``: named by its
+            registry.
+        archives: The states of the package archive that its system packages are to come from, as they are locked.
         builder_image: Reference of the image that build stages stand on; ``""`` where that is the base image.
         interpreter: Path of the target's Python, which ``/opt/venv`` is made from.
         cuda_home: Folder of the CUDA toolkit; ``""`` where the image has none.
@@ -166,6 +173,8 @@ class ImagePlan:
     target: Target
     base: Base
     image: str
+    origin: Origin
+    archives: tuple[LockedArchive, ...]
     builder_image: str
     interpreter: str
     cuda_home: str

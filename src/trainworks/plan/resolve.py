@@ -98,6 +98,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     inside = [step for step in steps if step.in_image]
     recipes = [facts.recipes[step.recipe] for step in inside]
     image = _reference(row.image, base, facts)
+    own = base.bootstrap and not row.image
     variant = variant_of(components, context, facts)
     labels = _labels(target, row.image or base.image, variant)
     environment = _environment(context, inside, recipes)
@@ -108,8 +109,10 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     )
     return ImagePlan(
         target=target,
-        base=base,
+        base=replace(base, digest=facts.digest_of(base)) if own else base,
         image=image,
+        origin=("pulled" if facts.digest_of(base) else "bootstrapped") if own else "",
+        archives=facts.archives_of(base),
         builder_image=_reference(row.builder_image, base, facts) if row.builder_image else "",
         interpreter=_interpreter(context),
         cuda_home=CUDA_HOME if cell.version and row.image else "",
@@ -179,11 +182,21 @@ def _interpreter(target: TargetContext) -> str:
 def _reference(image: str, base: Base, facts: Facts) -> str:
     """Return what a stage stands on: a local name for what can be bootstrapped, else a reference with its digest."""
     if not image and base.bootstrap:
-        return base_reference(base)
+        return base_reference(base, facts)
     name = image or base.image
     digest = facts.digest_by_image.get(name, "" if image else base.digest)
     reference = facts.alternative_by_image.get(name, name)
     return f"{reference}@{digest}" if digest else name
+
+
+def without_pulled_bases(facts: Facts) -> Facts:
+    """Return facts by which every base that can be bootstrapped is: for where no registry answers."""
+    own = {base.image for base in facts.bases if base.bootstrap}
+    return replace(
+        facts,
+        bases=tuple(replace(base, digest="") if base.bootstrap else base for base in facts.bases),
+        locked_base_images=tuple(row for row in facts.locked_base_images if row.name not in own),
+    )
 
 
 def images_of(target: TargetContext) -> tuple[str, ...]:
@@ -352,11 +365,15 @@ def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...
     return (name,), (f"{name}-dev" if base.package_manager == "apt" else f"{name}-devel",)
 
 
-def base_reference(base: Base) -> str:
-    """Return the local name of a base image; pulled or bootstrapped, it gets this name before a build.
+def base_reference(base: Base, facts: Facts) -> str:
+    """Return the local name of a base image: one with a digest is pulled, another one is bootstrapped.
 
-    The name changes with everything that decides the content, so that an old base is never taken for a new one.
+    The name changes with everything that decides the content, so that an old base is never taken for a new one, nor one
+    that was pulled for one that was bootstrapped.
     """
-    decides = f"{base.suite} {base.image} {base.digest} {BOOTSTRAP_REVISION}"
+    digest = facts.digest_of(base)
+    decides = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"
+    if not digest:
+        decides += "".join(f" {state.suite} {state.contents}" for state in facts.archives_of(base))
     suite = base.suite if base.architecture == "amd64" else f"{base.suite}-{base.architecture}"
     return f"trainworks/base:{suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"

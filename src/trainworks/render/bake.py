@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from trainworks.plan.model import IMAGE_TIME, ImagePlan
-from trainworks.plan.resolve import base_reference
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 
 SECRET = re.compile(r"--mount=type=secret,id=(?P<id>[^,\s]+)")
@@ -55,7 +54,7 @@ def bake_name(name: str) -> str:
 
 def stands_on_local_base(plan: ImagePlan) -> bool:
     """Return whether the Dockerfile names its base as this machine's engine does, which no registry knows."""
-    return plan.image == base_reference(plan.base)
+    return bool(plan.origin)
 
 
 def base_variable(plan: ImagePlan) -> str:
@@ -75,7 +74,8 @@ def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
         "context": f"contexts/{name}",
         "dockerfile": "Dockerfile",
         "tags": [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags],
-        "labels": {INPUTS_LABEL: rendering.digest},
+        # What stands on a tag that moves is not what was rendered.
+        "labels": {INPUTS_LABEL: rendering.digest} if plan.origin != "bootstrapped" else {},
         "platforms": [f"linux/{plan.target.architecture}"],
         # BuildKit 0.13 and newer set every time to this one. `--push` and `--load` of bake change the output's kind.
         "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},

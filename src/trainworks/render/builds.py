@@ -29,7 +29,9 @@ def inputs_of(plan: ImagePlan, facts: Facts) -> str:
     Raises:
         RecipeError: See ``render``.
     """
-    rendering = render(replace(plan, missing=()), facts, check=False)
+    # A base that is pulled here is bootstrapped there: the recipe is the same.
+    image = plan.base.name if plan.origin else plan.image
+    rendering = render(replace(plan, missing=(), image=image), facts, check=False)
     digest = hashlib.sha256(without_comments("Dockerfile", rendering.dockerfile.encode()))
     for file in rendering.files:
         content = without_comments(file.path, file.content)

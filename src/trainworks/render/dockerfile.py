@@ -33,6 +33,12 @@ from trainworks.render.shells import render_profile, render_sshd
 INPUTS_LABEL = "trainworks.inputs"
 """Label of every image: the digest of the rendering that it was built from. Equal digests need no build."""
 
+BASE_LABEL = "trainworks.base"
+"""Label of every image on a base of this project: whether that was ``pulled`` or ``bootstrapped``."""
+
+ARCHIVES_LABEL = "trainworks.archives"
+"""Label of every image on a base of this project: the states of the package archive that its packages came from."""
+
 FRAME = "Dockerfile.j2"
 MACROS = "macros.j2"
 """Its macros can be called in every recipe."""
@@ -255,6 +261,7 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "architecture": plan.base.architecture,
         "package_manager": plan.base.package_manager,
         "base_reference": plan.image,
+        "archives": tuple(f"{each.suite} {each.date} {each.contents}" for each in plan.archives),
         "builder_reference": plan.builder_image,
         "python": plan.interpreter,
         "python_version": plan.target.python,

@@ -28,6 +28,7 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
         found["version"] = step.version
     if step.component == "system":
         found["base image"] = plan.image
+        found |= {f"archive {each.suite}": f"{each.date} ({each.contents[:12]})" for each in plan.archives}
     for package in (*step.debian, *step.build_packages):
         if step.component in {"system", "builder"}:
             found[f"package {package}"] = "from the distribution"

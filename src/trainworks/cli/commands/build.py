@@ -126,6 +126,8 @@ def parser() -> Grammar:
         action="store_true",
         help="fail if an input is not locked or a source cannot be reached",
     )
+    how.add_argument("--locked", action="store_true", help="fail if the package archive is not in its locked state")
+    how.add_argument("--pull", action="store_true", help="pull the base image again, or make it again")
     how.add_argument(
         "--trust-first-use",
         action="store_true",
@@ -291,6 +293,8 @@ def _order(options: Namespace) -> BuildOrder:
         output=options.output,
         junit=options.junit,
         no_cache=options.no_cache,
+        pull=options.pull,
+        locked=options.locked,
         verbose=options.verbose,
         test_again=options.record or options.junit is not None,
         mirror=options.mirror,

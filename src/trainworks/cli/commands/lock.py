@@ -25,12 +25,14 @@ def parser() -> Grammar:
         "lock",
         summary="record the hash, size and digest of every input of targets",
         details="Records the inputs of targets in images/lock: Python files, resolved and pinned by hash; hash and "
-        "size of every other download, after its signature is checked; digests of base images. What is recorded stays "
+        "size of every other download, after its signature is checked; digests of base images; the day of the "
+        "distribution's package archive. What is recorded stays "
         "as far as the rows allow it; --upgrade moves it.",
         examples=(
             Example("lock --check", "check that every lock fits its row, and list what is not locked"),
             Example(f"lock --only {TARGET}", "lock one target, and keep what is locked", needs="the network"),
             Example(f"lock --upgrade --dry-run --only {TARGET}", "see what is newer", needs="the network"),
+            Example("lock --upgrade system", "take the security updates of today", needs="the network"),
         ),
         result="the files that were written, each with the packages that moved. Commit them: a build uses nothing "
         "else.",
@@ -41,7 +43,13 @@ def parser() -> Grammar:
         see_also=("mirror", "check", "docs/lock.md"),
     )
     add_only(grammar)
-    grammar.add_argument("--upgrade", action="store_true", help="move what is locked to the newest that the rows allow")
+    grammar.add_argument(
+        "--upgrade",
+        nargs="?",
+        const="all",
+        choices=("all", "system"),
+        help="move what is locked; system: package archives and base images only",
+    )
     grammar.add_argument("--newest", action="store_true", help="print what is newer than the rows; write nothing")
     grammar.add_argument("--dry-run", action="store_true", help="print what would move; write nothing")
     grammar.add_argument("--check", action="store_true", help="check locks against the rows; write nothing")
@@ -99,7 +107,7 @@ def _lock(
 ) -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Return the files that were written, what moved by target, and what could not be locked."""
     from trainworks.host.downloads import Client
-    from trainworks.inputs.lock_artifacts import lock_artifacts, lock_base_images, newer_tags
+    from trainworks.inputs.lock_artifacts import lock_archives, lock_artifacts, lock_base_images, newer_tags
     from trainworks.inputs.lock_python import lock_target, moves, without_versions, write_python_lock
     from trainworks.registry.protocol import Patience
     from trainworks.registry.tools import Registries
@@ -111,12 +119,13 @@ def _lock(
     moved: dict[str, list[str]] = {}
     problems: list[str] = []
     shown = options.format == "text"
-    with DISPLAY.task("locking", len(rows), "targets", log=False) as task:
-        for row in rows:
+    resolved = () if options.upgrade == "system" else rows
+    with DISPLAY.task("locking", len(resolved), "targets", log=False) as task:
+        for row in resolved:
             name = facts.name_of(row)
             asked = without_versions(row, facts) if options.newest else (row, facts)
             try:
-                packages = lock_target(*asked, settings, os.environ, upgrade=options.upgrade or options.newest)
+                packages = lock_target(*asked, settings, os.environ, upgrade=bool(options.upgrade or options.newest))
             except LockError as error:
                 problems.append(str(error))
             else:
@@ -129,6 +138,7 @@ def _lock(
             task.advance()
 
     def report(line: str) -> None:
+        # What moves beside Python files: tags, package archives, base images.
         moved.setdefault("shared", []).append(line.strip())
         say(line)
 
@@ -136,11 +146,13 @@ def _lock(
         with Client(settings) as client:
             newer_tags(rows, facts, client, report=report)
         return written, moved, problems
+    upgrade = bool(options.upgrade)
+    problems += lock_archives(rows, facts, settings, place, report=report, upgrade=upgrade)
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems += lock_artifacts(rows, facts, client, place, mirror=options.mirror, report=say)
+        problems += lock_artifacts(resolved, facts, client, place, mirror=options.mirror, report=say)
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
-        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=options.upgrade)
+        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=upgrade)
     return written, moved, problems
 
 

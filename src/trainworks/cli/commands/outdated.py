@@ -67,7 +67,7 @@ def run(options: Namespace, root: Path) -> int:
     if report.updates:
         raise OutdatedError(
             f"{report.name}: security updates are missing: {', '.join(each.source for each in report.updates)}",
-            hint="build on a newer base image with --no-cache (docs/security-updates.md)",
+            hint="`build.py lock --upgrade system` and a build bring them (docs/security-updates.md)",
             reported=True,
         )
     return 0

@@ -1,0 +1,184 @@
+"""Which state a package archive is in, and where a locked one is found: an archive on loopback, without signatures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from lock.servers import Server, serving
+from lock.trees import make_tree
+from trainworks.errors import HostError
+from trainworks.facts.load import load
+from trainworks.facts.rows import Base, LockedArchive
+from trainworks.host.apt import AptSettings, AptSource, sources_for
+from trainworks.host.archives import find_archive, line_of, state_of
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.lock_artifacts import lock_archives
+
+DAY = datetime(2026, 11, 1, 6, tzinfo=UTC)
+SUITES = ("tiny", "tiny-updates")
+
+
+def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> str:
+    """Return the file of a suite; ``packages`` stands for what it has, ``more`` for what no image installs."""
+    lines = {
+        "main/binary-amd64/Packages": packages,
+        "main/binary-arm64/Packages.xz": packages,
+        "contrib/binary-amd64/Packages": more,
+        "main/Contents-amd64": more,
+    }
+    listed = "".join(f" {hashlib.sha256(text.encode()).hexdigest()} 1 {path}\n" for path, text in lines.items())
+    return (
+        "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"
+        f"Suite: stable\nCodename: {suite}\nDate: {format_datetime(day.astimezone(UTC), usegmt=True)}\n"
+        f"MD5Sum:\n 0 1 main/binary-amd64/Packages\nSHA256:\n{listed}-----BEGIN PGP SIGNATURE-----\n\nabc\n"
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as mine:
+        yield mine
+
+
+@pytest.fixture
+def base() -> Base:
+    return Base(
+        name="tiny",
+        suite="tiny",
+        version="1",
+        glibc="2.36",
+        python="3.11",
+        image="tiny:1",
+        source="the tests",
+        bootstrap=True,
+        archives={"tiny": "main", "tiny-updates": "updates"},
+    )
+
+
+def serve(server: Server, place: str, day: datetime, packages: str, *, more: str = "") -> tuple[LockedArchive, ...]:
+    texts = {suite: in_release(suite, day, packages, more=more) for suite in SUITES}
+    for suite, text in texts.items():
+        server.serve(f"{place}/dists/{suite}/InRelease", text.encode())
+    return tuple(state_of(text) for text in texts.values())
+
+
+def machine(server: Server, suites: tuple[str, ...] = SUITES) -> HostSettings:
+    sources = tuple(AptSource(uri=f"{server.url}/today", suite=suite, components="main") for suite in suites)
+    apt = AptSettings(sources=sources)
+    snapshot = f"{server.url}/archive/{{archive}}/{{date}}"
+    return HostSettings(pip=PipSettings(), apt=apt, suite="tiny", snapshot=snapshot)
+
+
+def test_a_state_is_its_packages_and_not_its_signature() -> None:
+    first = state_of(in_release("tiny", DAY, "demo 1"))
+    assert (first.suite, first.date) == ("tiny", "2026-11-01T06:00:00Z")
+    later = in_release("tiny", DAY + timedelta(days=7), "demo 1", more="a game")
+    assert state_of(later).contents == first.contents
+    assert state_of(later, (first,)) == first
+    assert state_of(in_release("tiny", DAY, "demo 2"), (first,)).contents != first.contents
+
+
+@pytest.mark.parametrize("text", ["", "<html>Not found</html>", "Codename: tiny\nDate: yesterday\nSHA256:\n"])
+def test_what_is_no_release_file(text: str) -> None:
+    with pytest.raises(HostError, match="not the InRelease file"):
+        state_of(text)
+
+
+def test_an_archive_in_the_locked_state_is_read_as_it_is(server: Server, base: Base) -> None:
+    states = serve(server, "/today", DAY, "demo 1")
+    settings = machine(server)
+    found = find_archive(base, states, settings)
+    assert (found.settings, found.differs) == (settings, ())
+    assert found.lines == tuple(map(line_of, states))
+    assert not [seen for seen in server.seen if "/archive/" in seen.path]
+
+
+@pytest.mark.parametrize("hours", [0, 6, 24])
+def test_the_snapshot_of_the_locked_day_is_read_where_the_archive_has_moved(
+    server: Server, base: Base, hours: int
+) -> None:
+    """A snapshot is made some time after the signature."""
+    states = serve(server, "/today", DAY, "demo 1")
+    day = (DAY + timedelta(hours=hours)).strftime("%Y%m%dT%H%M%SZ")
+    for name in ("main", "updates"):
+        serve(server, f"/archive/{name}/{day}", DAY, "demo 1")
+    serve(server, "/today", DAY + timedelta(days=7), "demo 2")
+    found = find_archive(base, states, machine(server))
+    assert found.differs == ()
+    lines = sources_for("tiny", found.settings.apt.sources, found.settings.suite)
+    assert lines == (
+        f"deb [check-valid-until=no] {server.url}/archive/main/{day} tiny main",
+        f"deb [check-valid-until=no] {server.url}/archive/updates/{day} tiny-updates main",
+    )
+
+
+def test_what_is_nowhere_is_said_for_each_suite(server: Server, base: Base) -> None:
+    states = serve(server, "/today", DAY, "demo 1")
+    later = DAY + timedelta(days=7)
+    server.serve("/today/dists/tiny/InRelease", in_release("tiny", later, "demo 2").encode())
+    settings = machine(server)
+    found = find_archive(base, states, settings)
+    assert found.settings == settings
+    assert found.differs == ("tiny is locked as of 2026-11-01T06:00:00Z, the archive has it of 2026-11-08T06:00:00Z",)
+    (missing,) = find_archive(base, (replace(states[1], contents="0" * 64),), machine(server, ("tiny",))).differs
+    assert missing == "tiny-updates is locked as of 2026-11-01T06:00:00Z, not in the archive of this machine"
+
+
+def test_a_machine_without_apt_reads_the_snapshot(server: Server, base: Base) -> None:
+    states = tuple(state_of(in_release(suite, DAY, "demo 1")) for suite in SUITES)
+    for name in ("main", "updates"):
+        serve(server, f"/archive/{name}/20261101T060000Z", DAY, "demo 1")
+    found = find_archive(base, states, replace(machine(server), apt=AptSettings(), suite=""))
+    assert (found.differs, len(found.settings.apt.sources)) == ((), 2)
+
+
+def test_a_machine_without_any_archive_says_why(base: Base) -> None:
+    states = tuple(state_of(in_release(suite, DAY, "demo 1")) for suite in SUITES)
+    bare = HostSettings(pip=PipSettings())
+    assert [line.partition(", ")[2] for line in find_archive(base, states, bare).differs] == [
+        "no archive of tiny is configured, and no snapshot of it is known"
+    ] * 2
+
+
+def test_without_a_lock_nobody_is_asked(server: Server, base: Base) -> None:
+    settings = machine(server)
+    assert find_archive(base, (), settings).settings == settings
+    assert server.seen == []
+
+
+def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(server: Server, tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "tree", sources="packages")
+    bases = root / "images" / "bases.toml"
+    row = 'suite = "bookworm"\n'
+    bases.write_text(
+        bases.read_text(encoding="utf-8")
+        .replace(row, f'{row}archives = {{ tiny = "main", tiny-updates = "updates" }}\n')
+        .replace(row, 'suite = "tiny"\n'),
+        encoding="utf-8",
+    )
+    said: list[str] = []
+
+    def lock(*, upgrade: bool = False) -> tuple[LockedArchive, ...]:
+        facts = load(root)
+        assert lock_archives(facts.targets, facts, machine(server), root, report=said.append, upgrade=upgrade) == []
+        return load(root).locked_archives
+
+    states = serve(server, "/today", DAY, "demo 1")
+    assert lock() == states
+    assert said == [f"  {each.suite} is locked as of {each.date}" for each in states]
+    later = DAY + timedelta(days=7)
+    serve(server, "/today", later, "demo 1")
+    assert lock(upgrade=True) == states, "the same packages, signed again"
+    newer = serve(server, "/today", later, "demo 2")
+    assert lock() == states
+    del said[:]
+    assert lock(upgrade=True) == newer
+    assert said == [f"  {each.suite} 2026-11-01T06:00:00Z -> 2026-11-08T06:00:00Z" for each in states]

@@ -1,0 +1,74 @@
+"""A package archive of the tests' own, on loopback: one suite with one package, in as many states as a test needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from pathlib import Path
+
+from lock.servers import Server
+from trainworks.host.archives import DATE
+
+SUITE = "tiny"
+PACKAGE = "trainworks-demo"
+
+
+class Archive:
+    """What is at ``today``; each state that it had is below ``archive/main/DATE``, as a snapshot service has it."""
+
+    def __init__(self, server: Server, folder: Path, *, keeps: bool = True) -> None:
+        """Make an archive without a state; ``keeps``: whether there are snapshots of it."""
+        self._server, self._folder, self._keeps = server, folder, keeps
+        self._home = folder / "gpg"
+        self._home.mkdir(mode=0o700)
+        self._gpg("--quick-generate-key", "archive@example.org", "default", "default", "never")
+        self.today = f"{server.url}/today"
+        self.snapshot = f"{server.url}/archive/{{archive}}/{{date}}"
+
+    def sign(self, version: str, day: datetime) -> None:
+        """Be in a state: the package in this version, signed on this day."""
+        name = f"{PACKAGE}_{version}_all.deb"
+        tree = self._folder / f"tree-{version}"
+        if not tree.is_dir():
+            (tree / "DEBIAN").mkdir(parents=True)
+            (tree / "DEBIAN" / "control").write_text(
+                f"Package: {PACKAGE}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <t@example.org>\n"
+                "Description: a package of the tests\n",
+                encoding="utf-8",
+            )
+            (tree / "usr" / "share").mkdir(parents=True)
+            (tree / "usr" / "share" / "demo").write_text(f"{version}\n", encoding="utf-8")
+            environment = {**os.environ, "SOURCE_DATE_EPOCH": "1500000000"}
+            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self._folder / name))
+            subprocess.run(command, check=True, capture_output=True, env=environment)
+        content = (self._folder / name).read_bytes()
+        control = (tree / "DEBIAN" / "control").read_text(encoding="utf-8")
+        packages = (
+            f"{control}Filename: pool/{name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
+        ).encode()
+        path = "main/binary-amd64/Packages"
+        release = (
+            f"Origin: Tests\nSuite: stable\nCodename: {SUITE}\nDate: {format_datetime(day, usegmt=True)}\n"
+            f"Architectures: amd64 all\nComponents: main\n"
+            f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} {path}\n"
+        )
+        signed = self._gpg("--clearsign", "--output", "-", given=release.encode())
+        places = ["/today"]
+        if self._keeps:
+            places.append(f"/archive/main/{day.astimezone(UTC):%Y%m%dT%H%M%SZ}")
+        for place in places:
+            self._server.serve(f"{place}/dists/{SUITE}/InRelease", signed)
+            self._server.serve(f"{place}/dists/{SUITE}/{path}", packages)
+            self._server.serve(f"{place}/pool/{name}", content)
+
+    def _gpg(self, *words: str, given: bytes = b"") -> bytes:
+        command = ("gpg", "--homedir", str(self._home), "--batch", "--passphrase", "", *words)
+        return subprocess.run(command, check=True, capture_output=True, input=given).stdout
+
+
+def dated(day: datetime) -> str:
+    """Return a day as a lock has it."""
+    return day.strftime(DATE)

@@ -1,0 +1,208 @@
+"""Which day of the package archive an image is of: an archive on loopback moves between builds, with each engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from image.archives import PACKAGE, SUITE, Archive, dated
+from image.support import ROOT, engine_that_answers
+from lock.servers import serving
+from trainworks.assemble.base import OwnBase, ensure_base, own_base
+from trainworks.assemble.image import ImageSpec, build_image
+from trainworks.assemble.order import BuildOptions
+from trainworks.engine import ENGINES
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine
+from trainworks.errors import LockError
+from trainworks.facts.load import load
+from trainworks.facts.rows import LockedArchive, SourceFile
+from trainworks.host.apt import AptSource
+from trainworks.host.archives import todays_states
+from trainworks.host.downloads import Client
+from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.plan.model import IMAGE_TIME, Request
+from trainworks.plan.resolve import make_plan
+from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, Rendering
+from trainworks.terminal.build_progress import BuildProgress
+
+pytestmark = pytest.mark.engine
+
+FIRST, SECOND = datetime(2026, 11, 1, 6, tzinfo=UTC), datetime(2026, 11, 8, 6, tzinfo=UTC)
+
+
+@dataclass
+class Days:
+    """An image with a package of the archive, on a base of its own, and a layer that has nothing to do with it."""
+
+    engine: Engine
+    archive: Archive
+    base: OwnBase
+    settings: HostSettings
+    tag: str
+    other: str = "one"
+    made: list[str] = field(default_factory=list)
+
+    def lock(self) -> None:
+        """Lock the state of today."""
+        with Client(self.settings) as client:
+            self.base = replace(self.base, states=todays_states(self.base.row, self.settings, client))
+
+    def build(self, *, snapshots: bool = True, locked: bool = False, no_cache: bool = False) -> BuiltImage:
+        """Build; ``snapshots``: whether this machine knows where the archive of other days is."""
+        states = ";".join(f"{each.suite} {each.date} {each.contents}" for each in self.base.states)
+        secrets = "--mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list"
+        mounts = f"{secrets} --mount=type=bind,source=files/system,target=/mnt"
+        dockerfile = (
+            f"FROM {self.base.name} AS system\n"
+            f'RUN {mounts} sh /mnt/install-packages --record "{states}" {PACKAGE} \\\n'
+            "    && rm -rf /var/log/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old\n"
+            "FROM system AS wheels\n"
+            f"RUN mkdir -p /opt/root/opt && echo {self.other} > /opt/root/opt/wheel \\\n"
+            f"    && find /opt/root -exec touch -h -d @{IMAGE_TIME} {{}} +\n"
+            "FROM system AS image\nCOPY --from=wheels /opt/root /\n"
+        )
+        script = (ROOT / "templates" / "files" / "system" / "install-packages").read_bytes()
+        settings = replace(self.settings, snapshot=self.archive.snapshot if snapshots else "")
+        spec = ImageSpec(
+            name="days",
+            tags=(self.tag,),
+            rendering=Rendering(
+                dockerfile=dockerfile,
+                files=(SourceFile(path="files/system/install-packages", content=script),),
+                stage_components={},
+            ),
+            settings=settings,
+            secrets=settings.apt_secrets(SUITE),
+            base=self.base,
+        )
+        image = build_image(spec, self.engine, BuildOptions(until="build", locked=locked, no_cache=no_cache)).image
+        self.made.append(image.identifier)
+        return image
+
+    def version(self, image: BuiltImage) -> str:
+        """Return the version of the package that an image has."""
+        with self.engine.container(image.identifier) as container:
+            return str(container.run(("cat", "/usr/share/demo")).output).strip()
+
+    def layers(self, image: BuiltImage) -> list[str]:
+        """Return the hashes of an image's layers."""
+        with (
+            self.engine.archive(image.identifier) as stream,
+            subprocess.Popen(("tar", "-xO", "manifest.json"), stdin=stream, stdout=subprocess.PIPE) as child,
+        ):
+            text, _ = child.communicate()
+        return [str(name) for name in json.loads(text)[0]["Layers"]]
+
+
+@pytest.fixture(params=list(ENGINES))
+def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
+    engine = engine_that_answers(request.param)
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
+    debian = own_base(plan)
+    assert debian is not None
+    ensure_base(debian, engine, read_host_settings(os.environ), BuildProgress())
+    mark = uuid.uuid4().hex[:12]
+    name, tag = f"trainworks-test/days-base:{mark}", f"trainworks-test/days:{mark}"
+    context = tmp_path / "base"
+    context.mkdir()
+    # What the base itself says of its archive is not in question; no other test has made layers on it.
+    text = f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
+    (context / "Dockerfile").write_text(text)
+    engine.build(BuildRequest(name="base", context=context, tags=(name,)), lambda _event: None)
+    with serving() as server:
+        archive = Archive(server, tmp_path)
+        archive.sign("1", FIRST)
+        row = replace(debian.row, suite=SUITE, archives={SUITE: "main"}, snapshot="", digest="")
+        source = AptSource(uri=archive.today, suite=SUITE, components="main", trusted=True)
+        settings = read_host_settings(os.environ)
+        settings = replace(settings, apt=replace(settings.apt, sources=(source,)), suite=SUITE)
+        mine = Days(
+            engine=engine,
+            archive=archive,
+            base=OwnBase(row=row, name=name, origin="bootstrapped"),
+            settings=settings,
+            tag=tag,
+        )
+        mine.lock()
+        try:
+            yield mine
+        finally:
+            for reference in (tag, name):
+                engine.remove(reference)
+
+
+def said_of(state: LockedArchive) -> str:
+    return f"{state.suite} {state.date} {state.contents[:12]}"
+
+
+def test_a_locked_day_is_built_again_after_the_archive_has_moved(days: Days) -> None:
+    first = days.build(no_cache=True)
+    label = f"{SUITE} {dated(FIRST)} {days.base.states[0].contents[:12]}"
+    assert (days.version(first), first.labels[ARCHIVES_LABEL], first.labels[BASE_LABEL]) == ("1", label, "bootstrapped")
+    layers = days.layers(first)
+    days.archive.sign("2", SECOND)
+    again = days.build(no_cache=True, locked=True)
+    assert (days.version(again), again.labels[ARCHIVES_LABEL]) == ("1", label)
+    if days.engine.name == "buildah":
+        assert days.layers(again) == layers
+
+
+def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> None:
+    first = days.build()
+    before = days.layers(first)
+    days.archive.sign("2", SECOND)
+    days.lock()
+    second = days.build(locked=True)
+    assert (days.version(second), second.labels[ARCHIVES_LABEL]) == ("2", said_of(days.base.states[0]))
+    if days.engine.name == "buildah":
+        after = days.layers(second)
+        assert [one == other for one, other in zip(before, after, strict=True)][-2:] == [False, True]
+        assert len(after) == len(before)
+
+
+def test_where_only_todays_archive_is_the_image_says_so(days: Days, capsys: pytest.CaptureFixture[str]) -> None:
+    days.archive.sign("2", SECOND)
+    with pytest.raises(LockError, match=f"{SUITE} is locked as of {dated(FIRST)}"):
+        days.build(snapshots=False, locked=True)
+    image = days.build(snapshots=False)
+    assert f"the archive has it of {dated(SECOND)}" in capsys.readouterr().err
+    assert days.version(image) == "2"
+    assert image.labels[ARCHIVES_LABEL].startswith(f"{SUITE} {dated(SECOND)} ")
+    # Its layers are in the engine's cache, and what they were made of does not change when a snapshot can be reached.
+    days.other = "two"
+    later = days.build()
+    assert (days.version(later), later.labels[ARCHIVES_LABEL]) == ("2", image.labels[ARCHIVES_LABEL])
+    with pytest.raises(LockError, match="has system packages of another day than the lock"):
+        days.build(locked=True)
+    right = days.build(locked=True, no_cache=True)
+    assert (days.version(right), right.labels[ARCHIVES_LABEL]) == ("1", said_of(days.base.states[0]))
+
+
+def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:
+    first = days.build(snapshots=False)
+    days.archive.sign("1", SECOND)
+    state = days.base.states[0]
+    again = days.build(snapshots=False, locked=True, no_cache=True)
+    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL] == said_of(state)
+    with Client(days.settings) as client:
+        assert todays_states(days.base.row, days.settings, client, days.base.states) == (state,)
+
+
+def test_the_label_is_of_the_layers_and_not_of_today(days: Days) -> None:
+    """The image is gone and its layers are not: what the archive is today says nothing about them."""
+    first = days.build(snapshots=False)
+    days.engine.tag(first.identifier, f"{days.tag}-kept")
+    days.engine.remove(days.tag)
+    days.archive.sign("2", SECOND)
+    again = days.build(snapshots=False)
+    days.engine.remove(f"{days.tag}-kept")
+    assert days.version(again) == "1"
+    assert again.labels[ARCHIVES_LABEL] == first.labels[ARCHIVES_LABEL]
