@@ -55,8 +55,9 @@ def engine_that_answers(name: str) -> Engine:
 
 def copied_checkout(folder: Path) -> Path:
     """Copy what an image is made of: the same bytes, at another place."""
-    for name in ("images", "templates", "launcher"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("images", "templates", "launcher", "smdistributed"):
+        skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache")
+        shutil.copytree(ROOT / name, folder / name, ignore=skipped)
     return folder
 
 
