@@ -6,9 +6,11 @@ Marked ``engine``; see test_launcher_engine for what is needed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +103,27 @@ def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) 
         made[1].read_until("cannot resolve the name algo-1")
         names.write_text(known, encoding="ascii")  # the same file, which the host sees
         assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
+
+
+@pytest.mark.parametrize(
+    ("own", "chosen"), [("127.0.1.1", True), ("203.0.113.7", True), ("", True), ("10.77.0.1", False)]
+)
+def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
+    network: Network, tmp_path: Path, own: str, chosen: bool
+) -> None:
+    """As Debian's installer writes it (127.0.1.1): gloo would listen there, and no other host would reach it."""
+    (tmp_path / "train.py").touch()
+    known = [f"{network.address(name)} {name}" for name in network.hosts]
+    known += [f"{own} {os.uname().nodename}"] if own else []
+    Path("/etc/netns", network.space("algo-1"), "hosts").write_text("\n".join(known) + "\n", encoding="ascii")
+    words = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher/__main__.py"), "--plan", "--", "train.py")
+    given = {"PATH": "/usr/bin:/bin", "TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": "algo-1"}
+    shown = subprocess.run(
+        network.inside("algo-1", *words), cwd=tmp_path, env=given, capture_output=True, text=True, timeout=TIME_OUT
+    )
+    planned = json.loads(shown.stdout)
+    found = {name: planned["env"].get(f"{name}_SOCKET_IFNAME") for name in ("GLOO", "NCCL")}
+    interface = "eth0" if chosen else None
+    assert found == {"GLOO": interface, "NCCL": interface}
+    why = [reason["why"] for reason in planned["why"] if reason["subject"] == "GLOO_SOCKET_IFNAME"]
+    assert [f"own name leads to {own or 'no address'}" in line for line in why] == ([True] if chosen else [])

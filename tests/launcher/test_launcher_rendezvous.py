@@ -330,6 +330,41 @@ def test_one_host_is_planned_where_a_variable_may_say_more_and_the_log_warns(
     assert told == ([named] if named else [])
 
 
+@pytest.mark.parametrize("more", [{}, {"MASTER_ADDR": "m", "WORLD_SIZE": "2", "RANK": "0"}])
+def test_the_port_variable_of_a_service_named_master_is_no_port(
+    more: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "MASTER_PORT": "tcp://10.96.0.7:23456",
+        "MASTER_SERVICE_HOST": "10.96.0.7",
+        **more,
+    }
+    assert plan(read_environment(given, Invocation(("train.py",)))).env["MASTER_PORT"] == "7777"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "absent"),
+    [
+        ("GLOO_SOCKET_IFNAME", "eth0", False),
+        ("GLOO_SOCKET_IFNAME", "ens5", True),
+        ("GLOO_SOCKET_IFNAME", "eth", True),
+        ("NCCL_SOCKET_IFNAME", "eth", False),
+        ("NCCL_SOCKET_IFNAME", "ib,eth", False),
+        ("NCCL_SOCKET_IFNAME", "=eth", True),
+        ("NCCL_SOCKET_IFNAME", "ib", True),
+        ("NCCL_SOCKET_IFNAME", "^docker", False),
+        ("NCCL_SOCKET_IFNAME", "", False),
+    ],
+)
+def test_an_interface_that_is_set_and_does_not_exist_is_said(variable: str, value: str, absent: bool) -> None:
+    made = plan(environment(variables={"PATH": "/usr/bin:/bin", variable: value}))
+    said = f"{variable}={value}: this host has no such network interface; it has eth0, lo"
+    assert (said in made.warnings) is absent
+
+
 def test_num_nodes_is_read_beside_the_leaders_address() -> None:
     """RunPod's instant clusters, and Lightning AI's multi-machine jobs."""
     given = {"MASTER_ADDR": "10.65.0.2", "NUM_NODES": "2", "WORLD_SIZE": "16", "NODE_RANK": "1"}

@@ -57,7 +57,9 @@ class Devices(NamedTuple):
         locked_memory: Bytes of memory that a process may lock; None: no limit is known.
         gpu_nodes: NUMA node of each GPU, where ranks can be bound to the CPUs of theirs; else ().
         interfaces: Names of network interfaces.
-        reaching: Interface that routes to the leader; looked up only if the given interface does not exist.
+        reaching: Interface that routes to the leader; looked up only if the given interface does not exist, or none is
+            given and programs that look their host up by its name would use another one.
+        own_address: What the host's own name leads to then; ``""``: nothing, or it was not looked up.
     """
 
     gpus: int = 0
@@ -71,6 +73,7 @@ class Devices(NamedTuple):
     locked_memory: int | None = None
     gpu_nodes: tuple[int, ...] = ()
     cpus_limited: bool = False
+    own_address: str = ""
 
 
 class Environment(NamedTuple):
@@ -156,6 +159,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         variables: The process's environment (the caller passes ``os.environ``).
         invocation: What the command line asks for.
     """
+    if variables.get(names.MASTER_PORT_VARIABLE, "").startswith("tcp://"):  # Kubernetes', of a Service named master
+        variables = {name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE}
     base = base_directory(variables, bool(invocation.program))
     documents = _Documents(base, are_needed=not invocation.program)
     trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
@@ -181,6 +186,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     if not asked and platform.mode:
         asked = [MODES[platform.mode]]
     manifest = _complete(manifest, asked, programs)
+    shim = manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else ""
+    own_name = text(resource_config.get("current_host")) if shim and platform.names_resolve else hostname
     return Environment(
         base_directory=base,
         variables=MappingProxyType(
@@ -190,11 +197,11 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         resource_config=MappingProxyType(dict(resource_config)),
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
-        devices=_probe(variables, resource_config, platform.gpus),
+        devices=_probe(variables, platform, own_name),
         code=code,
         hostname=hostname,
         programs=programs,
-        hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
+        hostname_shim=shim,
         launcher_python=sys.executable,
         launcher_directory=str(Path(__file__).resolve().parents[1]),
         drivers=trainer,
@@ -529,11 +536,18 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     return programs.get("aws", "") if needed else ""
 
 
-def _probe(variables: Mapping[str, str], resource_config: Mapping[str, Json], allowed: int | None) -> Devices:
-    """Count and list what the host has, by the kernel's own files. allowed: GPUs that the platform gives; None: all."""
-    interface, hosts = text(resource_config.get("network_interface_name")), texts(resource_config.get("hosts"))
+def _probe(variables: Mapping[str, str], platform: platforms.Description, own_name: str) -> Devices:
+    """Count and list what the host has, by the kernel's own files. own_name: What gethostname() answers a program."""
+    config, allowed = platform.resource_config, platform.gpus
+    interface, hosts = text(config.get("network_interface_name")), texts(config.get("hosts"))
     interfaces = network_interfaces()
-    reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
+    reaching = own_address = ""
+    if interface and interface not in interfaces:
+        reaching = interface_that_reaches(*hosts[:2])
+    elif not interface and len(hosts) > 1:
+        own_address = _address_of_name(own_name)
+        found = interface_that_reaches(platform.leader_address or hosts[0], hosts[1])
+        reaching = found if found != "lo" and own_address != _address_of(found) else ""
     counted = count_gpus(variables)
     visible = platforms.visible_gpus(variables, counted)
     gpus = counted if visible is None else len(visible)
@@ -552,6 +566,7 @@ def _probe(variables: Mapping[str, str], resource_config: Mapping[str, Json], al
         locked_memory=locked_memory() if usable else None,
         interfaces=interfaces,
         reaching=reaching,
+        own_address=own_address,
     )
 
 
@@ -594,6 +609,16 @@ def _interface_towards(host: str) -> str:
     except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
         return ""
     return "lo" if address.startswith("127.") else _interface_of(address)
+
+
+def _address_of_name(name: str) -> str:
+    """Return the IPv4 address that a name leads to, "" if it leads to none."""
+    import socket
+
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError, ValueError):
+        return ""
 
 
 def _interface_of(address: str) -> str:

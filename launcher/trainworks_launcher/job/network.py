@@ -65,6 +65,7 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
     """
     reader = Reader({}, environment.variables)
     interface, interface_why = _interface(environment, reader)
+    reader.warnings += _absent(environment)
     here = is_type_of_this_host(environment, placement.instance_type)
     fabric = choose_fabric(
         environment.manifest,
@@ -105,6 +106,23 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
     return network, reader.problems
 
 
+def _absent(environment: Environment) -> list[str]:
+    """Return a line for each interface that a person has set for NCCL or gloo, and that this host does not have.
+
+    NCCL takes beginnings of names, ``=`` before a whole one, and ``^`` before those to leave out (NCCL's page of
+    environment variables); gloo takes whole names.
+    """
+    has, found = environment.devices.interfaces, []
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        value = environment.variables.get(variable, "").strip()
+        whole = value.startswith("=") or variable.startswith("GLOO")
+        words = tuple(word.strip() for word in value.lstrip("=").split(",") if word.strip())
+        meant = [name for name in has if (name in words if whole else name.startswith(words))]
+        if has and words and not meant and not value.startswith("^"):
+            found.append(f"{variable}={value}: this host has no such network interface; it has {', '.join(has)}")
+    return found
+
+
 def _hang_limit(reader: Reader) -> float:
     """Return the seconds without progress after which a job hangs; 0 if it is not looked at."""
     limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
@@ -114,6 +132,8 @@ def _hang_limit(reader: Reader) -> float:
 def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
     """Choose the network interface: the given one if it exists, else the one that routes to the leader.
 
+    Where none is given programs find it by the host's own name (gloo does): one is chosen only if that leads elsewhere.
+
     Several may be given, separated by commas, as NCCL, gloo and Open MPI take them.
 
     Returns:
@@ -122,7 +142,8 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
     given = text(environment.resource_config.get("network_interface_name"))
     devices = environment.devices
     if not given:
-        return "", ""
+        leads = f"this host's own name leads to {devices.own_address or 'no address'}, which is no address of it"
+        return devices.reaching, f"routes to the leader; {leads}" if devices.reaching else ""
     present = [name for name in given.split(",") if name in devices.interfaces]
     if present == given.split(",") or not devices.interfaces:
         return given, "network_interface_name of the platform"
