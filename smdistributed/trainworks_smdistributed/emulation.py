@@ -125,12 +125,19 @@ def _device(*args: Any, **kwargs: Any) -> torch.device:
     return torch.device("cpu") if cuda else torch.device(*args, **kwargs)
 
 
+def _answering(value: object) -> Callable[..., Any]:
+    """Return a new function that does nothing else: torch's compiler refuses one function under two names."""
+    return lambda *_args, **_kwargs: value
+
+
 class _Stream:
     """A stream of work that is done at once."""
 
     device = torch.device("cpu")
     cuda_stream = 0
     priority = 0
+    query = _answering(True)
+    synchronize, wait_event, wait_stream = _answering(None), _answering(None), _answering(None)
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
@@ -139,18 +146,6 @@ class _Stream:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_event(self, event: object) -> None:
-        pass
-
-    def wait_stream(self, stream: object) -> None:
         pass
 
     def record_event(self, event: _Event | None = None) -> _Event:
@@ -162,20 +157,14 @@ class _Stream:
 class _Event:
     """A point in time."""
 
+    query = _answering(True)
+    synchronize, wait = _answering(None), _answering(None)
+
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.seconds = 0.0
 
     def record(self, *_stream: object) -> None:
         self.seconds = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait(self, *_stream: object) -> None:
-        pass
 
     def elapsed_time(self, end: _Event) -> float:
         """Return the milliseconds to a later event."""
@@ -342,8 +331,3 @@ def _map_devices() -> None:
 def _gloo(value: Any) -> Any:
     """Return gloo for a backend that needs CUDA."""
     return "gloo" if isinstance(value, str) and "nccl" in value.lower().replace(":", ",").split(",") else value
-
-
-def _answering(value: object) -> Callable[..., Any]:
-    """Return a new function that does nothing else: torch's compiler refuses one function under two names."""
-    return lambda *_args, **_kwargs: value
