@@ -238,7 +238,8 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
 
 
 def test_hugging_face_s_cache_does_not_travel_with_each_layer() -> None:
-    plain, caching = run_ranks(2, sent_in_training, False), run_ranks(2, sent_in_training, True)
-    for (least, expected), (found, loss) in zip(plain, caching, strict=True):
-        assert loss == expected
-        assert found <= 1.1 * least
+    """What the root's rank sends: arguments, and outputs for the other steps. A layer's own entry may return."""
+    (least, expected), _ = run_ranks(2, sent_in_training, False)
+    (found, loss), _ = run_ranks(2, sent_in_training, True)
+    assert loss == expected
+    assert found <= 1.1 * least

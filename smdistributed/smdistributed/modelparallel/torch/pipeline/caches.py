@@ -82,6 +82,8 @@ def _hollow(layer: Any) -> Any:
 class _Shape:
     """What travels of a tensor that stays. It arrives as a tensor on the meta device."""
 
+    __slots__ = ("_of",)
+
     def __init__(self, tensor: torch.Tensor) -> None:
         self._of = tensor.shape, tensor.dtype
 
