@@ -125,10 +125,9 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
             new = holder._parameters[key]  # noqa: SLF001
             if new is not None and new is not old:
                 _replace(old, new)
+    unused = unused and hasattr(root, "set_reduce_scatter_unused_params")  # not of every PyTorch
     if unused:
-        for module in (*parts, root):
-            if hasattr(module, "set_reduce_scatter_unused_params"):
-                module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        root.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     return Order(root, gathered_again=not kept, unused=unused)
 
 
