@@ -114,7 +114,7 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         # an error that another process raised, in the words of who passes it on
         (
             "raise RuntimeError('-- Process 1 terminated:\\nTraceback:\\n  File \"t.py\", line 2\\nKeyError: 7\\n')",
-            'RuntimeError: -- Process 1 terminated: Traceback: File "t.py", line 2: KeyError: 7',
+            "RuntimeError: -- Process 1 terminated: KeyError: 7",
         ),
     ],
 )

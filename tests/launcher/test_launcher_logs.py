@@ -201,6 +201,7 @@ print("innocent " * 50)
         "rank": 2,
         "cause": place,
         "text": made.failure,
+        "retry": False,
         "versions": {"launcher": __version__, "smdistributed": None},
     }
 

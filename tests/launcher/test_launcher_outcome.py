@@ -380,6 +380,23 @@ def test_a_status_in_words(code: int, words: str) -> None:
     assert describe_status(code) == words
 
 
+@pytest.mark.parametrize(
+    ("outcome", "retry"),
+    [
+        (Outcome(STOPPED, 143, "a"), True),
+        (Outcome(FAILED, 64, "a", "the inputs were refused"), False),
+        (Outcome(FAILED, 66, "a", "lost host b"), True),
+        (Outcome(FAILED, 66, "a", place="train.py on host a (mode none)"), False),
+        (Outcome(FAILED, 1, "a", place="train.py on host a (mode none)"), False),
+        (Outcome(FAILED, 137, "a", place="train.py on host a (mode none)"), True),
+        (Outcome(FAILED, 137, "a", memory="out of memory", place="train.py on host a (mode none)"), False),
+        (Outcome(FAILED, 139, "a", place="train.py on host a (mode none)"), False),
+    ],
+)
+def test_another_try_makes_sense_where_the_script_is_not_the_cause(outcome: Outcome, *, retry: bool) -> None:
+    assert outcome.retry is retry
+
+
 @pytest.mark.parametrize("length", [0, 10, 1023, 1024, 1025, 5000])
 def test_the_limit_keeps_both_ends(length: int) -> None:
     text = "".join(chr(ord("a") + index % 26) for index in range(length))

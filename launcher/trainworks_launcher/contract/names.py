@@ -46,7 +46,11 @@ the directory of the job's output."""
 FAILURE_JSON = "failure.json"
 """The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
 ``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE),
-``versions`` of ``launcher`` and ``smdistributed`` (null if the image has none)."""
+``retry`` (whether another try makes sense), ``versions`` of ``launcher`` and ``smdistributed`` (null if the image has
+none)."""
+
+TERMINATION_LOG = "/dev/termination-log"
+"""What Kubernetes shows of a container's end. Source: Kubernetes, terminationMessagePath."""
 
 FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""

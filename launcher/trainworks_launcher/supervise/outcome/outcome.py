@@ -60,6 +60,15 @@ class Outcome(NamedTuple):
         return shorten(text) if self.place else text
 
     @property
+    def retry(self) -> bool:
+        """Whether another try makes sense: the job was stopped, or what ended it is not of the script."""
+        if self.kind == STOPPED:
+            return True
+        if not self.place:
+            return self.status in (names.EXIT_PREPARATION, names.EXIT_HOSTS, names.EXIT_CHECK, names.EXIT_HANG)
+        return not self.memory and signal_of(self.status) in (signal.SIGKILL, signal.SIGTERM)
+
+    @property
     def text(self) -> str:
         """The failure text, cause first; ``""`` for a success."""
         lines = (self.own or self.account).split("\n")

@@ -54,11 +54,11 @@ class Record(NamedTuple):
             return lines[-1]  # a file that cannot be read as Python
         words = lines[0]
         for line in lines[1:4]:
-            if not words.endswith(":"):
+            if not words.endswith(":") or line.startswith(("Traceback", 'File "')):
                 break
             words = f"{words} {line}"
         told = lines[-1] if any(line.startswith('File "') for line in lines) else ""
-        return f"{words}: {told}" if told and told not in words else words
+        return f"{words.rstrip('.:')}: {told}" if told and told not in words else words
 
     @property
     def is_of_a_child(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 
 from trainworks_launcher import __version__
@@ -62,6 +63,14 @@ def _read(path: Path) -> str:
         return ""
 
 
+def _tell_kubernetes(text: str) -> None:
+    """Write a failure where Kubernetes reads it for ``kubectl describe pod``, if that file exists; it takes 4 KiB."""
+    with contextlib.suppress(OSError):
+        opened = os.open(names.TERMINATION_LOG, os.O_WRONLY | os.O_TRUNC)
+        os.write(opened, text.encode("utf-8", "replace")[:4096])
+        os.close(opened)
+
+
 def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
@@ -74,6 +83,8 @@ def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifes
         mode: The job's mode; ``""`` if it has none yet.
         manifest: The image's; it has the version of smdistributed. None if it was not read yet.
     """
+    if outcome.kind != SUCCEEDED:
+        _tell_kubernetes(masker.text(outcome.text))
     if not output:
         return
     failure, success = Path(output, names.FAILURE_FILE), Path(output, names.SUCCESS_FILE)
@@ -96,6 +107,7 @@ def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifes
             "rank": outcome.rank if outcome.rank >= 0 else None,
             "cause": outcome.account.partition("\n")[0],
             "text": text,
+            "retry": outcome.retry,
             "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
         # First the one by which a launcher of another job knows that the other is not its script's.
