@@ -54,7 +54,7 @@ def nothing(*_: object) -> None:
 
 def events(**changes: Callable[..., object]) -> Events:
     """Return what a role tells, which is ignored but for the changes."""
-    fields = ("welcome", "peers", "go", "stop", "restart", "suspect", "finish", "left", "told", "log")
+    fields = ("welcome", "go", "stop", "restart", "suspect", "finish", "left", "told", "log")
     return Events(**{name: changes.get(name, nothing) for name in fields}, judge=lambda outcome: outcome)  # type: ignore[arg-type]
 
 
@@ -78,10 +78,10 @@ def lead(count: int, port: int) -> None:
         role.ended(Outcome(SUCCEEDED, 0, LEADER))
 
     made = events(go=go, finish=lambda _: role.leave(), left=loop.stop)
-    role = Leader(loop, control_of(count, port), Limits(), JOB, "", SECRET, made)
+    role = Leader(loop, control_of(count, port), Limits(), JOB, SECRET, made)
     empty = memory_kb()
     role.begin()
-    role.ready(0)
+    role.ready()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -110,12 +110,12 @@ def measure(count: int) -> dict[str, float]:
 
         def simulate(host: str) -> None:
             made = events(
-                welcome=lambda *_: role.ready(0),
+                welcome=lambda *_: role.ready(),
                 go=lambda: role.ended(Outcome(SUCCEEDED, 0, host)),
                 finish=lambda _: role.leave(),
                 left=leave,
             )
-            role = Worker(loop, control, Limits(), JOB, host, "", SECRET, made)
+            role = Worker(loop, control, Limits(), JOB, host, SECRET, made)
             role.begin()
 
         control = control_of(count, port)

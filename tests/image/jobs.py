@@ -39,7 +39,18 @@ def assert_trained(output: str, world: int, folder: Path) -> None:
     assert not (folder / "output" / "failure").exists()
 
 
-def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path], status: int = 0) -> str:
+RESTRICTED: Mapping[str, Any] = {
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges"],
+    "read_only": True,
+    "tmpfs": {"/tmp": "exec,mode=1777"},  # as an emptyDir of Kubernetes
+}
+"""What Kubernetes' level "restricted" asks of a container, beside a user who is not root, and a read-only root."""
+
+
+def run_on_hosts(
+    reference: str, network: Any, folders: Mapping[str, Path], status: int = 0, settings: Mapping[str, Any] = {}
+) -> str:
     """Run a job in one container for each host, on a private network; return what they said.
 
     Args:
@@ -47,6 +58,7 @@ def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path], stat
         network: The private network.
         folders: /opt/ml of each host, by the host's name.
         status: How each host is to end.
+        settings: More of each container, as docker's client has them.
     """
     import docker
 
@@ -57,7 +69,7 @@ def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path], stat
         for host, folder in folders.items():
             # As on the platform: the name resolves on the network, and the container's own hostname is another.
             container = client.containers.create(
-                reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}
+                reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}, **settings
             )
             stack.callback(container.remove, force=True)
             client.networks.get("bridge").disconnect(container)
@@ -71,11 +83,14 @@ def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path], stat
     return "".join(logs)
 
 
-def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path) -> None:
-    """Train the digits example on two hosts, and assert that both end well."""
+def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path, user: str = "") -> None:
+    """Train the digits example on two hosts, and assert that both end well. user: of a restricted pod."""
     hosts = ("algo-1", "algo-2")
     folders = {host: prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts)) for host in hosts}
-    assert_trained(run_on_hosts(reference, network, folders), 2, folder / "algo-1")
+    if user:
+        subprocess.run(("chown", "-R", user, str(folder)), check=True)
+    settings = {**RESTRICTED, "user": user} if user else {}
+    assert_trained(run_on_hosts(reference, network, folders, settings=settings), 2, folder / "algo-1")
     assert (folder / "algo-2" / "output" / "success").exists()
     # One model, and it is the leader's: only rank 0 writes it.
     assert not any((folder / "algo-2" / "model").iterdir())

@@ -91,6 +91,17 @@ def test_two_hosts_train_together_and_end_together(
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("mode", "user"),
+    [("mpi", "65534"), ("mpi", "73421"), ("smddp", "73421"), ("smp", "73421"), ("torch_distributed", "73421")],
+)
+def test_two_restricted_pods_train_together(
+    docker_image: BuiltByCommand, network: Any, mode: str, user: str, tmp_path: Path
+) -> None:
+    """No root, no capability, a read-only root; nobody has no shell, and the other user no password entry."""
+    train_on_two_hosts(docker_image.reference, network, mode, tmp_path, user)
+
+
 FAILS_ON_THE_LAST_RANK = """
 from mpi4py import MPI
 world = MPI.COMM_WORLD

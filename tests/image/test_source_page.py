@@ -213,5 +213,5 @@ def test_two_ranks_on_one_host_train(image: BuiltByCommand, tmp_path: Path) -> N
     assert_trained(done.output, 2, folder)
 
 
-def test_two_hosts_train_over_ssh(image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
+def test_two_hosts_train_by_mpirun(image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
     train_on_two_hosts(image.reference, network, "mpi", tmp_path)

@@ -45,7 +45,6 @@ class Heard:
     def events(self) -> Events:
         return Events(
             welcome=lambda *_: self.said.append("welcome"),
-            peers=lambda _: self.said.append("peers"),
             go=lambda: self.said.append("go"),
             stop=lambda: self.said.append("stop"),
             restart=lambda: self.said.append("restart"),
@@ -72,7 +71,7 @@ def leader_on_a_loop(
 ) -> Iterator[tuple[Loop, Control, Leader, Heard]]:
     loop, heard = Loop(), Heard()
     control = Control(LEADER, hosts, free_port(), minimum_hosts)
-    role = Leader(loop, control, limits or Limits(), JOB, "", secret, heard.events())
+    role = Leader(loop, control, limits or Limits(), JOB, secret, heard.events())
     try:
         role.begin()
         yield loop, control, role, heard
@@ -88,7 +87,7 @@ def send(opened: socket.socket, data: bytes) -> None:
 
 
 def join(**changes: Json) -> bytes:
-    message: dict[str, Json] = {"type": "join", "host": WORKER, "job": dict(JOB), "ssh_host_key": "", "nonce": "c" * 64}
+    message: dict[str, Json] = {"type": "join", "host": WORKER, "job": dict(JOB), "nonce": "c" * 64}
     return encode([{**message, **changes}])
 
 
@@ -139,7 +138,7 @@ def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> I
         nonce = proof.make_nonce()
         send(opened, join(nonce=nonce, secret=bool(secret), **changes))
         (challenge,) = Decoder().feed(receive(loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]), "", "")
+        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]))
         assert proof.is_proof(secret, LEADERS, said, challenge["proof"])
         send(opened, encode([{"type": "answer", "proof": proof.make_proof(secret, WORKERS, said)}]))
         made = Peer(loop, opened, Seal(proof.make_key(secret, said), WORKERS))
@@ -154,7 +153,7 @@ class FakeLeader:
         self.loop, self.heard, self.secret = Loop(), Heard(), secret
         self.server = stack.enter_context(socket.create_server((LEADER, 0)))
         self.control = Control(LEADER, (LEADER, WORKER), self.server.getsockname()[1])
-        self.role = Worker(self.loop, self.control, limits or Limits(), JOB, WORKER, "", secret, self.heard.events())
+        self.role = Worker(self.loop, self.control, limits or Limits(), JOB, WORKER, secret, self.heard.events())
         stack.callback(self.loop.close)
         stack.callback(self.role.close)
         self.role.begin()
@@ -175,9 +174,9 @@ class FakeLeader:
         """The next connection; both ends have proved that they are of the job."""
         opened = self.accept(stack)
         (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce(), "", "")
+        said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce())
         shown = proof.make_proof(self.secret, LEADERS, said)
-        challenge = {"type": "challenge", "nonce": said.leader_nonce, "public_key": "", "proof": shown}
+        challenge = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown}
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
         return Peer(self.loop, opened, Seal(proof.make_key(self.secret, said), LEADERS))

@@ -51,7 +51,7 @@ if rank == 0:
 
 def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
     """Start the command on two hosts; their statuses, and the hosts."""
-    need("mpirun", "ssh", "sshd")
+    need("mpirun")
     stand_in = tmp_path / "bin/all_reduce_perf"
     stand_in.parent.mkdir()
     stand_in.write_text(STAND_IN, encoding="utf-8")

@@ -157,7 +157,6 @@ def test_an_mpi_jobs_launcher_starts_ranks_on_hosts_that_serve_ssh() -> None:
     assert " -x SM_MODEL_DIR " in line
     assert " -x SM_CURRENT_HOST " not in line
     assert made.shell is not None
-    assert made.shell.mounted
     assert set(made.hidden) < set(MPI_JOB)
 
 

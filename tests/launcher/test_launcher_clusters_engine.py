@@ -68,7 +68,7 @@ def run(
     status: int = 0,
 ) -> tuple[str, ...]:
     """Run a job on two hosts, which must end with a status; what each printed."""
-    need("python", "torchrun", "mpirun", "ssh", "sshd", "ssh-keygen")
+    need("python", "torchrun", "mpirun")
     engine_manifest(folder)
     (folder / "train.py").write_text(script, encoding="utf-8")
     with network_of(2, names) as network, contextlib.ExitStack() as stack:

@@ -64,7 +64,7 @@ WAIT = "import signal; print('ready', flush=True); signal.pause()"
 
 # --------------------------------------------------------------------------------------------------------- pure parts
 def transcript() -> proof.Transcript:
-    return proof.Transcript("job", "algo-2", "a" * 64, "b" * 64, "ssh-ed25519 HOST", "ssh-ed25519 LEADER")
+    return proof.Transcript("job", "algo-2", "a" * 64, "b" * 64)
 
 
 def test_a_proof_is_of_one_side_one_secret_and_everything_that_was_said() -> None:
@@ -114,12 +114,9 @@ KINDS += ("finish", "bye", "alive", "probe", "samples")
 FIELDS: tuple[str, ...] = (
     "host",
     "job",
-    "ssh_host_key",
     "nonce",
     "proof",
-    "public_key",
     "reason",
-    "ssh_port",
     "outcome",
     "status",
 )
@@ -203,7 +200,7 @@ def test_no_message_of_a_stranger_reaches_the_job(messages: list[dict[str, Json]
 @given(st.lists(MESSAGES, min_size=1, max_size=4))
 def test_no_message_of_a_host_of_the_job_breaks_the_leader(messages: list[dict[str, Json]]) -> None:
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
-        role.ready(0)
+        role.ready()
         it.say(*messages)
         role.ended(Outcome(SUCCEEDED, 0, LEADER))
         in_turns(loop)
@@ -216,7 +213,7 @@ def test_no_message_of_a_leader_breaks_a_worker(messages: list[dict[str, Json]],
     loop, heard = Loop(), Heard()
     with socket.create_server((LEADER, 0)) as server:
         control = Control(LEADER, (LEADER, WORKER), server.getsockname()[1])
-        role: Role = Worker(loop, control, Limits(), JOB, WORKER, "", secret, heard.events())
+        role: Role = Worker(loop, control, Limits(), JOB, WORKER, secret, heard.events())
         role.begin()
         in_turns(loop)
         opened, _ = server.accept()
@@ -241,7 +238,7 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
         first, challenge = begin_join()
         second, other = begin_join()
         theirs = str(challenge["nonce"])
-        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, theirs, "", "")
+        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, theirs)
         assert proof.is_proof(SECRET, LEADERS, said, challenge["proof"])
         assert other["nonce"] != theirs
         answer = encode([{"type": "answer", "proof": proof.make_proof(SECRET, WORKERS, said)}])
@@ -316,7 +313,7 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
 @pytest.mark.parametrize("how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"])
 def test_only_the_next_message_of_the_host_itself_is_obeyed(how: str) -> None:
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
-        role.ready(0)
+        role.ready()
         first, second = it.lines([{"type": "note", "text": "one"}, {"type": "note", "text": "two"}])
         sent = {
             "again": first + first,
@@ -346,8 +343,8 @@ def test_a_part_of_the_launcher_may_send_messages_of_its_own() -> None:
 @pytest.mark.parametrize("statuses", [(0, 1), (1, 0), (0, 0), (3, 1)])
 def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(statuses: tuple[int, int]) -> None:
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
-        role.ready(0)
-        it.say({"type": "ready", "ssh_port": 0})
+        role.ready()
+        it.say({"type": "ready"})
         role.stopping()
         role.ended(Outcome(STOPPED, statuses[0], LEADER, "of the leader"))
         it.say({"type": "ended", "outcome": STOPPED, "status": statuses[1], "cause": "of the worker"})
@@ -363,7 +360,7 @@ def test_an_age_of_any_kind_is_a_time_before_now(age: Json) -> None:
 def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
     said = "\x1b[2J\x1b]0;owned\x07real\x9b31m \x1b[31mred\x1b[0m\u202e\r\nnext\x00"
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
-        role.ready(0)
+        role.ready()
         it.say({"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "cause": said})
         until(loop, lambda: heard.outcomes)
         (outcome,) = heard.outcomes
@@ -377,7 +374,7 @@ def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
         leader = made.let_in(stack)
         leader.say({"type": "go"})
         assert made.heard.said == ["welcome"]
-        made.role.ready(0)
+        made.role.ready()
         leader.say({"type": "go"}, {"type": "go"}, {"type": "go"})
         assert made.heard.said == ["welcome", "go"]
 
@@ -386,10 +383,10 @@ def test_a_worker_joins_a_leader_that_starts_anew_before_the_job_does() -> None:
     with contextlib.ExitStack() as stack:
         made = FakeLeader(stack)
         first = made.let_in(stack)
-        made.role.ready(2222)
+        made.role.ready()
         first.opened.close()
         again = made.let_in(stack)
-        assert again.hear() == [{"type": "ready", "ssh_port": 2222}]
+        assert again.hear() == [{"type": "ready"}]
         again.say({"type": "go"})
         assert made.heard.said == ["welcome", "welcome", "go"]
         again.opened.close()
@@ -426,7 +423,7 @@ def test_a_worker_with_another_secret_ends_soon_and_says_why(monkeypatch: pytest
     with leader_on_a_loop(SECRET) as (loop, control, _, at_leader):
         for secret, words in (("", "it has no TRAINWORKS_JOB_SECRET"), (SECRET + "x", "it has another TRAINWORKS_JOB")):
             heard = Heard()
-            role = Worker(loop, control, Limits(), JOB, WORKER, "", secret, heard.events())
+            role = Worker(loop, control, Limits(), JOB, WORKER, secret, heard.events())
             role.begin()
             until(loop, lambda: heard.outcomes)  # noqa: B023
             role.close()
@@ -490,12 +487,12 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         between = Relay(loop, control.port, stack)
         port = between.server.getsockname()[1]
         heard = Heard()
-        worker = Worker(loop, control._replace(port=port), limits, JOB, WORKER, "", "", heard.events())
+        worker = Worker(loop, control._replace(port=port), limits, JOB, WORKER, "", heard.events())
         stack.callback(worker.close)
         worker.begin()
         until(loop, lambda: heard.said)
-        worker.ready(0)
-        leader.ready(0)
+        worker.ready()
+        leader.ready()
         until(loop, lambda: heard.said == ["welcome", "go"])
         between.stall(both=both)
         leader.tell("one")
@@ -514,8 +511,8 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
 
 def test_a_sign_of_life_beside_the_connection_counts_once_and_only_from_the_host_itself() -> None:
     with leader_on_a_loop(limits=Limits(heartbeat=0.3)) as (loop, control, role, heard), joined(loop, control) as it:
-        role.ready(0)
-        it.say({"type": "ready", "ssh_port": 0})
+        role.ready()
+        it.say({"type": "ready"})
 
         def ask(count: int, shown: str) -> bytes:
             with socket.create_connection((LEADER, control.port)) as probe:
@@ -557,7 +554,7 @@ def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
     loop, heard = Loop(), Heard()
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, kept[1]))
     try:
-        role = Leader(loop, Control(many[0], many, free_port()), Limits(), JOB, "", "", heard.events())
+        role = Leader(loop, Control(many[0], many, free_port()), Limits(), JOB, "", heard.events())
         role.begin()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2000 + ROOM, kept[1])
         role.close()
@@ -579,14 +576,14 @@ def test_the_log_names_a_few_strangers_and_then_says_that_it_stops() -> None:
 
 def test_a_host_that_restarts_before_the_start_may_join_again() -> None:
     with leader_on_a_loop() as (loop, control, role, heard):
-        role.ready(0)
+        role.ready()
         with joined(loop, control):
             pass
         until(loop, lambda: "left before the start" in heard.log[-1])
         assert heard.outcomes == []
         with joined(loop, control) as it:
-            it.say({"type": "ready", "ssh_port": 0})
-            assert heard.said == ["welcome", "peers", "go"]
+            it.say({"type": "ready"})
+            assert heard.said == ["welcome", "go"]
         in_turns(loop)
         # After the start a host that leaves is lost, and lost it stays.
         assert [(outcome.kind, outcome.host) for outcome in heard.outcomes] == [(FAILED, WORKER)]
@@ -594,7 +591,7 @@ def test_a_host_that_restarts_before_the_start_may_join_again() -> None:
 
 def test_a_host_that_leaves_before_the_start_and_stays_away_is_lost() -> None:
     with leader_on_a_loop(limits=Limits(heartbeat=0.05)) as (loop, control, role, heard):
-        role.ready(0)
+        role.ready()
         with joined(loop, control):
             pass
         until(loop, lambda: "it may come again within 0.05 s" in heard.log[-1])
@@ -604,9 +601,9 @@ def test_a_host_that_leaves_before_the_start_and_stays_away_is_lost() -> None:
 
 def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
     with leader_on_a_loop(minimum_hosts=1, limits=Limits(join=0.05)) as (loop, control, role, heard):
-        role.ready(0)
+        role.ready()
         in_turns(loop, 0.1)
-        assert heard.said == ["welcome", "peers", "go"]
+        assert heard.said == ["welcome", "go"]
         assert f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts" in heard.log
         with joined(loop, control) as late:
             assert late.first["outcome"] == FAILED
@@ -616,10 +613,10 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
 
 def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -> None:
     with leader_on_a_loop(minimum_hosts=1, limits=Limits(prepare=0.05)) as (loop, control, role, heard):
-        role.ready(0)
+        role.ready()
         with joined(loop, control):
             in_turns(loop, 0.1)
-            assert heard.said == ["welcome", "peers", "go"]
+            assert heard.said == ["welcome", "go"]
             assert "were not prepared" not in "".join(outcome.text for outcome in heard.outcomes)
 
 
@@ -686,7 +683,7 @@ GARBAGE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"\xff" * 200_000,
     b'{"type":"join","host":"evil"}\n',
-    b'{"type":"join","host":{"a":[]},"digest":1e999,"ssh_host_key":null}\n',
+    b'{"type":"join","host":{"a":[]},"digest":1e999}\n',
     b"[]\n" * 9,
     b"[" * 4000 + b"\n",
     b'{"type":"finish","outcome":"failed","status":9,"host":"x","cause":"evil"}\n{"type":"go"}\n',

@@ -111,8 +111,8 @@ own leave       error           error           error           LEAVING         
 def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
     """Bring a leader of two hosts, or of a third one that never comes, to a phase."""
     if phase == "RUNNING":
-        role.ready(0)
-        peer.say({"type": "ready", "ssh_port": 0})
+        role.ready()
+        peer.say({"type": "ready"})
         until(peer.loop, lambda: role.phase is LeaderPhase.RUNNING)
     elif phase == "STOPPING":
         role.stopping()
@@ -134,7 +134,7 @@ def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
 def test_what_an_event_does_to_the_leader(event: str, phase: str, follows: str, said: list[str]) -> None:
     hosts = (LEADER, WORKER, THIRD) if phase == "LINGERING" else (LEADER, WORKER)
     calls: Mapping[str, Callable[[Leader], None]] = {
-        "own ready": lambda role: role.ready(0),
+        "own ready": lambda role: role.ready(),
         "own suspect": lambda role: role.suspect(SUSPECT),
         "own well": lambda role: role.ended(WELL),
         "own badly": lambda role: role.ended(BADLY),
@@ -183,7 +183,7 @@ def bring_worker(phase: str, made: FakeLeader, peer: Peer | None) -> None:
     """Bring a worker to a phase; its leader has let it in but for the first one."""
     role = made.role
     if peer is not None and phase != "PREPARING":
-        role.ready(0)
+        role.ready()
     if peer is not None and phase in ("BOUND", "FINISHED", "LEAVING"):
         say(made, peer, {"type": "go"})
     if peer is not None and phase in ("FINISHED", "LEAVING"):
@@ -203,7 +203,7 @@ def say(made: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
 @pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_WORKER)))
 def test_what_an_event_does_to_a_worker(event: str, phase: str, follows: str, said: list[str]) -> None:
     calls: Mapping[str, Callable[[Worker], None]] = {
-        "own ready": lambda role: role.ready(0),
+        "own ready": lambda role: role.ready(),
         "own suspect": lambda role: role.suspect(SUSPECT),
         "own well": lambda role: role.ended(WELL),
         "own badly": lambda role: role.ended(BADLY),

@@ -1,6 +1,6 @@
-"""Jobs under the real Open MPI, sshd and torchrun: one host, and two hosts as two network namespaces.
+"""Jobs under the real Open MPI and torchrun: one host, and two hosts as two network namespaces.
 
-Marked ``engine``. They need root, iproute2, util-linux, openssh-server, and a virtual environment with Open MPI,
+Marked ``engine``. They need root, iproute2, util-linux, and a virtual environment with Open MPI,
 mpi4py and torch: ``tools/set-up-peers`` makes it, TRAINWORKS_TEST_PREFIX names another. What is missing is skipped and
 said.
 """
@@ -86,7 +86,7 @@ def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
 
 
 def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
     with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
@@ -102,7 +102,7 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> N
 
 def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, manifest: Path) -> None:
     """One status and one cause on both hosts, from the last words of the rank itself, which only its host has."""
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses == [1, 1]
@@ -116,7 +116,7 @@ def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, man
 
 
 def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: Network, manifest: Path) -> None:
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
             launcher.read_until("ready", 2)
@@ -128,7 +128,7 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: Network, mani
 
 
 def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: Network, manifest: Path) -> None:
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
             launcher.read_until("ready", 2)
@@ -138,7 +138,7 @@ def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: Network, manif
 
 
 def test_mpirun_that_refuses_to_start(tmp_path: Path, network: Network, manifest: Path) -> None:
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
     with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
         statuses = [launcher.wait() for launcher in launchers]

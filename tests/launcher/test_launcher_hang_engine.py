@@ -222,7 +222,7 @@ def together():
 def test_a_rank_that_waits_for_ever_is_named_whatever_moves_beside_it(
     network: Network, tmp_path: Path, start: str, what: str
 ) -> None:
-    need("mpirun", "torchrun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun", "torchrun")
     mode, script = STARTS[start]
     since = start_clock()
     script += f"""
@@ -289,7 +289,7 @@ else:
 
 def test_a_rank_of_mpi_that_hangs_is_named(network: Network, tmp_path: Path) -> None:
     """The other ranks spin in MPI: their CPU time is no sign of life. Host algo-2 has ranks, and no command."""
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     script = """
 import threading, time
 from mpi4py import MPI

@@ -95,7 +95,7 @@ def memory_of(limit: int) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_hard_death_on_the_second_host(tmp_path: Path, network: Network, number: int) -> None:
-    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun")
     kind = [*DEATHS][number % len(DEATHS)]
     death, status, words = DEATHS[kind]
     ranks = (4, 8)[number // len(DEATHS) % 2]

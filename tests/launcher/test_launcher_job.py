@@ -103,9 +103,10 @@ def test_a_missing_program_is_refused_and_named() -> None:
     assert "image 'made-up', which declares it at /usr/bin/torchrun" in text
 
 
-def test_all_missing_programs_are_named_together() -> None:
+def test_a_job_of_several_hosts_needs_mpirun_and_no_ssh() -> None:
     text = refusal({MPI: True}, hosts=("a", "b"), host="a", programs=MappingProxyType({"python": "/usr/bin/python3"}))
-    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"{name} is not installed" not in text] == []
+    assert "mpirun is not installed" in text
+    assert "ssh" not in text  # the launchers start mpirun's daemons
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,6 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
     """Ranks need no MPI library for this, so it holds without mpi4py: each rank says where it is."""
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
-    for name in ("ssh", "sshd", "ssh-keygen"):
-        programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
-        if not programs[name]:
-            pytest.skip(f"not here: {name}")
     manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
     asked: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
     with two_hosts(tmp_path, network, manifest, PLAIN_RANK, {**asked, OPTIONS: options}) as launchers:

@@ -1,6 +1,6 @@
 """What every host of a job ends with, whatever happens: the promises of the launcher, under the real programs.
 
-Hosts are network namespaces (``launcher_network``), the processes are Open MPI's, torchrun's and sshd's own. The bounds
+Hosts are network namespaces (``launcher_network``), the processes are Open MPI's and torchrun's own. The bounds
 are the ones that were promised; what torchrun itself takes, to load torch and to end, is measured and taken off.
 """
 
@@ -44,7 +44,7 @@ WAITING = RANKS + 'say("ready")\nwhile True: signal.pause()\n'
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    need("mpirun", "torchrun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun", "torchrun")
     return engine_manifest(tmp_path)
 
 
@@ -544,7 +544,7 @@ def test_the_host_whose_daemon_of_mpirun_dies_is_named(shared: Network, manifest
     assert hosts[0].failure.splitlines()[0] == first, hosts[0].failure
 
 
-def test_orphans_are_reaped_after_the_jobs_sshd_died(shared: Network, manifest: Path, tmp_path: Path) -> None:
+def test_orphans_are_reaped_beside_mpiruns_daemons(shared: Network, manifest: Path, tmp_path: Path) -> None:
     script = RANKS + (
         "import subprocess\nsay('ready')\nmark = os.environ['SM_HP_MARK']\n"
         "while not os.path.exists(mark): time.sleep(0.05)\n"
@@ -563,8 +563,6 @@ def test_orphans_are_reaped_after_the_jobs_sshd_died(shared: Network, manifest: 
     asked: dict[str, Json] = {**MODES["mpi"], "mark": str(tmp_path / "mark")}
     with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
         read_ready(hosts)
-        os.kill(pids_of(hosts[1], "sshd")[0], signal.SIGKILL)
-        hosts[1].read_until("the job's sshd has ended")
         (tmp_path / "mark").touch()
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)

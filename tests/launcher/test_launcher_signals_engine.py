@@ -55,7 +55,7 @@ while True: signal.pause()
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    need("mpirun", "torchrun", "sshd", "ssh", "ssh-keygen")
+    need("mpirun", "torchrun")
     return engine_manifest(tmp_path)
 
 

@@ -66,7 +66,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    need("mpirun", "torchrun", "python", "ssh", "sshd", "ssh-keygen")
+    need("mpirun", "torchrun", "python")
     with slurm_of(2, tmp_path_factory.mktemp("slurm")) as made:
         yield made
 

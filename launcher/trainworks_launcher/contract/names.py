@@ -244,7 +244,7 @@ STANDBY_CHANNEL_VARIABLE = "TRAINWORKS_STANDBY_CHANNEL"
 """What a standby is told: its descriptor, when to import (seconds) and modules, with spaces between. No rank has it."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
-"""The host's private directory for the life of the job: ssh files, the ranks' environment and socket.
+"""The host's private directory for the life of the job: the ranks' environment and socket.
 Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
 # --------------------------------------------------------------------------------------------------- the image's files

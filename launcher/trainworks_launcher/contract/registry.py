@@ -12,9 +12,6 @@ from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 
-SSH = ("ssh", "sshd", "ssh-keygen")
-"""Programs with which mpirun starts ranks on other hosts."""
-
 
 class Mode(NamedTuple):
     """One way to start a job.
@@ -27,7 +24,7 @@ class Mode(NamedTuple):
         one_per_host: Each host gets one process, whatever its devices.
         needs_count: The processes per host must be given.
         programs: Programs that start it.
-        over_ssh: It needs SSH as well, between several hosts.
+        by_mpirun: mpirun starts its ranks, on hosts without a launcher too.
         by_name: Its processes are told how all hosts are called, and reach them by that.
         trainium: It works on hosts with Neuron cores.
         minimum: Component and the lowest version that it works with.
@@ -43,7 +40,7 @@ class Mode(NamedTuple):
     one_per_host: bool = False
     needs_count: bool = False
     programs: tuple[str, ...] = ()
-    over_ssh: bool = False
+    by_mpirun: bool = False
     by_name: bool = False
     trainium: bool = False
     minimum: tuple[str, str] = ("", "")
@@ -51,9 +48,9 @@ class Mode(NamedTuple):
     packages: tuple[str, ...] = ()
     library: str = ""
 
-    def programs_for(self, hosts: int) -> tuple[str, ...]:
-        """Return the programs that a distribution over so many hosts needs on each of them."""
-        return (*self.programs, *SSH) if self.over_ssh and hosts > 1 else self.programs
+    def programs_for(self, served: bool) -> tuple[str, ...]:
+        """Return the programs that each host needs. served: no launcher runs on the other hosts."""
+        return (*self.programs, "ssh") if served else self.programs
 
 
 _DISTRIBUTED_GUIDE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
@@ -65,7 +62,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             Mode("none", "none", one_per_host=True, trainium=True),
             # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
             Mode("tasks", "tasks", trainium=True),
-            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), over_ssh=True),
+            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), by_mpirun=True),
             Mode(
                 # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
                 "smdistributed.modelparallel",
@@ -73,7 +70,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 options=names.MPI_OPTIONS,
                 needs_count=True,
                 programs=("mpirun",),
-                over_ssh=True,
+                by_mpirun=True,
                 library="smp",
             ),
             Mode(
@@ -82,7 +79,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 names.DATA_PARALLEL_ENABLED,
                 options=names.DATA_PARALLEL_OPTIONS,
                 programs=("mpirun",),
-                over_ssh=True,
+                by_mpirun=True,
                 library="smddp",
             ),
             Mode(
@@ -91,7 +88,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 names.PYTORCH_DDP_ENABLED,
                 options=names.DATA_PARALLEL_OPTIONS,
                 programs=("mpirun",),
-                over_ssh=True,
+                by_mpirun=True,
                 minimum=("torch", "1.12"),
                 source=_DISTRIBUTED_GUIDE,
                 packages=("torch",),

@@ -31,13 +31,12 @@ BOTO3 = "boto3"
 """Environment.aws_client where the image's Python has that library."""
 
 PROGRAMS = (
-    *("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen"),
+    *("python", "bash", "sh", "mpirun", "torchrun", "ssh"),
     *("smddprun", "smddpmprun", "neuron_parallel_compile", "aws"),
 )
 """Programs that a plan may name; the manifest's path, else the first on PATH."""
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
-_SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
 _PROBE_SECONDS = 20.0
 _DIGITS = 6  # of a number of hosts
 _SHOWN = 3
@@ -438,7 +437,7 @@ def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]
 
 def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the absolute path of each program that exists and can be executed."""
-    search = f"{variables.get('PATH', os.defpath)}:{_SYSTEM_PATH}"
+    search = variables.get("PATH", os.defpath)
     found: dict[str, str] = {}
     for name in PROGRAMS:
         candidates = [manifest.programs[name]] if name in manifest.programs else _GENERIC_NAMES.get(name, (name,))

@@ -133,7 +133,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     hosts, host = _hosts(environment, asked, reader)
     mode = _choose_mode(environment, reader)
     part = _hosts_of(environment, mode, hosts, reader)
-    reader.problems += _missing_programs(environment, mode, len(part) + bool(environment.platform.served))
+    reader.problems += _missing_programs(environment, mode)
     per_host = reader.count(names.PROCESSES_PER_HOST)
     counts, why = _slots(environment, mode, part, per_host, reader)
     processes = _processes(reader, mode, counts)
@@ -237,7 +237,7 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     mode = MODES[next(iter(asked), usual)]
     if platform.tasks is not None:
         mode = _mode_of_tasks(environment, mode, reader)
-    elif platform.served and not mode.over_ssh:
+    elif platform.served and not mode.by_mpirun:
         what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
         reader.refuse(what, platform.where, "use mpi, or a job that starts train on every host")
     elif platform.ranks_elsewhere and mode.name != "none":
@@ -329,10 +329,11 @@ def _hosts_of(environment: Environment, mode: Mode, hosts: Sequence[str], reader
     return tuple(host for host in part if host in known) or tuple(hosts)
 
 
-def _missing_programs(environment: Environment, mode: Mode, hosts: int) -> list[Problem]:
-    """Refuse a mode whose programs are not in the image, every one by name. hosts: of the distribution."""
+def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
+    """Refuse a mode whose programs are not in the image, every one by name."""
     reason = f"the job asks for {mode.name}"
-    missing = [name for name in mode.programs_for(hosts) if not environment.programs.get(name)]
+    wanted = mode.programs_for(bool(environment.platform.served))
+    missing = [name for name in wanted if not environment.programs.get(name)]
     return [missing_program(environment, name, reason) for name in missing]
 
 

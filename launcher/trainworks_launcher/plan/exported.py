@@ -124,7 +124,7 @@ def _of_host(job: Job) -> dict[str, str]:
         **_log_variables(environment),
     }
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
-    if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].over_ssh):
+    if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].by_mpirun):
         exported.update(_hostname_variables(environment, placement.host))
     known = {
         "HOME": environment.home,

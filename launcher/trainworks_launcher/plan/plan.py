@@ -60,19 +60,13 @@ class Control(NamedTuple):
 
 
 class Shell(NamedTuple):
-    """ssh between the hosts of one job, with keys made for it.
+    """ssh to hosts without a launcher, which run sshd with keys that the platform has mounted.
 
     Attributes:
         ssh: Absolute path of the client.
-        sshd: Absolute path of the server.
-        ssh_keygen: Absolute path of the program that makes keys.
-        mounted: Whether the platform has made the keys and mounted them, and the other hosts run sshd already.
     """
 
     ssh: str
-    sshd: str
-    ssh_keygen: str
-    mounted: bool = False
 
 
 class Auxiliary(NamedTuple):
@@ -116,7 +110,7 @@ class NodePlan(NamedTuple):
             program itself.
         auxiliaries: Processes that run beside the command.
         control: The control channel; None for a job of one host.
-        shell: ssh between the hosts; None where the mode does not need it.
+        shell: ssh to hosts without a launcher; None where each host has one.
         limits: Bounded waits.
         checks: What is checked before the start; None for nothing.
         why: Reasons for flags, variables and choices.

@@ -1,4 +1,10 @@
-"""Started by mpirun on the leader to reach another host: ssh with the configuration and the keys of this job only.
+"""Started by mpirun on the leader to run words on another host: ``agent.py HOST WORDS...``.
+
+It asks the launcher of this host, over a socket in the job's runtime directory. That one asks the launcher of HOST to
+start the words, over the channel between them, and answers with their exit status when they have ended. The end of this
+program is told too: then what still runs there is ended.
+
+Where an operator has mounted keys, and no launcher runs on the other hosts, it becomes ssh with those keys.
 
 A program of its own so that mpirun's command line, and with it the plan, does not hold the random name of the runtime
 directory. Neither a user's ssh configuration nor any key in the image is read.
@@ -6,24 +12,48 @@ directory. Neither a user's ssh configuration nor any key in the image is read.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
 
 _RUNTIME_DIRECTORY = (
     "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 )
+_SOCKET = "agents"  # agents.SOCKET
+_FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Become ssh; returns only if that fails."""
+    """Run the words; returns their exit status, or 255."""
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
-        with open(os.path.join(directory, "ssh_program"), encoding="utf-8") as opened:  # noqa: PTH118, PTH123
-            program = opened.read()
-        os.execv(program, [program, "-F", os.path.join(directory, "ssh_config"), *arguments])  # noqa: PTH118
-    except OSError as error:
-        sys.stderr.write(f"trainworks: cannot start ssh for the job in {directory!r}: {error}\n")
-        return 70
+        configuration = os.path.join(directory, "ssh_config")  # noqa: PTH118
+        if os.path.exists(configuration):  # noqa: PTH110
+            with open(os.path.join(directory, "ssh_program"), encoding="utf-8") as opened:  # noqa: PTH118, PTH123
+                program = opened.read()
+            os.execv(program, [program, "-F", configuration, *arguments])
+        answer = _ask(directory, arguments[0], " ".join(arguments[1:]))
+    except (OSError, ValueError, IndexError) as error:
+        sys.stderr.write(f"trainworks: mpirun's agent cannot reach {' '.join(arguments[:1])}: {error}\n")
+        return _FAILED
+    sys.stderr.write(answer["text"])
+    return int(answer["status"])
+
+
+def _ask(directory: str, host: str, line: str) -> dict[str, str]:
+    """Return the launcher's answer. Raises OSError or ValueError if there is none."""
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        # By way of the descriptor: a path of more than 107 bytes does not fit into a socket's address.
+        connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
+        connection.sendall(json.dumps({"host": host, "line": line}).encode() + b"\n")
+        with connection.makefile("rb") as answers:
+            said = answers.readline()
+    if not said:
+        raise ConnectionError("the launcher of this host has ended")
+    answer: dict[str, str] = json.loads(said)
+    return answer
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class PassingOn:
         self._running = running
         self._phase = phase
         self._log = log
-        self._by_mpirun = plan.shell is not None and plan.shell.mounted  # the other hosts have no launcher
+        self._by_mpirun = plan.shell is not None  # the other hosts have no launcher
         self._given: dict[int, set[int]] = {}  # signal -> ranks, or commands, that have it
 
     def came(self, number: int) -> None:

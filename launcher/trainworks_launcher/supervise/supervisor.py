@@ -41,6 +41,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
     SUCCEEDED,
     Outcome,
     Suspect,
+    describe_status,
     shorten,
 )
 from trainworks_launcher.supervise.passing_on import PassingOn
@@ -58,9 +59,9 @@ from trainworks_launcher.supervise.verdict.verdict import (
 
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import Shell
+    from trainworks_launcher.supervise.children.agents import Agents, Daemons
     from trainworks_launcher.supervise.children.ranks import Rank
     from trainworks_launcher.supervise.children.rounds import Round, Rounds
-    from trainworks_launcher.supervise.ssh.access import Access
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
     from trainworks_launcher.supervise.verdict.overdue import Overdue
@@ -151,7 +152,8 @@ class _Supervisor:
         self._account: Account | None = None
         self._giving_up: GivingUp | None = None
         self._role: control.Role | None = None
-        self._ssh: Access | None = None
+        self._agents: Agents | None = None
+        self._daemons: Daemons | None = None
         self._outcome: Outcome | None = None
         self._stopping = Stopping(
             self._loop,
@@ -252,16 +254,15 @@ class _Supervisor:
                 self._count_rounds(ranks.take)
         elif self._plan.argv:
             self._heard[FRUITLESS] = self._told_of_rounds
-        if self._plan.shell is not None:
-            self._ssh = self._make_ssh(self._plan.shell)
         self._role = self._make_role()
+        if self._plan.ranks_by == "mpirun" and self._plan.control is not None:
+            self._serve_mpirun(self._role)
         self._role.begin()
 
     def _make_role(self) -> control.Role:
         plan = self._plan
         events = control.Events(
-            welcome=lambda key, leader, own: self._guard(lambda: self._welcome(key, leader, own)),
-            peers=lambda peers: self._guard(lambda: self._reach(peers)),
+            welcome=lambda: self._guard(self._welcome),
             go=self._go,
             stop=self._stopping.from_other_host,
             restart=self._restart_ranks,
@@ -277,17 +278,16 @@ class _Supervisor:
         from trainworks_launcher.supervise.control.identity import identity_of  # only a job of several hosts needs it
 
         job = identity_of(self._environment, plan.control, plan.mode)
-        key = self._ssh.make_key() if self._ssh is not None else ""
         secret = self._environment.job_secret
         if plan.role == "leader":
             from trainworks_launcher.supervise.control.leader import Leader
 
             starts = plan.ranks_by if plan.ranks_by in _STARTERS else name_of_program(plan)
-            return Leader(self._loop, plan.control, plan.limits, job, key, secret, events, starts)
+            return Leader(self._loop, plan.control, plan.limits, job, secret, events, starts)
         from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
-        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, key, secret, events)
+        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, secret, events)
 
     def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
         """Another host told something that is not about the start and the end: to the part that knows the kind."""
@@ -295,16 +295,48 @@ class _Supervisor:
         if hear is not None:
             hear(host, message)
 
-    def _make_ssh(self, shell: Shell) -> Access:
-        from trainworks_launcher.supervise.ssh.access import Access  # only jobs over ssh need it
+    def _serve_mpirun(self, role: control.Role) -> None:
+        """mpirun on the leader starts its daemons on the other hosts through the launchers."""
+        from trainworks_launcher.supervise.children import agents  # only mpirun on several hosts needs it
 
-        program = f"{self._environment.launcher_directory}/programs/connect.py"
-        connect = (self._environment.launcher_python, "-I", program, f"{self._plan.limits.join:g}")
-        leads = self._plan.role != "worker"
-        return Access(self._loop, shell, self._runtime.path, self._runtime.env, connect, leads=leads)
+        if self._plan.argv:
+            self._agents = agents.Agents(
+                self._loop, self._runtime.path, lambda: role.others() if self._running.is_active else (), role.tell
+            )
+            self._heard[agents.ENDED], self._heard[agents.LOST] = self._agents.ended, self._lost_daemon
+        else:
+            ranks = self._running.ranks
+            self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
+            self._heard[agents.START], self._heard[agents.OVER] = self._daemons.start, self._daemons.over
+
+    def _start_daemon(self, argv: Sequence[str]) -> Child | None:
+        """Start what mpirun on the leader asks for, while the ranks run or start."""
+        if self._phase is not Phase.RUNNING or self._stopping.signal:
+            return None
+        child = Child(argv, self._environment_of(self._plan.argv), self._plan.cwd, self._output, b"")
+        self._guardian.tell(child.pid)
+        return child
+
+    def _lost_daemon(self, host: str, message: Mapping[str, Json]) -> None:
+        """A daemon ended before it had a rank. It may be mpirun that has failed, and ends: then that is the cause."""
+        from trainworks_launcher.contract.values import number
+        from trainworks_launcher.supervise.control.messages import words
+
+        cause = f"mpirun's daemon on host {host} ended before it had started a rank"
+        cause = f"{cause}: {describe_status(number(message.get('status')))}"
+        lost = Outcome(FAILED, names.EXIT_HOSTS, host, cause, message=words(message.get("text")).strip())
+
+        def report() -> None:
+            if self._running.is_active and not self._stopping.signal:
+                self._report(lost)
+
+        if message.get("certain") is True:
+            report()
+        else:
+            self._loop.after(OWN_STARTER_SECONDS, report)
 
     # ---------------------------------------------------------------------------------------------------- preparation
-    def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
+    def _welcome(self) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
         again = self._phase > Phase.JOINING
         self._phase = max(self._phase, Phase.PREPARING)
@@ -314,9 +346,7 @@ class _Supervisor:
         self._compare_clocks()
         if not self._preparation.check():
             return
-        if self._ssh is not None:
-            self._ssh.admit(leader_key, leader_address, local_address)
-        if not again:  # else the leader started anew, with a new key: what is prepared, or is being prepared, stays
+        if not again:  # else the leader started anew: what is prepared, or is being prepared, stays
             self._preparation.begin()
 
     def _compare_clocks(self) -> None:
@@ -330,16 +360,20 @@ class _Supervisor:
         clocks.ask()
 
     def _prepared(self, plan: NodePlan) -> None:
-        """This host is prepared, for a plan that knows the code: start sshd where it is needed, and say so."""
+        """This host is prepared, for a plan that knows the code: say so."""
         self._plan = plan
-        port = self._ssh.serve() if self._ssh is not None else 0
+        if plan.shell is not None:
+            self._write_ssh_files(plan.shell)
         if self._role is not None:
-            self._role.ready(port)
+            self._role.ready()
 
-    def _reach(self, peers: Sequence[control.Peer]) -> None:
-        """All hosts are ready: on the leader of an ssh job, write down where they are."""
-        if self._ssh is not None:
-            self._ssh.write_peers(peers)
+    def _write_ssh_files(self, shell: Shell) -> None:
+        """The other hosts run sshd, with keys that the platform has mounted."""
+        from trainworks_launcher.supervise.ssh import mounted_keys
+
+        program = f"{self._environment.launcher_directory}/programs/connect.py"
+        connect = (self._environment.launcher_python, "-I", program, f"{self._plan.limits.join:g}")
+        mounted_keys.write_client_files(self._runtime.path, shell.ssh, mounted_keys.required(), connect)
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
@@ -412,7 +446,10 @@ class _Supervisor:
             return self._runtime.env
         hidden = self._plan.hidden
         seen = {name: value for name, value in self._runtime.env.items() if not name.startswith(hidden)}
-        return {**seen, "TMPDIR": str(self._runtime.path)} if self._plan.ranks_by == "mpirun" else seen
+        if self._plan.ranks_by != "mpirun":
+            return seen
+        # mpirun writes the command of its daemons in the words of this shell where the user has none: sh runs it.
+        return {**seen, "SHELL": "/bin/sh", "TMPDIR": str(self._runtime.path)}
 
     def _command_ended(self, code: int) -> None:
         stopped, tail = self._stopping.signal, self._running.tail
@@ -583,13 +620,15 @@ class _Supervisor:
         ended = command is not None and command.has_just_ended()
         for row, child in self._auxiliaries.failures():
             self._auxiliary_failed(row, child)
-        server = self._ssh.server if self._ssh is not None else None
-        if server is not None and server.has_just_ended():
-            self._log("the job's sshd has ended; what it has started goes on")
-        own = [child.pid for child in (command, server) if child is not None]
+        if self._daemons is not None:
+            self._daemons.reap()
+        own = [child.pid for child in (command,) if child is not None]
         own += self._account.gauges.pids if self._account is not None else ()
         own += self._guardian.pids
-        self._family.reap((*own, *self._auxiliaries.pids))
+        own += self._daemons.pids if self._daemons is not None else ()
+        orphans = self._family.reap((*own, *self._auxiliaries.pids))
+        if self._daemons is not None:
+            self._daemons.orphans_ended(orphans)
         if command is not None and ended:
             command.drain()
             if self._running.ranks is not None:
@@ -674,8 +713,10 @@ class _Supervisor:
             command.kill()
         self._auxiliaries.end()
         self._running.send_to_ranks(signal.SIGKILL)
-        if self._ssh is not None:
-            self._ssh.close()
+        if self._agents is not None:
+            self._agents.close()
+        if self._daemons is not None:
+            self._daemons.end()
         if self._role is not None:
             self._role.close()
         # A process that left our sessions still has the name of our directory in its environment.

@@ -144,7 +144,7 @@ def own_process(
 def programs_of_mode(job: Job) -> Mapping[str, str]:
     """Name -> absolute path of the programs that the mode starts with; ``job`` was refused if one is missing."""
     placement = job.placement
-    wanted = MODES[placement.mode].programs_for(len(placement.distribution_hosts) + placement.served)
+    wanted = MODES[placement.mode].programs_for(placement.served)
     return MappingProxyType({name: job.environment.programs[name] for name in wanted})
 
 

@@ -82,7 +82,7 @@ def plan_ranks(
     ]
     left_out_why = tuple(Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported))
     worker = job.placement.host != job.placement.leader and not served
-    waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
+    waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through this launcher"),)
     return NodePlan(
         mode=job.placement.mode,
         host=job.placement.host,
@@ -96,7 +96,7 @@ def plan_ranks(
         processes=job.placement.processes,
         ranks_by="mpirun",
         control=control_of(job),
-        shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"], served) if _reaches_hosts(job) else None,
+        shell=Shell(found["ssh"]) if served else None,
         limits=job.network.limits,
         why=(*(waiting if worker else (*line, *left_out_why)), *network_why, *variables_why),
         warnings=(*job.warnings, *warnings, *user.warnings, *not_set),
@@ -154,7 +154,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     if several:
         why = "a peer of a rank that died waits before it aborts: the daemon of that rank tells of its end first"
         rows.append(Setting("opal_abort_delay", "1", Origin.DEFAULT, why))
-        rows += _parameters_of_ssh(job, dialect)
+        rows += _parameters_of_agent(job, dialect)
     return tuple(rows)
 
 
@@ -172,18 +172,22 @@ def _parameters_of_any_job(dialect: Dialect) -> list[Setting]:
     ]
 
 
-def _parameters_of_ssh(job: Job, dialect: Dialect) -> list[Setting]:
+def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     """Return how mpirun reaches the other hosts."""
     agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
-    at_once = str(max(len(job.placement.distribution_hosts), 128))
+    served = job.placement.served
+    how = "ssh with the keys that the platform mounted" if served else "ask the launcher of each host to start it"
     return [
         Setting(dialect.canonical(name), value, Origin.PLATFORM, why)
         for name, value, why in (
-            ("plm_rsh_agent", agent, "ssh with the keys made for this job only"),
-            ("plm_rsh_no_tree_spawn", "1", "only the leader has the key, so it contacts every host itself"),
-            ("plm_rsh_num_concurrent", at_once, "contact all hosts at once"),
+            ("plm_rsh_agent", agent, how),
+            ("plm_rsh_no_tree_spawn", "1", "only the leader may start something, so it contacts every host itself"),
+            ("plm_rsh_num_concurrent", _AT_ONCE, "contact so many hosts at once"),
         )
     ]
+
+
+_AT_ONCE = "32"
 
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:

@@ -230,22 +230,24 @@ class Family:
         self._strangers = frozenset() if self._first else frozenset(children_of(os.getpid()))
         self._asked = not self._first and _adopt(True)
 
-    def reap(self, known: Iterable[int]) -> None:
-        """Take the status of every ended process that became ours.
+    def reap(self, known: Iterable[int]) -> list[int]:
+        """Take the status of every ended process that became ours, and return them; negative after a signal.
 
         ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after
         them.
         """
-        ours = self._strangers.union(known)
+        ours, statuses = self._strangers.union(known), []
         while self._first or self._asked:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                return
+                break
             if found is None or found.si_pid in ours:
-                return
+                break
+            statuses.append(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
             with contextlib.suppress(ChildProcessError):  # the thread that started it was first (hang.looking)
                 os.waitpid(found.si_pid, 0)
+        return statuses
 
     def end(self) -> None:
         """KILL all of them and theirs; the kernel does that itself where process 1 ends."""

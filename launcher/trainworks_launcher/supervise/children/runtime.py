@@ -1,7 +1,7 @@
 """The host's private directory for the life of a job, and the environment that is handed to its processes.
 
 Mode 0700, removed at the end. It holds what must not be on a command line: the environment for ``rank.py``, the socket
-that ranks report to, values that are too long for the kernel, and in MPI jobs the ssh files.
+that ranks report to, in MPI jobs that of mpirun's agents, and values that are too long for the kernel.
 """
 
 from __future__ import annotations

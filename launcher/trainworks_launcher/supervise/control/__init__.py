@@ -5,13 +5,12 @@ The leader listens, every other host joins. Messages are JSON objects, one per l
 ====================  =========  =====================================================================================
 message               direction  meaning
 ====================  =========  =====================================================================================
-join                  to leader  host, its job (``identity``), fresh ssh host key (empty unless the mode needs ssh), a
-                                 nonce, whether this host has a job secret
-challenge             to host    the leader's nonce, its fresh public key, its proof, whether it has a job secret
+join                  to leader  host, its job (``identity``), a nonce, whether this host has a job secret
+challenge             to host    the leader's nonce, its proof, whether it has a job secret
 answer                to leader  this host's proof
 refused               both       why a host of this job is not let in, or does not believe the leader; it may try again
 welcome               to host    joined; from the answer on every message has a seal (``seal``)
-ready                 to leader  code and requirements are prepared, ssh serves on ``ssh_port``
+ready                 to leader  code and requirements are prepared
 go                    to all     every host is ready: start
 suspect               to leader  a rank of this host ended, and perhaps failed: what is known of it, and for how long
 ended                 to leader  this host's own command ended, with its outcome
@@ -39,28 +38,17 @@ This file holds what every job needs, also one of a single host; jobs of several
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Mapping, NamedTuple, Protocol
 
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.outcome.outcome import Outcome, Suspect
-
-
-class Peer(NamedTuple):
-    """A host that joined: where ssh finds it, and the key it proved to have. Empty and 0 where no ssh is needed."""
-
-    host: str
-    address: str
-    ssh_port: int
-    ssh_host_key: str
 
 
 class Events(NamedTuple):
     """What a role tells the supervisor.
 
     Attributes:
-        welcome: The channel stands. On a worker, with the leader's public key, the leader's address and this host's own
-            address; once more if the leader starts anew before the job does.
-        peers: All hosts are ready; comes before ``go``.
+        welcome: The channel stands. On a worker once more if the leader starts anew before the job does.
         go: Start.
         stop: Forward a stop signal.
         restart: A host is lost and the job goes on. This host's ranks must begin again: they may wait for it for ever.
@@ -72,8 +60,7 @@ class Events(NamedTuple):
         log: Print a line.
     """
 
-    welcome: Callable[[str, str, str], None]
-    peers: Callable[[Sequence[Peer]], None]
+    welcome: Callable[[], None]
     go: Callable[[], None]
     stop: Callable[[], None]
     restart: Callable[[], None]
@@ -91,8 +78,8 @@ class Role(Protocol):
     def begin(self) -> None:
         """Open the channel. Raises RefusalError if that cannot be done."""
 
-    def ready(self, ssh_port: int) -> None:
-        """This host is prepared; its sshd listens on the port (0: it has none)."""
+    def ready(self) -> None:
+        """This host is prepared."""
 
     def stopping(self) -> None:
         """A stop signal came to this host."""
@@ -134,12 +121,10 @@ class Alone:
 
     def begin(self) -> None:
         """There is no other host to wait for."""
-        self._events.welcome("", "", "")
+        self._events.welcome()
 
-    def ready(self, ssh_port: int) -> None:
-        """Prepared: start. No other host needs to know the port."""
-        del ssh_port
-        self._events.peers(())
+    def ready(self) -> None:
+        """Prepared: start."""
         if not self._finished:
             self._events.go()
 

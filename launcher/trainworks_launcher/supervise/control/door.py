@@ -42,7 +42,6 @@ class Door:
         loop: Loop,
         hosts: Hosts,
         job: Mapping[str, Json],
-        public_key: str,
         secret: str,
         let_in: Callable[[Connection], None],
         log: Callable[[str], None],
@@ -53,7 +52,6 @@ class Door:
             loop: The loop of the run.
             hosts: The other hosts of the job; those that join are noted there.
             job: Its identity.
-            public_key: The leader's ssh key; ``""`` without ssh.
             secret: Of the job; ``""`` if it has none.
             let_in: A host has joined by this connection, which has to be handed over.
             log: Prints a line.
@@ -62,7 +60,6 @@ class Door:
         self._loop = loop
         self._hosts = hosts
         self._job = job
-        self._public_key = public_key
         self._secret = secret
         self._let_in = let_in
         self._strangers = Strangers(log, ROOM + hosts.count)
@@ -141,7 +138,7 @@ class Door:
     def _challenge(self, connection: Connection, message: Message) -> None:
         """Let a host that may join prove that it is of this job, and prove the same to it."""
         host = text(message.get("host"))
-        key, nonce = text(message.get("ssh_host_key")), proof.read_nonce(message.get("nonce"))
+        nonce = proof.read_nonce(message.get("nonce"))
         different = identity.differences(self._job, message.get("job"))
         if host not in self._hosts:
             self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
@@ -154,13 +151,11 @@ class Door:
             self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
         else:
             said = identity.as_text(mapping(message.get("job")))
-            asked = proof.Transcript(said, host, nonce, proof.make_nonce(), key, self._public_key)
+            asked = proof.Transcript(said, host, nonce, proof.make_nonce())
             connection.asked = asked
             shown = proof.make_proof(self._secret, LEADER, asked)
             known = bool(self._secret)
-            connection.send(
-                "challenge", nonce=asked.leader_nonce, public_key=self._public_key, proof=shown, secret=known
-            )
+            connection.send("challenge", nonce=asked.leader_nonce, proof=shown, secret=known)
 
     def _proved(self, connection: Connection, asked: proof.Transcript) -> None:
         host = asked.host
@@ -175,7 +170,7 @@ class Door:
         self._strangers.remove(connection)
         connection.trust(host)
         self.refused.pop(host, None)
-        self._hosts.let_in(host, connection, asked.host_key)
+        self._hosts.let_in(host, connection)
         connection.send("welcome")
         self._let_in(connection)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.supervise.control import Peer
 from trainworks_launcher.supervise.control.connection import Connection
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 
@@ -27,8 +26,7 @@ class Hosts:
         self.joined: dict[str, Connection] = {}
         self.without: dict[str, str] = {}
         self._others = dict.fromkeys(others)  # in the job's order
-        self._keys: dict[str, str] = {}
-        self._ports: dict[str, int] = {}  # of those that are prepared, the leader among them
+        self._ready: set[str] = set()  # those that are prepared, the leader among them
         self._came: set[str] = set()
         self._byes: set[str] = set()
 
@@ -45,15 +43,14 @@ class Hosts:
         """Return those that the job still has, joined or not."""
         return tuple(host for host in self._others if host not in self.without)
 
-    def let_in(self, host: str, connection: Connection, ssh_host_key: str) -> None:
+    def let_in(self, host: str, connection: Connection) -> None:
         """A host has joined."""
         self.joined[host] = connection
-        self._keys[host] = ssh_host_key
         self._came.add(host)
 
-    def note_ready(self, host: str, ssh_port: int) -> None:
+    def note_ready(self, host: str) -> None:
         """A host, or the leader, is prepared."""
-        self._ports[host] = ssh_port
+        self._ready.add(host)
 
     def note_bye(self, host: str) -> None:
         """A host is done, and waits for nothing any more."""
@@ -61,8 +58,8 @@ class Hosts:
 
     def forget(self, host: str) -> None:
         """A host left before the start, or the job goes on without it: it is as if it had never joined."""
-        for known in (self.joined, self._keys, self._ports):
-            known.pop(host, None)
+        self.joined.pop(host, None)
+        self._ready.discard(host)
 
     def is_current(self, connection: Connection) -> bool:
         """Return whether a connection is its host's present one."""
@@ -74,7 +71,7 @@ class Hosts:
 
     def are_ready(self) -> bool:
         """Return whether all have joined and are prepared, the leader too."""
-        return self.have_joined() and len(self._ports) == self.count + 1
+        return self.have_joined() and len(self._ready) == self.count + 1
 
     def have_come(self) -> bool:
         """Return whether each of them joined at some time."""
@@ -90,11 +87,7 @@ class Hosts:
 
     def unprepared(self) -> list[str]:
         """Return those that are not prepared."""
-        return [host for host in self.names() if host not in self._ports]
-
-    def peers(self) -> list[Peer]:
-        """Return where they are, once all are prepared."""
-        return [Peer(host, self.joined[host].address, self._ports[host], self._keys[host]) for host in self.names()]
+        return [host for host in self.names() if host not in self._ready]
 
     def dismissal(self, host: str) -> Outcome:
         """Return the end of a host that the job goes on without."""

@@ -6,7 +6,7 @@ import time
 from typing import Mapping, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, number, text
+from trainworks_launcher.contract.values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events
@@ -35,7 +35,6 @@ class Leader:
         control: Control,
         limits: Limits,
         job: Mapping[str, Json],
-        public_key: str,
         secret: str,
         events: Events,
         starts: str = "the program",
@@ -47,7 +46,7 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
-        self._door = Door(loop, self._hosts, job, public_key, secret, self._let_in, events.log)
+        self._door = Door(loop, self._hosts, job, secret, self._let_in, events.log)
         self._ends = Ends()
         self._outcome: Outcome | None = None
         self._complete = 0  # how many times all had joined
@@ -68,12 +67,11 @@ class Leader:
         self._join_deadline = time.monotonic() + self._limits.join
         self._loop.after(self._limits.join, self._join_time_out)
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
-        self._events.welcome("", "", "")
+        self._events.welcome()
 
-    def ready(self, ssh_port: int) -> None:
-        """This host is prepared. No host reaches the leader by ssh."""
-        del ssh_port
-        self._ready(self._control.leader, 0)
+    def ready(self) -> None:
+        """This host is prepared."""
+        self._ready(self._control.leader)
 
     def stopping(self) -> None:
         """A stop signal came to this host, or to another one: all are told, once."""
@@ -130,7 +128,7 @@ class Leader:
         if kind == "alive" or not self._hosts.is_current(connection):
             return  # the second: a host that was lost says goodbye
         if kind == "ready":
-            self._ready(host, number(message.get("ssh_port")) & 0xFFFF)
+            self._ready(host)
         elif kind == "ended":
             self._ended(host, read_outcome(message, host))
         elif kind == "suspect":
@@ -142,9 +140,9 @@ class Leader:
         else:
             self._events.told(host, kind, message)
 
-    def _ready(self, host: str, ssh_port: int) -> None:
+    def _ready(self, host: str) -> None:
         if self._phases.take("ready"):
-            self._hosts.note_ready(host, ssh_port)
+            self._hosts.note_ready(host)
             self._maybe_go()
 
     def _maybe_complete(self) -> None:
@@ -169,10 +167,8 @@ class Leader:
         """All are ready: start."""
         if self._hosts.are_ready() and self._phases.take("go"):
             self._events.log(f"{self._came()}: starting {self._starts}")
-            self._events.peers(self._hosts.peers())
-            if self.phase is LeaderPhase.RUNNING:  # what ``peers`` started may have failed
-                self._send_all("go")
-                self._events.go()
+            self._send_all("go")
+            self._events.go()
 
     def _join_time_out(self) -> None:
         self._late(self._hosts.missing(), "did not join", self._limits.join)

@@ -3,9 +3,8 @@
 HMAC-SHA256, challenge and response. A job without a secret joins in the same way with an empty one. Its proofs prove
 nothing, and its key is known to everybody who has read the join, but to nobody who has not.
 
-A proof covers everything that the two sides tell each other when a host joins: its name, the job, both ssh public keys
-and a fresh nonce of each side. A stranger in between can therefore neither take a proof to another connection, another
-host or another job, nor replace a key.
+A proof covers everything that the two sides tell each other when a host joins: its name, the job and a fresh nonce of
+each side. A stranger in between can therefore not take a proof to another connection, another host or another job.
 
 The leader shows its proof first, to every host that asks: from it the secret can only be guessed, which a long one
 (``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
@@ -33,16 +32,12 @@ class Transcript(NamedTuple):
         host: Host that joins.
         worker_nonce: 64 hexadecimal digits, fresh for each connection.
         leader_nonce: As ``worker_nonce``.
-        host_key: The joining host's ssh host key; ``""`` without ssh.
-        public_key: The leader's ssh key; ``""`` without ssh.
     """
 
     job: str
     host: str
     worker_nonce: str
     leader_nonce: str
-    host_key: str
-    public_key: str
 
 
 def make_nonce() -> str:

@@ -36,13 +36,11 @@ class Own(NamedTuple):
     Attributes:
         host: Its name.
         job: The identity of its job.
-        host_key: Its fresh ssh host key; ``""`` without ssh.
         secret: Of the job; ``""`` if it has none.
     """
 
     host: str
     job: Mapping[str, Json]
-    host_key: str
     secret: str
 
 
@@ -51,12 +49,10 @@ class Found(NamedTuple):
 
     Attributes:
         connection: It has to be handed over.
-        public_key: The leader's ssh key.
         has_no_secret: This host has a secret, and the leader has none: all that may be done is to tell it.
     """
 
     connection: Connection
-    public_key: str
     has_no_secret: bool
 
 
@@ -157,12 +153,11 @@ class Search:
         self._reasons.answered = True
         self._refused = ""
         own, nonce = self._own, proof.make_nonce()
-        connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "", own.host_key, "")
+        connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "")
         connection.send(
             "join",
             host=own.host,
             job=dict(own.job),
-            ssh_host_key=own.host_key,
             nonce=nonce,
             secret=bool(own.secret),
         )
@@ -185,7 +180,7 @@ class Search:
             self._answer(connection, asked, message)
         elif kind == "welcome":
             connection.trust(self._control.leader)
-            self._found(Found(connection, asked.public_key, self._leader_has_no_secret))
+            self._found(Found(connection, self._leader_has_no_secret))
         else:
             connection.close()
             self._over(read_outcome(message, self._control.leader))
@@ -193,7 +188,7 @@ class Search:
     def _answer(self, connection: Connection, asked: proof.Transcript, message: Message) -> None:
         """Believe the leader if it proves that it knows the secret; then prove the same to it."""
         theirs = proof.read_nonce(message.get("nonce"))
-        said = asked._replace(leader_nonce=theirs, public_key=text(message.get("public_key")))
+        said = asked._replace(leader_nonce=theirs)
         # A leader without a secret lets every host in: this one joins to tell it, and the job ends.
         secret = self._own.secret if message.get("secret") is True else ""
         if theirs and proof.is_proof(secret, LEADER, said, message.get("proof")):

@@ -38,7 +38,6 @@ class Worker:
         limits: Limits,
         job: Mapping[str, Json],
         host: str,
-        host_key: str,
         secret: str,
         events: Events,
     ) -> None:
@@ -46,13 +45,13 @@ class Worker:
         self._loop = loop
         self._control = control
         self._limits = limits
-        self._own = Own(host, job, host_key, secret)
+        self._own = Own(host, job, secret)
         self._events = events
         self._phases = Phases(WORKER)
         self._search: Search | None = None
         self._connection: Connection | None = None
         self._prober: Prober | None = None
-        self._ssh_port = -1  # of this host once it is prepared
+        self._prepared = False
         self._stopped = False  # perhaps before there is a leader to tell
 
     # -------------------------------------------------------------------------------------- what the supervisor calls
@@ -66,11 +65,11 @@ class Worker:
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._look_for_leader(self._limits.join)
 
-    def ready(self, ssh_port: int) -> None:
+    def ready(self) -> None:
         """This host is prepared."""
-        self._ssh_port = ssh_port
+        self._prepared = True
         if self._phases.take("ready"):
-            self._send("ready", ssh_port=ssh_port)
+            self._send("ready")
 
     def stopping(self) -> None:
         """A stop signal came to this host."""
@@ -144,12 +143,12 @@ class Worker:
         self._phases.must("welcome")
         self._prober = Prober(self._loop, host, connection, self._limits.heartbeat)
         self._events.log(f"joined {leader}")
-        self._events.welcome(found.public_key, connection.address, connection.local_address)
+        self._events.welcome()
         # What this leader does not know, because it was not there when it happened.
         if self._stopped:
             self.stopping()
-        elif self._ssh_port >= 0:
-            self.ready(self._ssh_port)
+        elif self._prepared:
+            self.ready()
 
     # --------------------------------------------------------------------------------------------- what the leader says
     def _message(self, _: Connection, message: Message) -> None:

@@ -1,1 +1,1 @@
-"""ssh between the hosts of one job: with its own keys, or with keys that the platform mounted."""
+"""ssh to hosts without a launcher, with keys that the platform mounted."""

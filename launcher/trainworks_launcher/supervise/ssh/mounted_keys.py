@@ -12,18 +12,20 @@ import getopt
 import os
 import pwd
 import re
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.supervise.ssh import ssh
 
 PRIVATE_KEY = "id_rsa"
 """Name of the file, whatever kind of key it holds."""
 
 _PUBLIC_KEY = re.compile(r"(ssh-[a-z0-9-]+|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]+")
 _HOST_KEYS = "/etc/ssh"
+_KEY_SECONDS = 30.0
 _SERVERS_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
 """sshd's short options: sshd(8)."""
 
@@ -95,13 +97,25 @@ def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
         options += ["-o", "StrictModes=no"]
         said = f"sshd's host key is the job's own key, {keys.private}"
     else:
-        ssh.make_key(keygen, file)
+        _make_key(keygen, file)
         said = "sshd's host key was made now; images have none"
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
     else:
         options += ["-o", "UsePAM=no", "-o", "PidFile=none"]
     return options, said
+
+
+def _make_key(ssh_keygen: str, path: Path) -> None:
+    """Make a key pair at ``path``. Raises RefusalError if that fails."""
+    argv = (ssh_keygen, "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_KEY_SECONDS, check=False, stdin=subprocess.DEVNULL)
+        reason = done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if reason or not path.is_file():
+        raise RefusalError([Problem(f"cannot make an ssh key: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
 
 
 def _are_decided(given: Sequence[str]) -> bool:
@@ -127,5 +141,12 @@ def write_client_files(directory: Path, program: str, keys: Keys, connect: Seque
     (directory / "known_hosts").write_text(f"* {keys.public}\n", encoding="ascii")
     proxy = " ".join(f'"{word}"' for word in connect)
     block = f"Host *\n  ProxyCommand {proxy} %h %p\n  ProxyUseFdpass yes\n"
-    (directory / "ssh_config").write_text(block + ssh.client_settings(directory), encoding="utf-8")
+    settings = (
+        f"  IdentityFile {directory}/user_key\n"
+        f"  UserKnownHostsFile {directory}/known_hosts\n"
+        "  GlobalKnownHostsFile /dev/null\n"
+        "  IdentitiesOnly yes\n  IdentityAgent none\n  BatchMode yes\n  StrictHostKeyChecking yes\n"
+        "  PreferredAuthentications publickey\n  ConnectTimeout 30\n  ServerAliveInterval 15\n  LogLevel ERROR\n"
+    )
+    (directory / "ssh_config").write_text(block + settings, encoding="utf-8")
     (directory / "ssh_program").write_text(program, encoding="utf-8")

@@ -330,7 +330,7 @@ class Verdict:
         self.full = _full_disks(self._plan.env)
         now = self._count_oom_kills()
         host = self._plan.host
-        if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
+        if self._plan.shell is not None:  # no launcher is there to tell of it
             host = mpirun_host(said.output) or host
         return failure_of(
             what=what or name_of_program(self._plan),
