@@ -69,11 +69,15 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     done = run(root, "--list", "--all")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["framework", "version", "cuda", "python", "base", "sources", "built", "for", "real"]
-    assert len(lines) == 1 + len(facts.targets)
-    rows = [line.split() for line in lines[1:]]
-    numbers = [(row[0], tuple(int(part) for part in row[1].split("."))) for row in rows]
+    assert lines[0].split() == ["target", "sources", "patches", "until", "built", "for", "real"]
+    rows = {line.split()[0]: line for line in lines[1:]}
+    assert rows.keys() == {facts.name_of(row) for row in facts.targets}
+    names = [name.split("-") for name in rows]
+    numbers = [(name[0], tuple(int(part) for part in name[1].split("."))) for name in names]
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
+    for row in facts.targets:
+        end = facts.end_of_patch(row)
+        assert f"  {end.date if end else 'its successor'}  " in rows[facts.name_of(row)]
     assert [line for line in lines if line != line.rstrip()] == []
 
 
@@ -98,6 +102,29 @@ def test_list_filters_by_state(state: str, call: Call) -> None:
     for row in rows:
         assert (row["state"] == "never") == (row["built"] is None)
         assert (row["state"] == "current") == bool(row["built"] and row["built"]["current"])
+
+
+def test_the_first_column_of_the_list_names_a_target_for_every_command(call: Call) -> None:
+    names = [line.split()[0] for line in call("--list", "--all").stdout.splitlines()[1:]]
+    for name in names[:: len(names) // 5]:
+        assert [line.split()[0] for line in call("--list", name).stdout.splitlines()[1:]] == [name]
+        for words in ((name,), ("build", name)):
+            assert call(*words, "--until", "plan").stdout.startswith(f"{name}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pytorch-2.4.1-cu121-py311-debian11",), "did you mean pytorch-2.4.1-cu121-py311-debian12?"),
+        (("pytorch-2.4.1-cu121-py311-debian12", "--cuda", "cpu"), "--cuda: TARGET names one target"),
+        (("pytorch-2.4.1-cu121-py311-debian12", "--all"), "TARGET names one"),
+        ((), "TARGET or --framework and --cuda must be given"),
+    ],
+)
+def test_a_target_is_one_target(words: tuple[str, ...], said: str, call: Call) -> None:
+    done = call("build", *words, "--until", "plan")
+    assert done.returncode in (2, 4)
+    assert said in done.stderr
 
 
 def test_list_for_programs(call: Call, facts: Facts) -> None:

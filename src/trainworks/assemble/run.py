@@ -10,8 +10,10 @@ from trainworks.assemble.order import BuildOrder
 from trainworks.assemble.session import BuildReport, BuildSession
 from trainworks.inputs.source_code import names_without
 from trainworks.inputs.sources import Places, missing_sources, sources_folder
+from trainworks.inspect.listing import patches_until
 from trainworks.inspect.plan import describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.select import row_named
 from trainworks.render.dockerfile import render
 
 
@@ -43,10 +45,11 @@ def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: 
     facts = session.facts
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
     # A strict build fails where a source cannot be downloaded.
+    until = patches_until(row_named(plan.target.name, facts), facts)
     names = {} if order.strict or order.record else names_without(request, missing, facts)
     return BuildReport(
         report={**json.loads(plan.as_json()), "name_without": names},
-        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components, names)
+        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components, names, until)
         + describe_sources(missing),
     )
 

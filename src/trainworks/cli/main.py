@@ -77,7 +77,8 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
         return "help", others
     if first in COMMANDS:
         return first, others
-    if first.startswith("-") or not first:
+    # The names of targets have dashes, and those of commands do not.
+    if first.startswith("-") or not first or "-" in first:
         return BUILD, list(words)
     options = [name for argument in grammar_of(BUILD).arguments() for name in argument["names"]]
     near = nearest(first, (*COMMANDS, *options))

@@ -10,7 +10,7 @@ from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.select import in_order, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
-COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
+COLUMNS = ("target", "sources", "patches until", "built for real")
 
 
 def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
@@ -20,15 +20,13 @@ def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
 
 
 def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[str, ...]:
-    return (
-        row.framework,
-        row.version,
-        row.cuda,
-        facts.python_of(row),
-        row.base,
-        facts.sources_of(row),
-        _proof(row, facts, current),
-    )
+    return facts.name_of(row), facts.sources_of(row), patches_until(row, facts), _proof(row, facts, current)
+
+
+def patches_until(row: TargetRow, facts: Facts) -> str:
+    """Return the day from which the framework's version gets no more patches, or what that day will be."""
+    end = facts.end_of_patch(row)
+    return end.date if end else "its successor"
 
 
 def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:

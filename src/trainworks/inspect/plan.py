@@ -9,7 +9,11 @@ from trainworks.plan.model import ImagePlan
 
 
 def describe_plan(
-    plan: ImagePlan, recorded: Built | None, components: Iterable[Component], name_without: Mapping[str, str]
+    plan: ImagePlan,
+    recorded: Built | None,
+    components: Iterable[Component],
+    name_without: Mapping[str, str],
+    patches_until: str,
 ) -> str:
     """Return a plan for people: target, components with their versions, what is missing and what that costs.
 
@@ -18,10 +22,12 @@ def describe_plan(
         recorded: The target's last recorded build.
         components: All rows.
         name_without: The image's name if a host cannot be reached, by the host.
+        patches_until: The day from which the framework's version gets no more patches, or what that day will be.
     """
     lines = [plan.target.name, f"  image  {plan.tags[0]}"]
     lines += [f"  or     {name}, if {host} cannot be reached" for host, name in name_without.items()]
     lines.append(f"  base   {plan.image}, Python {plan.target.python}")
+    lines.append(f"  {plan.target.framework} {plan.target.version} gets patches until {patches_until}")
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]

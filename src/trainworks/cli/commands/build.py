@@ -49,7 +49,8 @@ def parser() -> Grammar:
     grammar = Grammar(
         "build",
         program="build.py",
-        usage="build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
+        usage="build.py [build] TARGET [options]\n"
+        "       build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
         "       build.py [build] --list | --all | --only GLOB [options]",
         summary="build and test an image; the default command",
         details="Builds a container image for distributed training, and tests what its components promise. A plan "
@@ -77,6 +78,7 @@ def parser() -> Grammar:
         check=check,
     )
     what = grammar.add_argument_group("what to build")
+    what.add_argument("target", nargs="?", default="", metavar="TARGET", help="build this target; --list names all")
     what.add_argument("--framework", metavar="FRAMEWORK", help="choose a framework, such as pytorch")
     what.add_argument("--cuda", metavar="CELL", help="choose a CUDA release, such as cu121, or cpu")
     what.add_argument(
@@ -154,7 +156,7 @@ def run(options: Namespace, root: Path) -> int:
         facts = load(root)
         current = remembered_builds(facts, root, os.environ)
         rows = [row for row in _listed(options, facts)[0] if options.state in ("", state_of(row, facts, current))]
-        whole = options.all or bool(options.only or options.state)
+        whole = options.all or bool(options.only or options.state or options.target)
         as_json = options.format == "json"
         put(list_json(rows, facts, current) if as_json else list_text(rows, facts, current, whole=whole))
         return 0
@@ -165,7 +167,7 @@ def run(options: Namespace, root: Path) -> int:
 
     order = _order(options)
     session = BuildSession(root=root, facts=load(root), mirror=read_mirror(options.mirror, offline=options.offline))
-    request = _request(options)
+    request = _request(options, session.facts)
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
     if options.trust_first_use:
@@ -201,7 +203,7 @@ def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
 
 
 def _not_for_list(options: Namespace) -> list[str]:
-    known = (*FILTERS, "only", "state", "all", "list", "format", "root")
+    known = (*FILTERS, "target", "only", "state", "all", "list", "format", "root")
     others = [flag for name, flag in options.given.items() if name not in known]
     filters = ", ".join(f"--{name.replace('_', '-')}" for name in FILTERS)
     wrong = f"{' and '.join(others)}: --list takes {filters}, --only, --state and --all, nothing else"
@@ -215,7 +217,7 @@ def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[Unk
     wanted = {field: getattr(options, name) for name, field in FILTERS.items() if name in options.given}
     rows, problems = list(facts.targets), []
     try:
-        rows = rows_like(options.only, facts)
+        rows = rows_like([*options.only, *([options.target] if options.target else [])], facts)
     except UnknownNameError as error:
         problems.append(error)
     rows, unknown = matching_rows(wanted, rows, facts)
@@ -226,18 +228,28 @@ def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
     """Return what is unknown among the names that a build is given."""
     from trainworks.engine import ENGINES
     from trainworks.plan.names import unknown
-    from trainworks.plan.select import unknown_names
 
-    problems = [] if options.all or options.only or options.bake else unknown_names(_request(options), facts)
+    problems = [] if options.all or options.only or options.bake else _unknown_values(options, facts)
     if options.engine and options.engine not in ENGINES:
         problems.append(unknown("engine", options.engine, ENGINES))
     return problems
 
 
-def _request(options: Namespace) -> Request:
-    from trainworks.plan.model import Request
+def _unknown_values(options: Namespace, facts: Facts) -> list[UnknownNameError]:
+    from trainworks.plan.select import unknown_names
 
-    return Request(
+    try:
+        return unknown_names(_request(options, facts), facts)
+    except UnknownNameError as error:
+        return [error]
+
+
+def _request(options: Namespace, facts: Facts) -> Request:
+    """Return what is asked for; raises ``UnknownNameError`` for a target that does not exist."""
+    from trainworks.plan.model import Request
+    from trainworks.plan.select import request_for, row_named
+
+    request = Request(
         framework=options.framework or "",
         cuda=options.cuda or "",
         version=options.framework_version,
@@ -247,6 +259,7 @@ def _request(options: Namespace) -> Request:
         with_components=tuple(options.with_components),
         without_components=tuple(options.without_components),
     )
+    return request_for(row_named(options.target, facts), facts, request) if options.target else request
 
 
 def _wrong_together(options: Namespace) -> list[str]:
@@ -260,6 +273,7 @@ def _wrong_together(options: Namespace) -> list[str]:
     }
     named = [flag for flag, value in chosen.items() if value]
     missing = [flag for flag in ("--framework", "--cuda") if not chosen[flag]]
+    fixed = [flag for name, flag in options.given.items() if name in FILTERS]
     refused = {
         "--push is for one target; `build.py push TARGET` pushes what is built already": options.push and many,
         "--record is for tested images: it does not go with --until": options.record and options.until != "test",
@@ -274,7 +288,10 @@ def _wrong_together(options: Namespace) -> list[str]:
         "--offline needs --mirror DIR or --mirror URL": options.offline and not options.mirror,
         f"{' and '.join(named)}: --all and --only choose targets by their names": many and named,
         "--bake needs --output DIR, a folder for the file and the contexts": options.bake and not options.output,
-        f"{' and '.join(missing)} must be given; --list shows the targets": not many and missing,
+        f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": not (many or options.target)
+        and missing,
+        f"{' and '.join(fixed)}: TARGET names one target with all its values": options.target and fixed,
+        "--all, --only and --bake are for many targets, and TARGET names one": options.target and many,
     }
     return [message for message, wrong in refused.items() if wrong]
 
