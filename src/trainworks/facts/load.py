@@ -45,6 +45,7 @@ class FrontMatter:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
@@ -131,6 +132,7 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             text=text,
             environment=content.environment,
             path=content.path,
+            libraries=content.libraries,
             programs=content.programs,
             checks=tuple(
                 CheckRow(

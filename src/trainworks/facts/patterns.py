@@ -51,6 +51,7 @@ _MODULE = (re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z"), "
 
 FRONT_MATTER_PATTERNS: Patterns = {
     "path": (PATH, "the absolute path of a folder"),
+    "libraries": (PATH, "the absolute path of a folder"),
     "programs": (PATH, "the absolute path of a program"),
     "owns": _PATH_PATTERN,
     "removes": _PATH_PATTERN,

@@ -519,6 +519,7 @@ class Recipe:
         text: The whole template.
         environment: Variables of the image that this component sets; ``{version}`` as in checks.
         path: Folders for the front of the image's PATH.
+        libraries: Folders for the image's LD_LIBRARY_PATH.
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
@@ -531,6 +532,7 @@ class Recipe:
     text: str
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()

@@ -629,11 +629,13 @@ def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
         fitting = [path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)]
         problems += [] if fitting else [f"no file fits {pattern}"]
         paths += fitting
-    output, error = _run([image.python, "-c", _OPEN, *(image.root + path for path in paths)])
+    # A library by its name is where the loader finds it.
+    places = {os.path.basename(path) if check["by_name"] else image.root + path: path for path in paths}
+    output, error = _run([image.python, "-c", _OPEN, *places])
     if error:
         return [f"{image.python} does not open them: {error}"]
-    for path, said in json.loads(output.splitlines()[-1]).items():
-        path = path[len(image.root) :]
+    for opened, said in json.loads(output.splitlines()[-1]).items():
+        path = places[opened]
         elf = image.loader.elf(path)
         if elf is not None and any(said.startswith(name + ":") for name in check["provided"]):
             process = python_process(image.loader, image.python)

@@ -56,8 +56,8 @@ def title_of(check: kinds.Check) -> str:
             return f"import {module} loads {library}"
         case kinds.LoadableLibraryCheck(library=library):
             return f"{library} can be loaded"
-        case kinds.OpenableLibrariesCheck(libraries=libraries):
-            return f"each of {', '.join(libraries)} can be opened"
+        case kinds.OpenableLibrariesCheck(libraries=libraries, by_name=by_name):
+            return f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
         case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case kinds.SingleLibraryCheck(soname=soname):

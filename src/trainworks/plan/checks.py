@@ -152,11 +152,13 @@ class OpenableLibrariesCheck:
         component: Who promises it.
         libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
         provided: Sonames that the host's driver brings, as in ``LoadableLibraryCheck``.
+        by_name: Whether each is opened by its name alone, as programs that are not of its wheel do.
     """
 
     component: str
     libraries: tuple[str, ...]
     provided: tuple[str, ...] = ()
+    by_name: bool = False
     kind: Literal["openable-libraries"] = "openable-libraries"
 
 

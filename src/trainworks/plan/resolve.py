@@ -290,6 +290,8 @@ def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence
         environment |= {name: filled(value, known) for name, value in recipe.environment.items()}
     folders = [folder for recipe in recipes for folder in recipe.path]
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
+    if libraries := [folder for recipe in recipes for folder in recipe.libraries]:
+        environment["LD_LIBRARY_PATH"] = ":".join(libraries)
     return environment
 
 
