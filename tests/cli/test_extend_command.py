@@ -270,6 +270,12 @@ def test_files_for_secrets_are_refused_by_name_unless_they_are_ignored(code: Pat
         (PRIVATE_KEY, "private key"),
         ("key = 'AKIA" + "Q" * 16 + "'\n", "AWS access key"),
         ("see http://proxy.example:3128 here\n", "setting of the build host"),
+        ("login(token='hf_" + "aB3" * 12 + "')\n", "Hugging Face token"),
+        ("TOKEN = 'ghp_" + "aB3" * 12 + "'\n", "GitHub token"),
+        ("TOKEN = 'glpat-" + "aB3" * 7 + "'\n", "GitLab token"),
+        ("openai.api_key = 'sk-proj-" + "aB3_" * 12 + "'\n", "OpenAI key"),
+        ("SLACK = 'xoxb-" + "123456789012-" * 2 + "'\n", "Slack token"),
+        ("os.environ['WANDB_API_KEY'] = '" + "0a" * 20 + "'\n", "Weights & Biases key"),
     ],
 )
 def test_secrets_are_found_by_content(code: Path, content: str, problem: str) -> None:

@@ -35,10 +35,21 @@ SECRET_NAME = re.compile(
 )
 """Names of files that are made to hold secrets; any other file is judged by its content."""
 
+TOKENS = {
+    "Hugging Face token": rb"\bhf_[A-Za-z0-9]{30,}\b",
+    "GitHub token": rb"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{40,})",
+    "GitLab token": rb"\bglpat-[A-Za-z0-9_-]{20,}",
+    "OpenAI key": rb"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{40,}",
+    "Slack token": rb"\bxox[abprs]-[A-Za-z0-9-]{20,}",
+    "Weights & Biases key": rb"WANDB_API_KEY['\"\]]*\s*[:=]\s*['\"]?[0-9a-f]{40}\b",
+}
+"""Forms of keys that people write into their code, beside those that no layer of an image may have."""
+
 LARGEST_BYTES = 1_000_000_000
 """Larger folders hold a data set or a model, which a job gets as a channel."""
 
 _SHOWN = 8
+_TOKENS = tuple((what, re.compile(form)) for what, form in TOKENS.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +170,7 @@ def _too_large(folder: Path, paths: Iterable[str]) -> str:
 
 def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list[str]:
     """Return what the image tests would find in these files: the same rules, before the build instead of after it."""
+    files = list(files)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for file in files:
@@ -168,7 +180,8 @@ def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list
     buffer.seek(0)
     with tarfile.open(fileobj=buffer) as archive:
         found = scan_layers([Layer(name="code", archive=archive)], forbidden)
-    return [f"{finding.path.removeprefix('opt/ml/code/')}: {finding.rule}" for finding in found]
+    tokens = [f"{file.path}: {what}" for file in files for what, form in _TOKENS if form.search(file.content)]
+    return [*(f"{finding.path.removeprefix('opt/ml/code/')}: {finding.rule}" for finding in found), *tokens]
 
 
 def some(paths: tuple[str, ...]) -> str:
