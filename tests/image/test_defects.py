@@ -142,6 +142,53 @@ def recorded(content: str) -> str:
     return f"sha256={digest},{len(content)}"
 
 
+def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) -> None:
+    """A pipe is named and not opened: nobody would write into it."""
+    database = "/var/lib/dpkg"
+    write(
+        tmp_path,
+        {
+            "/usr/bin/mawk": "",
+            "/usr/bin/true": "",
+            f"{database}/info/mawk.list": "/usr/bin/mawk\n/usr/bin/true\n",
+            f"{database}/info/mawk.md5sums": "",
+            f"{database}/alternatives/awk": "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n",
+            f"{database}/alternatives/cc": "auto\n/usr/bin/cc\n\n/usr/bin/mawk\n20\n\n",
+        },
+    )
+    (tmp_path / "etc/alternatives").mkdir(parents=True)
+    for name, target in (("awk", "true"), ("nawk", "mawk"), ("cc", "mawk")):
+        (tmp_path / "etc/alternatives" / name).symlink_to(f"{tmp_path}/usr/bin/{target}")
+    # The image's own links are absolute in it; here they lead below the folder.
+    links = {name: str((tmp_path / "etc/alternatives" / name).readlink()) for name in ("awk", "cc")}
+    for name in ("awk", "cc"):
+        (tmp_path / "usr/bin" / name).symlink_to("true" if name == "cc" else f"/etc/alternatives/{name}")
+    os.mkfifo(tmp_path / "etc/pipe.conf")
+    (tmp_path / "tmp").mkdir(mode=0o755)
+    (tmp_path / "var/tmp").mkdir()
+    (tmp_path / "var/tmp").chmod(0o1777)
+    found = damaged(tmp_path)
+    assert found["/etc/pipe.conf"] == ": is not a file, a folder or a link"
+    assert found["/tmp"].startswith(": has mode 0755, and should have 1777")
+    assert "/var/tmp" not in found
+    assert found["/etc/alternatives/awk"] == f": is a link to {links['awk']}, and should be one to /usr/bin/mawk"
+    assert found["/usr/bin/cc"] == ": is a link to true, and should be one to /etc/alternatives/cc"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_than_root_is_told(tmp_path: Path) -> None:
+    write(tmp_path, {"/opt/venv/bin/one": "", "/etc/shadow": "", "/opt/fine": ""})
+    for path in ("opt/venv/bin/one", "opt/venv/bin", "etc/shadow"):
+        os.chown(tmp_path / path, 1000, 0)
+    (tmp_path / "etc/shadow").chmod(0o600)
+    found = damaged(tmp_path, closed=["/etc/shadow"])
+    assert {path for path, problem in found.items() if "belongs to user 1000" in problem} == {
+        "/opt/venv/bin",
+        "/opt/venv/bin/one",
+    }
+    assert "/etc/shadow" not in found
+
+
 def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
     names = ("fine", "gone", "removed", "cut", "changed", "emptied", "linked", "closed")
     files = {f"{PACKAGES}/one/{name}.py": f"name = {name!r}\n" for name in names}

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainworks.assemble.base import OwnBase, ensure_base
 from trainworks.assemble.context import context_folder, replace_output, write_context
 from trainworks.assemble.order import BuildOptions
+from trainworks.assemble.same_content import remember
 from trainworks.assemble.tested import CheckMemory, PassedChecks
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
@@ -312,7 +313,10 @@ def test_image(
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
-    return _check_memory(spec, image, engine).remember(results)
+    checked = _check_memory(spec, image, engine).remember(results)
+    if results and not failed:
+        remember(image, checked.when, len(results), os.environ)
+    return checked
 
 
 def _check_memory(spec: ImageSpec, image: BuiltImage, engine: Engine) -> CheckMemory:

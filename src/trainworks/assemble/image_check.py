@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from trainworks.assemble.image import ImageResult, test_image
+from trainworks.assemble.same_content import differences, known_image
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
 from trainworks.engine import choose, image_in
 from trainworks.errors import UnknownNameError
+from trainworks.imagetest.results import CheckResult, line
 from trainworks.inspect.targets import find_image
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.variants import BASE_NAME_LABEL, TITLE_LABEL, image_named, request_of
@@ -17,7 +20,10 @@ from trainworks.terminal.output import say
 
 
 def check_image(name: str, session: BuildSession, *, engine_name: str | None, junit: Path | None) -> ImageResult:
-    """Run the image tests of today's recipes on an image of the engine's store.
+    """Compare an image with the one that was tested on this machine; else run the image tests of today's recipes on it.
+
+    An image with the same layers and configuration is the one that was tested, and nothing more is asked. One with more
+    layers or another configuration gets a line for each difference, and is tested.
 
     What the image should have is decided by its name, or else by the title that its labels have: a target, with what
     the image has besides or lacks.
@@ -37,6 +43,10 @@ def check_image(name: str, session: BuildSession, *, engine_name: str | None, ju
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
+    tested = known_image(image, os.environ)
+    if tested is not None and tested.identifier == image.identifier and junit is None:
+        say(f"{reference} is, layer by layer, the image that passed {tested.checks} checks on {tested.when}")
+        return ImageResult(image=image, engine=engine, checks=(), tested=tested.when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
     if named is None:
@@ -57,11 +67,15 @@ def check_image(name: str, session: BuildSession, *, engine_name: str | None, ju
             f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
             hint="`python build.py extend` with the same options and --junit FILE runs its tests, and builds nothing",
         )
+    differs: tuple[CheckResult, ...] = ()
+    if tested is not None and tested.identifier != image.identifier:
+        differs = (differences(image, tested, engine),)
+        say(line(differs[0]))
     rendering = render(plan, facts)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
     spec = image_spec(plan, rendering, session)
     checked = test_image(spec, image, engine, junit=junit, every_line=True)
     return ImageResult(
-        image=image, engine=engine, checks=checked.results, tested=checked.when, seconds=0, looked_at=True
+        image=image, engine=engine, checks=(*differs, *checked.results), tested=checked.when, seconds=0, looked_at=True
     )

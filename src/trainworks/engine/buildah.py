@@ -430,6 +430,13 @@ class BuildahEngine:
             stop_signal=str(configuration.get("StopSignal") or ""),
             volumes=tuple(sorted(configuration.get("Volumes") or ())),
             created=str(description["OCIv1"].get("created") or ""),
+            layers=tuple((description["OCIv1"].get("rootfs") or {}).get("diff_ids") or ()),
+            # HEALTHCHECK, ONBUILD and SHELL are in Docker's form alone.
+            configuration={
+                key: value
+                for key, value in {**((description.get("Docker") or {}).get("config") or {}), **configuration}.items()
+                if value
+            },
         )
 
     def _space(self) -> str:

@@ -715,6 +715,8 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         stop_signal=str(configuration.get("StopSignal") or ""),
         volumes=tuple(sorted(configuration.get("Volumes") or ())),
         created=str(image.attrs.get("Created") or ""),
+        layers=tuple((image.attrs.get("RootFS") or {}).get("Layers") or ()),
+        configuration={key: value for key, value in configuration.items() if value},
     )
 
 

@@ -91,6 +91,8 @@ class BuiltImage:
         stop_signal: The signal that ends a container; ``""`` is SIGTERM.
         volumes: Folders that get a volume of their own in each container, sorted.
         created: Creation time in its configuration (ISO 8601).
+        layers: The digests of its layers, uncompressed, lowest first.
+        configuration: What it says of a container, by the keys of an image's configuration; without empty ones.
     """
 
     reference: str
@@ -106,6 +108,8 @@ class BuiltImage:
     stop_signal: str = ""
     volumes: tuple[str, ...] = ()
     created: str = ""
+    layers: tuple[str, ...] = ()
+    configuration: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

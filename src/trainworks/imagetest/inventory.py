@@ -5,7 +5,7 @@ only, no syntax newer than Python 3.8, and no import of the rest of this package
 prints one line, ``MARKER`` followed by an ``InventoryAnswer`` as JSON.
 """
 
-# ruff: noqa: PTH110, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207
 # A hundred thousand files are asked about: plain strings and os.path, no object for each.
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class Owners:
         # Owner, path, algorithm, digest (hexadecimal, or base64url without padding as in RECORD), size or -1.
         self.sums: list[tuple[str, str, str, str, int]] = []
         self.problems: list[DamagedFile] = []
-        self.alternatives: list[tuple[str, str]] = []
+        # Link in /etc/alternatives, the link to it, and what the first may lead to.
+        self.alternatives: list[tuple[str, str, list[str]]] = []
         self.diverted: dict[tuple[str, str], str] = {}
         self.set_aside: set[str] = set()
         self._real_folders: dict[str, str] = {}
@@ -226,7 +227,13 @@ class Owners:
 
     def _add_alternatives(self, name: str, lines: list[str]) -> None:
         """Take the links of one group: its name is the file's, its link the second line, then pairs of name, link."""
-        self.alternatives += [("/etc/alternatives/" + name, link) for link in lines[1:2]]
+        # Behind an empty line, each choice has its path, its priority and one line for each further link.
+        end = lines.index("") if "" in lines else len(lines)
+        choices = lines[end + 1 :: 2 + (end - 2) // 2]
+        self.alternatives += [
+            ("/etc/alternatives/" + name, link, [each for each in choices if each.startswith("/")])
+            for link in lines[1:2]
+        ]
         links = [*lines[1:2]]
         names = [name]
         for index in range(2, len(lines) - 1, 2):
@@ -339,6 +346,9 @@ def rights_of(path: str, status: os.stat_result) -> str:
 
 # --- as delivered ----------------------------------------------------------------------------------------------------
 
+SHARED = frozenset({"/tmp", "/var/tmp"})  # noqa: S108 - the image's own folders are looked at
+"""The folders in which every user makes files, and changes nobody else's."""
+
 DOCUMENTATION = tuple(f"/usr/share/{name}/" for name in ("doc", "man", "info", "locale", "groff", "linda", "lintian"))
 """What images leave out of packages, by an option of dpkg."""
 
@@ -347,13 +357,16 @@ _COMPILED = re.compile(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc
 
 
 def damaged_files(
-    request: DeliveredRequest, owners: Owners, files: list[tuple[str, os.stat_result]], folders: dict[str, int]
+    request: DeliveredRequest,
+    owners: Owners,
+    files: list[tuple[str, os.stat_result]],
+    folders: dict[str, tuple[int, int]],
 ) -> list[DamagedFile]:
     """Return what is not as its maker delivered it, by the sums that ``owners`` has read.
 
     Args:
         files: The files and links of the image.
-        folders: Its folders, with their modes.
+        folders: Its folders, with their modes and users.
     """
     root = owners.root
     removed = pattern_of(request["removed"])
@@ -373,7 +386,7 @@ def damaged_files(
         for owner, path, problem in judged:
             tell(owner, path, problem)
     for path, original in request["copies"]:
-        if os.path.exists(root + original):
+        if os.path.isfile(root + original):
             digest = _digest(root + original)
             problem = problem_of(root, path, "sha256", digest, -1)
             tell(owners.name(original), path, problem and f"{problem}; it was made as a copy of {original}")
@@ -381,20 +394,29 @@ def damaged_files(
         left_out = path in owners.set_aside or path.startswith((*DOCUMENTATION, "/run/", "/var/"))
         if not left_out and not os.path.lexists(root + path):
             tell("package " + package, path, "is missing")
-    for place, link in owners.alternatives:
+    for place, link, choices in owners.alternatives:
         for path in (place, link):
             if not path.startswith(DOCUMENTATION) and not os.path.exists(root + path):
                 tell("", path, "is missing, or leads nowhere: update-alternatives(1) made it")
+        for path, targets in ((place, choices), (link, [place])):
+            if targets and os.path.islink(root + path) and os.readlink(root + path) not in targets:
+                tell("", path, f"is a link to {os.readlink(root + path)}, and should be one to {' or '.join(targets)}")
     sourced = pattern_of(request["sourced"])
     closed = pattern_of(request["closed"])
     programs = {entry for entry in os.environ.get("PATH", "").split(":") if entry}
     for path, status in files:
+        if status.st_uid != 0 and not closed.fullmatch(path):
+            tell(owners.name(path), path, f"belongs to user {status.st_uid}: that user may change what root runs")
         if stat.S_ISLNK(status.st_mode):
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            # Opening a pipe would wait for whoever writes into it.
+            tell(owners.name(path), path, "is not a file, a folder or a link")
             continue
         match = _COMPILED.fullmatch(path)
         if match is not None:
             source = f"{match[1]}/{match[2]}.py"
-            if os.path.exists(root + source) or sourced.fullmatch(source):
+            if os.path.isfile(root + source) or sourced.fullmatch(source):
                 tell(owners.name(path), *_bytecode_problem(root, path, source))
         if closed.fullmatch(path):
             continue
@@ -405,7 +427,11 @@ def damaged_files(
             (os.path.dirname(path) in programs and _starts(root + path, b"#!", b"\x7fELF")) or _is_program(root + path)
         ):
             tell(owners.name(path), path, f"has mode {mode:04o}: it cannot be executed")
-    for path, mode in folders.items():
+    for path, (mode, user) in folders.items():
+        if user != 0 and not closed.fullmatch(path):
+            tell("", path, f"belongs to user {user}: that user may change what root runs")
+        if path in SHARED and mode != 0o1777:
+            tell("", path, f"has mode {mode:04o}, and should have 1777: every user has temporary files there")
         if mode & 0o005 != 0o005 and not closed.fullmatch(path):
             tell("", path, f"has mode {mode:04o}: only some users can enter the folder")
     told: list[DamagedFile] = []
@@ -550,14 +576,14 @@ def answer_request(request: InventoryRequest) -> InventoryAnswer:
         "damaged": [],
         "contents": None,
     }
-    folders: dict[str, int] = {}
+    folders: dict[str, tuple[int, int]] = {}
     rest: list[tuple[str, os.stat_result]] = []
     for path, status in walk(root):
         kind = status.st_mode
         if not stat.S_ISLNK(kind) and kind & stat.S_IWOTH:
             answer["open"].append((path, stat.S_IMODE(kind)))
         if stat.S_ISDIR(kind):
-            folders[path] = stat.S_IMODE(kind)
+            folders[path] = (stat.S_IMODE(kind), status.st_uid)
             continue
         answer["files"] += 1
         if stat.S_ISREG(kind):

@@ -36,6 +36,9 @@ COMMAND_TIMEOUT = 1200.0
 torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
 """
 
+UNSET = {"OnBuild": "ONBUILD", "Healthcheck": "HEALTHCHECK", "ExposedPorts": "EXPOSE", "Shell": "SHELL"}
+"""What no image of ours says, by its key in a configuration."""
+
 BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, "io.buildah.version"})
 """Labels that the builder and an engine add to what was rendered."""
 
@@ -453,6 +456,7 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
         ("USER", "" if image.user in ("root", "0", "0:0") else image.user, ""),
         ("STOPSIGNAL", "" if image.stop_signal == "SIGTERM" else image.stop_signal, ""),
         ("VOLUME", list(image.volumes), []),
+        *((name, image.configuration.get(key), None) for key, name in UNSET.items()),
     ]
     problems = [f"{name} is {found!r}, and should be {wanted!r}" for name, found, wanted in said if found != wanted]
     wanted = dict(check.environment)

@@ -30,7 +30,8 @@ def parser() -> Grammar:
         details="Plans targets without building anything, and shows which parts are incompatible, and why. Of any "
         "DOCKERFILE it shows versions that do not go together or are not the installed ones, keys in layers, downloads "
         "that nothing checks and unquoted ranges; hadolint finds the rest. --image runs the tests of a build on an "
-        "image that the engine has, whoever built it: pulled ones too.",
+        "image that the engine has, whoever built it: pulled ones too. One that is, by content, the image that passed "
+        "them on this machine is not asked again.",
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
