@@ -94,8 +94,43 @@ EQUAL: dict[str, Callable[[], nn.Module]] = {
     "autograd.grad that keeps the graph": lambda: Root(net(), lambda self, x: force(self, x, keep=True)),
 }
 
+SHARED: dict[str, Any] = {}
+"""What modules of a script may share."""
+
+
+class SharesLoss(OwnCall):
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.layer(x)
+        SHARED["loss"] = h.square().mean()
+        return h
+
+
+class Evaluates(nn.Sequential):
+    """Runs a second time as in an evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(linear(), nn.BatchNorm1d(WIDTH))
+
+
+def evaluates(self: Any, x: torch.Tensor) -> Any:
+    h = self.b(self.a(x))
+    self.b.eval()
+    with torch.no_grad():
+        target = self.b(x)
+    self.b.train()
+    return self.c(h) - target
+
+
+EQUAL["module-level dictionary"] = lambda: Root(
+    SharesLoss(), lambda self, x: self.c(self.b(self.a(x))) + SHARED["loss"]
+)
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gradients of gradients": (lambda: Root(net(), penalty), "create_graph=True: gradients of gradients do not go th"),
+    "batch normalization that trains and evaluates": (
+        lambda: Root(Evaluates(), evaluates),
+        "attribute 'running_mean' of module b.1 (BatchNorm1d) was written by microbatch ",
+    ),
     "functional_call": (
         lambda: Root(net(), swapped),
         "parameter 'weight' of module 'b.0' (Linear) was replaced in a step",

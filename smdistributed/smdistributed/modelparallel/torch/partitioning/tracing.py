@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from smdistributed.modelparallel.torch.wire import nested
+from smdistributed.modelparallel.torch.wire import mutable, nested
 
 from .partitioner import Node
 
@@ -138,12 +138,14 @@ def trace_forward(
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a module and the states of all random number generators at the end."""
-    buffers = [
-        (part, name, buffer, buffer.detach().clone())
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False)
+    """Restore what a module and its parts keep, and the states of all random number generators, at the end."""
+    attributes = [(part, dict(part.__dict__)) for part in module.modules()]
+    held = [
+        (cell, mutable.content(cell))
+        for part, own in attributes
+        for cell in mutable.cells(own, type(part).__module__.partition(".")[0])
     ]
+    buffers = [(buffer, buffer.detach().clone()) for part in module.modules() for buffer in part.buffers(recurse=False)]
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     states = torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
@@ -156,10 +158,15 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             numpy.random.set_state(states[2])
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+        for part, own in attributes:
+            part.__dict__.clear()
+            part.__dict__.update(own)
+        for cell, content in held:
+            if not mutable.same(mutable.content(cell), content):
+                mutable.assign(cell, content)
         with torch.no_grad():
-            for part, name, buffer, value in buffers:
+            for buffer, value in buffers:
                 buffer.copy_(value)
-                part._buffers[name] = buffer  # noqa: SLF001  the module may have put another there
 
 
 def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:

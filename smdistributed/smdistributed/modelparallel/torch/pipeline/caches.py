@@ -15,12 +15,21 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["hollow", "trimmed"]
+from smdistributed.modelparallel.torch.exceptions import StepError
+
+_AWAY = "_smp_away"
+"""The attribute of a layer's entry that another rank has written."""
+
+__all__ = ["hollow", "is_cache", "trimmed"]
 
 
 def trimmed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a remote call, with copies of caches that have only what the module reads."""
-    if not torch.is_grad_enabled() or not any(map(_is_cache, (*args, *kwargs.values()))):
+    """Return the arguments of a remote call, with copies of caches that have only what the module reads.
+
+    Raises:
+        StepError: That was written by an earlier call, and stayed on the module's rank.
+    """
+    if not torch.is_grad_enabled() or not any(map(is_cache, (*args, *kwargs.values()))):
         return args, kwargs
     used = _layers(module)
     if not used:
@@ -30,7 +39,7 @@ def trimmed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def hollow(outputs: Any) -> Any:
     """Return what the model returned, with copies of caches that have no values."""
-    if not torch.is_grad_enabled() or not isinstance(outputs, dict) or not any(map(_is_cache, outputs.values())):
+    if not torch.is_grad_enabled() or not isinstance(outputs, dict) or not any(map(is_cache, outputs.values())):
         return outputs
     result = copy.copy(outputs)
     for name, value in outputs.items():
@@ -38,7 +47,8 @@ def hollow(outputs: Any) -> Any:
     return result
 
 
-def _is_cache(value: Any) -> bool:
+def is_cache(value: Any) -> bool:
+    """Return whether a value is one of Hugging Face's caches."""
     kind: Any = type(value)
     return _is_cache_class(kind)
 
@@ -60,11 +70,19 @@ def _layers(module: nn.Module) -> frozenset[int]:
 
 
 def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
-    if not _is_cache(value):
+    if not is_cache(value):
         return value
     layers = getattr(value, "layers", None)
     result = copy.copy(value)
     if isinstance(layers, list):
+        for each in (layers[number] for number in used if number < len(layers)):
+            if _AWAY in vars(each):
+                raise StepError(
+                    "the model was called again with the cache of a call before, in training: the entries of remote "
+                    "layers stayed on their ranks\nCall it once with the whole sequence, or place the layers on one "
+                    "partition with smp.set_partition."
+                )
+            setattr(each, _AWAY, True)
         result.layers = [each if number in used else _hollow(each) for number, each in enumerate(layers)]
     else:  # one of an encoder and a decoder has two
         vars(result).update({name: _trimmed(each, used) for name, each in vars(value).items()})

@@ -11,16 +11,18 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, unflatten
 
+from . import variables
 from .caches import trimmed
 from .contexts import Context
-from .messages import Backward, CallId, Forward, Mode, pack_arguments
+from .messages import Arguments, Backward, CallId, Forward, Mode, beside, pack_arguments
 from .modules import run_children
 from .port import Port
 from .randomness import place
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
+from .views import Notes
 
 
 class RemoteCall:
@@ -44,6 +46,7 @@ class RemoteCall:
             segments = modules.chains[number]
             self.first, self.last, self.last_segment = segments[segment].owner, segments[-1].owner, len(segments) - 1
         self.value: Tree | None = None
+        self.notes: Notes | None = None
         self.differentiable: tuple[bool, ...] = ()
         self.count = 0
         self.asked = False
@@ -53,7 +56,9 @@ class RemoteCall:
         """Words for the module."""
         return self.caller.port.modules.title(self.number)
 
-    def forward(self, arguments: Tree, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
+    def forward(
+        self, arguments: Tree, notes: Notes | None, tensors: list[torch.Tensor], flags: Flags
+    ) -> list[torch.Tensor]:
         """Send the arguments, and wait for the result."""
         port = self.caller.port
         context = port.context()
@@ -74,9 +79,10 @@ class RemoteCall:
             (port.me, None),
             self.tail,
             port.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
+            notes,
         )
         port.post(self.first, message, tensors, f"arguments of module {self.title}")
-        self.value, self.differentiable, results = port.scheduler.wait(("R", self.id), FORWARD)
+        self.value, self.differentiable, self.notes, results = port.scheduler.wait(("R", self.id), FORWARD)
         port.arrived(results)
         return list(results)
 
@@ -118,13 +124,11 @@ class _Remote(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: RemoteCall,
-        arguments: Tree,
-        flags: Flags,
+        results: list[torch.Tensor],
         tie: torch.Tensor,  # noqa: ARG004
-        *tensors: torch.Tensor,
+        *tensors: torch.Tensor,  # noqa: ARG004
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = call
-        results = call.forward(arguments, list(tensors), flags)
         ctx.mark_non_differentiable(*[r for r, needed in zip(results, call.differentiable, strict=True) if not needed])
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -139,13 +143,13 @@ class _Remote(torch.autograd.Function):
             )
         wanted = [g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)]
         if all(g is None for g in wanted):
-            return (None,) * (4 + call.count)
+            return (None,) * (3 + call.count)
         # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the first of the inputs.
         mode = Mode(
             bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
             bool(torch._C._autograd._get_current_graph_task_keep_graph()),  # noqa: SLF001
         )
-        return (None, None, None, None, *call.backward(wanted, mode))
+        return (None, None, None, *call.backward(wanted, mode))
 
 
 class Caller:
@@ -195,21 +199,47 @@ class Caller:
         self.made += 1
         tail = self._tail(context, number)
         call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
-        arguments, tensors = pack_arguments(*trimmed(port.modules.modules[number], args, kwargs))
+        views, microbatch = port.scheduler.views, context.microbatch
+        turn = (microbatch, False)
+        views.leave(turn)
+        if segment is None:
+            views.check_hooks(number)
+        notes, written = views.pack(microbatch, call.first)
+        named = variables.changed(port.scheduler.home.variables)
+        if named:
+            names = tuple(name for name, _ in named)
+            hooked = variables.hooked(port.modules.modules) if variables.collects(names) else ()
+            notes = notes._replace(variables=names, hooked=hooked)
+        kept = views.written(microbatch)
+        note, along = beside(notes, written, [value for _, value in named])
+        args, kwargs = trimmed(port.modules.modules[number], args, kwargs)
+        before = Arguments(args, kwargs, along)
+        arguments, tensors = pack_arguments(args, kwargs, along)
         flags = capture()
+        results = call.forward(arguments, note, tensors, flags)
         if flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
-            results = list(_Remote.apply(call, arguments, flags, tie, *tensors))  # type: ignore[no-untyped-call]
-        else:
-            results = call.forward(arguments, tensors, flags)
+            # What came along and was not read leads nowhere: its graph may be gone.
+            idle = () if call.notes is None else call.notes.idle
+            used = [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)] if idle else tensors
+            results = list(_Remote.apply(call, results, tie, *used))  # type: ignore[no-untyped-call]
         assert call.value is not None
+        if kept:
+            views.restore(turn, kept)
+        result = unflatten(call.value, results)
+        if call.notes is not None:
+            result, back = result
+            views.unpack(turn, call.notes, back.written, call.last)
+            if note is not None and along is not None:
+                views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
+            before.take(tensors, back)
         if tail is not None:
-            context.tail = results
+            context.tail = results if call.notes is None else flatten(result)[1]
         elif context.key[0] == "S" and port.me == port.root_rank:
             hop = (call.id, call.last_segment)
             for n, tensor in enumerate(results):
                 context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
-        return unflatten(call.value, results)
+        return result
 
     def _tail(self, context: Context, number: int) -> int | None:
         """Return the number of the model call whose result this call's will be, if that is certain."""

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smdistributed.modelparallel.torch.exceptions import StepError
+from smdistributed.modelparallel.torch.wire import mutable
 from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, mark, unflatten
 
+from .caches import is_cache
 from .recompute import Again
 from .threadstate import Flags
+from .views import NOTHING, Notes
 
 CallId = tuple[int, int]
 """The rank that called a remote module, and the number of the call on that rank."""
@@ -39,6 +43,7 @@ class Forward(NamedTuple):
         before: The rank and segment that gets these gradients.
         tail: If the result is the model's own: the number of the model call; else None.
         checkpoint: Set where `patches.checkpoint` runs the module: how it runs again in the backward pass.
+        notes: What the microbatch has written; the values are beside the arguments.
     """
 
     step: int
@@ -54,15 +59,33 @@ class Forward(NamedTuple):
     before: tuple[int, int | None]
     tail: int | None
     checkpoint: Again | None
+    notes: Notes | None = None
 
 
 class Result(NamedTuple):
-    """What a remote call returned, for the caller. Tensors: those of the result."""
+    """What a remote call returned, for the caller, with `Beside`. Tensors: those of both."""
 
     step: int
     call: CallId
     value: Tree
     differentiable: tuple[bool, ...]
+    notes: Notes | None = None
+
+
+class Beside(NamedTuple):
+    """What goes along with arguments or a result.
+
+    Attributes:
+        written: Values of what the microbatch has written (views.py).
+        variables: Values of context variables (variables.py).
+        tensors: Arguments of the call that were written in place: number, and the values.
+        cells: Containers among the arguments that were written: number, and the change (wire/mutable.py).
+    """
+
+    written: list[Any]
+    variables: list[Any]
+    tensors: list[tuple[int, Any]]
+    cells: list[tuple[int, Any]]
 
 
 class Mode(NamedTuple):
@@ -114,6 +137,7 @@ class Outputs(NamedTuple):
         sources: For each tensor None if it is sent along, else hop and position of a result that the receiver served.
         differentiable: For each tensor whether it requires a gradient.
         tail: For the last owner of a tail call its own hop and the number of its module.
+        notes: What the microbatch has written; the values are beside the value.
     """
 
     step: int
@@ -124,6 +148,7 @@ class Outputs(NamedTuple):
     sources: tuple[tuple[Hop, int] | None, ...]
     differentiable: tuple[bool, ...]
     tail: tuple[Hop, int] | None
+    notes: Notes | None = None
 
 
 class Pick(NamedTuple):
@@ -158,15 +183,83 @@ class Abort(NamedTuple):
     trace: str
 
 
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tree, list[torch.Tensor]]:
-    """Take the tensors out of the arguments of a call."""
+def beside(
+    notes: Notes, written: list[Any], variables: list[Any] | None = None, tensors: Any = (), cells: Any = ()
+) -> tuple[Notes, Beside] | tuple[None, None]:
+    """Return what goes along; None and None if nothing does."""
+    if notes is NOTHING and not (variables or tensors or cells):
+        return None, None
+    return notes, Beside(written, variables or [], list(tensors), list(cells))
+
+
+def pack_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], along: Beside | None = None
+) -> tuple[Tree, list[torch.Tensor]]:
+    """Take the tensors out of the arguments of a call, and of what goes along."""
+    if along is not None:
+        return flatten((args, kwargs, along))
     one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and mark(args[0]) is None
     return flatten(args[0] if one else (args, kwargs))
 
 
-def unpack_arguments(packed: Tree, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Put the tensors back into the arguments of a call."""
+def unpack_arguments(
+    packed: Tree, tensors: Sequence[Any], notes: Notes | None
+) -> tuple[tuple[Any, ...], dict[str, Any], Beside | None]:
+    """Put the tensors back into the arguments of a call, and what goes along."""
     if packed.spec is None:
-        return (tensors[0],), {}
-    args, kwargs = unflatten(packed, tensors)
-    return args, kwargs
+        return (tensors[0],), {}, None
+    args, kwargs, *along = unflatten(packed, tensors)
+    return args, kwargs, along[0] if notes is not None else None
+
+
+class Arguments:
+    """The arguments of a call as they were before it: the owner sees what it writes, and the caller repeats that."""
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], along: Beside | None, tensors: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Look at arguments; with their tensors, on their owner."""
+        inside = (*args, *kwargs.values(), *(() if along is None else along.variables))
+        if torch.is_grad_enabled():  # what a layer adds to a cache stays with it (caches.py)
+            inside = tuple(each for each in inside if not is_cache(each))
+        plain = all(isinstance(each, torch.Tensor) for each in inside)
+        self.cells = [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
+        self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
+
+    def written(self, where: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
+        """Return the tensors and the containers that were written since, each with its number.
+
+        Args:
+            where: Words for the module.
+
+        Raises:
+            StepError: A tensor got another shape.
+        """
+        tensors: list[tuple[int, Any]] = []
+        for number, (tensor, version, shape) in enumerate(self.tensors):
+            if version is not None and tensor._version != version:  # noqa: SLF001
+                if tensor.shape != shape:
+                    raise StepError(f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}")
+                tensors.append((number, tensor))
+        cells = []
+        for number, (cell, before) in enumerate(self.cells):
+            now = mutable.content(cell)
+            if not mutable.same(now, before):
+                cells.append((number, mutable.difference(before, now)))
+        return tensors, cells
+
+    def take(self, tensors: Sequence[torch.Tensor], back: Beside) -> None:
+        """Write what the owner wrote.
+
+        Args:
+            tensors: Those of the arguments.
+            back: What came with the result.
+        """
+        for number, value in back.tensors:
+            tensors[number].copy_(value)
+        for number, change in back.cells:
+            cell, before = self.cells[number]
+            mutable.assign(cell, mutable.restored(before, change))
+
+
+_ARGUMENTS = "Return the new value instead, or place the module with its caller with smp.set_partition."

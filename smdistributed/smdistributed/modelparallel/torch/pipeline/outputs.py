@@ -11,7 +11,7 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
 
 from .caches import hollow
-from .messages import Backward, Hop, NotStarted, Outputs
+from .messages import Backward, Hop, NotStarted, Outputs, beside
 from .port import Port
 from .scheduler import FORWARD
 from .serving import Server, fresh
@@ -49,7 +49,8 @@ class Model:
             result = port.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
-        value, tensors = flatten(hollow(result))
+        given = hollow(result)
+        value, tensors = flatten(given)
         if context.tail is not None:
             sent, context.tail = context.tail, None
             if len(sent) != len(tensors) or any(a is not b for a, b in zip(sent, tensors, strict=True)):
@@ -58,32 +59,32 @@ class Model:
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
                 )
             return result
-        made = [context.produced.get(id(tensor)) for tensor in tensors]
-        made = [
-            entry if entry is not None and entry[0]() is t else None for entry, t in zip(made, tensors, strict=True)
-        ]
-        differentiable = tuple(bool(tensor.requires_grad) for tensor in tensors)
+        views, own = port.scheduler.views, {id(tensor) for tensor in tensors}
+        views.leave((context.microbatch, False))
         for peer in range(port.n):
             if peer == port.me:
                 continue
-            sources = tuple((entry[2], entry[3]) if entry is not None and entry[1] == peer else None for entry in made)
-            sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
-            port.post(
-                peer,
-                Outputs(
-                    port.number,
-                    port.function,
-                    context.microbatch,
-                    number,
-                    value,
-                    sources,
-                    differentiable,
-                    None,
-                ),
-                sent,
-                "outputs of the model",
-                hidden=True,
+            notes, along = beside(*views.pack(context.microbatch, peer, copy=True))
+            if along is not None:
+                value, tensors = flatten((given, along))
+            made = [context.produced.get(id(tensor)) for tensor in tensors]
+            sources = tuple(
+                (entry[2], entry[3]) if entry is not None and entry[0]() is t and entry[1] == peer else None
+                for entry, t in zip(made, tensors, strict=True)
             )
+            outputs = Outputs(
+                port.number,
+                port.function,
+                context.microbatch,
+                number,
+                value,
+                sources,
+                tuple(bool(t.requires_grad) and id(t) in own for t in tensors),
+                None,
+                notes,
+            )
+            sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
+            port.post(peer, outputs, sent, "outputs of the model", hidden=True)
         return result
 
     def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
@@ -97,7 +98,10 @@ class Model:
         if port.me == port.root_rank:
             port.scheduler.wait_at_gate()
             port.order.append(("B", context.microbatch))
+            views = port.scheduler.views
+            views.leave((context.microbatch, False))
             torch.autograd.backward(tensors, grads)
+            views.leave((context.microbatch, False), backward=True)
             return
         own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]
         if not own:
@@ -135,4 +139,11 @@ class Model:
         if message.tail is not None:
             hop, module = message.tail
             self._leaves[message.microbatch, message.number] = (hop, module, leaves)
-        return unflatten(message.value, outputs)
+        result = unflatten(message.value, outputs)
+        if message.notes is not None:
+            result, along = result
+            turn = (message.microbatch, True)
+            port_views = self.port.scheduler.views
+            port_views.unpack(turn, message.notes, along.written, self.port.root_rank)
+            port_views.enter(turn)
+        return result

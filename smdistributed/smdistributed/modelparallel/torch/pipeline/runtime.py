@@ -8,6 +8,7 @@ there, and the context waits (calls.py). The owner runs the module and sends the
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -77,6 +78,8 @@ class Runtime:
             self._dispatch,
             on_thread_start,
             self._announce if peers is not None and self._leads else None,
+            me,
+            lambda number: self.port.modules.title(number),
             leads=self._leads,
             starts=me == 0,
         )
@@ -104,6 +107,7 @@ class Runtime:
         self.port.modules = Modules(root, owner, self.port.me)
         self.port.modules.bind(self.calls.module, self.calls.chain)
         self.port.root_rank = self.port.modules.owner[0]
+        self.scheduler.views.install(self.port.modules.modules, self.port.modules.owner)
         self.scheduler.starts = self.port.me == self.port.root_rank
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
@@ -130,11 +134,17 @@ class Runtime:
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
         step = Step(self.port.number, bodies, capture(), Home(), simple=self.cfg.pipeline == "simple", limit=limit)
         self.scheduler.step = step
+        self.scheduler.views.begin(function)
         try:
             later, self._later = self._later, []
             for item in later:
                 self._dispatch(item)
             self.scheduler.run(step)
+            # torch's own errors may follow from it: a graph that was freed, a tensor that was written.
+            may = step.error is None or type(step.error) is RuntimeError
+            if may and (wrong := self.scheduler.views.conflict()) is not None:
+                wrong.__cause__ = step.error
+                step.error, step.trace = wrong, "".join(traceback.format_exception(wrong))
             if step.error is not None:
                 self._abort(step.error, step.trace)
                 raise step.error
@@ -142,6 +152,7 @@ class Runtime:
         except OSError as error:
             raise StepError(f"a connection of the pipeline was lost: {error}") from error
         finally:
+            self.scheduler.views.end()
             self.scheduler.step = None
             for part in (self.calls, self.server, self.model):
                 part.begin()
@@ -202,7 +213,7 @@ class Runtime:
             case Backward():
                 self.server.accept_backward(message, given)
             case Result():
-                value = (message.value, message.differentiable, given)
+                value = (message.value, message.differentiable, message.notes, given)
                 self.scheduler.answer(("R", message.call), value)
             case Gradients():
                 self.calls.ended(message.call)

@@ -32,6 +32,7 @@ from smdistributed.modelparallel.torch.wire.transport import Item
 from .contexts import Context, Key, Seat, Worker
 from .randomness import Streams, place
 from .threadstate import Applied, Flags, Home
+from .views import Turn, Views
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
 """Why a context is ready: a forward got its answer; a backward; a request; a microbatch."""
@@ -95,6 +96,7 @@ class Scheduler:
     Attributes:
         step: The present step, or None between steps.
         current: The context that runs.
+        views: What each microbatch sees of what modules keep on themselves.
         lost: A peer whose connection has ended. It is an error when something of it is still to come.
         stats: Counts over all steps: changes of threads, and the most microbatches in flight.
     """
@@ -105,6 +107,8 @@ class Scheduler:
         dispatch: Callable[[Item], None],
         on_thread_start: Callable[[], None],
         announce: Callable[[Key], None] | None,
+        me: int,
+        title: Callable[[int], str],
         *,
         leads: bool,
         starts: bool,
@@ -116,10 +120,13 @@ class Scheduler:
             dispatch: What to do with one.
             on_thread_start: Called once in each new thread.
             announce: Tells the peers that follow what runs next; None without such peers.
+            me: Rank in the pipeline.
+            title: Returns words for a module.
             leads: This rank picks by itself.
             starts: This rank owns the root module.
         """
         self.inbox, self.dispatch, self.on_thread_start, self.announce = inbox, dispatch, on_thread_start, announce
+        self.views = Views(me, self.turn, lambda: self.current.key if self.current is not None else (), title)
         self.leads, self.starts = leads, starts
         self.step: Step | None = None
         self.current: Context | None = None
@@ -222,6 +229,11 @@ class Scheduler:
                 worker.seat.wake()
                 worker.join(1)
 
+    @property
+    def home(self) -> Home:
+        """What the thread that called the step has."""
+        return self._now().home
+
     def _now(self) -> Step:
         assert self.step is not None
         return self.step
@@ -265,11 +277,13 @@ class Scheduler:
             context = self._next()
             if context is mine:
                 if stream is not None:
-                    step.streams.resume(stream)
+                    self._resume(step, mine, stream)
                 return
             if context is None:
                 raise StepError("the step failed")
-            stream = stream or step.streams.stop()
+            if stream is None:
+                stream = step.streams.stop()
+                self.views.leave(self._turn_of(mine))
             if context.seat is None and context.inline:
                 if plain is None:
                     plain = step.home.plain()
@@ -288,8 +302,21 @@ class Scheduler:
             self.current = mine
             if step.error is not None:
                 raise StepError("the step failed")
-            step.streams.resume(stream)
+            self._resume(step, mine, stream)
             return
+
+    def _resume(self, step: Step, context: Context, stream: list[torch.Tensor]) -> None:
+        step.streams.resume(stream)
+        self.views.enter(self._turn_of(context))
+
+    def turn(self) -> Turn | None:
+        """Return which microbatch this thread runs, if it does."""
+        context = self.current
+        running = context is not None and context.seat is not None and context.seat.ident == threading.get_ident()
+        return self._turn_of(context) if running and context is not None else None
+
+    def _turn_of(self, context: Context) -> Turn:
+        return context.microbatch, context.key[0] == START and not self.starts
 
     def _new_seat(self) -> Seat:
         worker = Worker(self._base, self.on_thread_start)
@@ -306,9 +333,12 @@ class Scheduler:
         self._now().streams.start(context.place)
         if foreign:
             home.enter()
+        turn = self._turn_of(context)
         try:
+            self.views.enter(turn)
             with Applied(context.flags):
-                context.body()
+                home.variables.copy().run(context.body)
+            self.views.leave(turn, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
         finally:
@@ -394,6 +424,7 @@ class Scheduler:
         step.started += 1
         step.early.discard(microbatch)
         step.eager = False
+        self.views.forget(microbatch - step.limit)
         self.stats["max_live"] = max(self.stats["max_live"], step.started - step.finished)
 
         def body() -> None:

@@ -9,14 +9,17 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import Tree, flatten
 
+from . import variables
 from .contexts import Context
 from .messages import (
+    Arguments,
     Backward,
     Forward,
     Gradients,
     Hop,
     Outputs,
     Result,
+    beside,
     pack_arguments,
     unpack_arguments,
 )
@@ -25,6 +28,7 @@ from .port import Port
 from .randomness import place
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
+from .views import NOTHING, Notes
 
 
 class Fresh(torch.autograd.Function):
@@ -111,30 +115,55 @@ class Server:
         return hop in self._saved
 
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        port = self.port
+        port, views = self.port, self.port.scheduler.views
         port.order.append(("F", message.microbatch))
         port.arrived(tensors)
         inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
-        result, following = self._run(message, *unpack_arguments(message.arguments, given))
-        value, results = flatten(result)
+        args, kwargs, along = unpack_arguments(message.arguments, given, message.notes)
+        turn, notes = (message.microbatch, False), message.notes or NOTHING
+        if along is not None:
+            views.unpack(turn, notes, along.written, message.before[0])
+            views.enter(turn)
+            variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
+        before = Arguments(args, kwargs, along, given)
+        result, following = self._run(message, args, kwargs)
+        views.leave(turn)
+        if message.before[1] is None:
+            wrote = before.written(port.modules.title(message.module))
+        else:  # what came before in the chain is nobody's argument
+            wrote = ([], []) if along is None else (along.tensors, along.cells)
+        if following is None:
+            held = notes.held if message.tail is None else frozenset()
+            news, written = views.pack(message.microbatch, message.call[0], held=held)
+            if along is not None and message.segment is None:
+                unread = views.unread(turn, notes, along.written)
+                news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
+            note, back = beside(news, written, None, *wrote)
+            value, results = flatten(result if back is None else (result, back))
+        else:
+            owner = port.modules.chains[message.module][following].owner
+            news, onward = views.pack(message.microbatch, owner)
+            if message.notes is not None:
+                news = news._replace(variables=notes.variables, hooked=notes.hooked, held=notes.held)
+            note, back = beside(news, onward, [] if along is None else along.variables, *wrote)
+            value, results = pack_arguments((result,), {}, back)
         differentiable = tuple(bool(t.requires_grad) for t in results)
         if any(differentiable):
             saved = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)
             self._saved[message.call, message.segment] = saved
         if following is None:
-            self._answer(message, value, results, differentiable)
+            self._answer(message, value, results, differentiable, note)
             return
-        if value.spec is not None:
-            value, results = pack_arguments((result,), {})
         port.post(
-            port.modules.chains[message.module][following].owner,
+            owner,
             message._replace(
                 segment=following,
                 place=place(message.place, following),
                 arguments=value,
                 needs=differentiable,
                 before=(port.me, message.segment),
+                notes=note,
             ),
             results,
             f"result of module {port.modules.title(message.module)}",
@@ -158,13 +187,18 @@ class Server:
         return result, following if following < len(segments) else None
 
     def _answer(
-        self, message: Forward, value: Tree, results: list[torch.Tensor], differentiable: tuple[bool, ...]
+        self,
+        message: Forward,
+        value: Tree,
+        results: list[torch.Tensor],
+        differentiable: tuple[bool, ...],
+        notes: Notes | None,
     ) -> None:
         """Send a result to the caller; if it is the model's, also to every other rank."""
         port, caller = self.port, message.call[0]
         hop = (message.call, message.segment)
         title = f"result of module {port.modules.title(message.module)}"
-        port.post(caller, Result(port.number, message.call, value, differentiable), results, title)
+        port.post(caller, Result(port.number, message.call, value, differentiable, notes), results, title)
         if message.tail is not None:
             outputs = Outputs(
                 port.number,
@@ -175,6 +209,7 @@ class Server:
                 (None,) * len(results),
                 differentiable,
                 None,
+                notes,
             )
             for peer in range(port.n):
                 if peer == port.me:

@@ -6,6 +6,7 @@ Function modes cannot travel: a served call runs under those of the serving rank
 
 from __future__ import annotations
 
+import contextvars
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -84,10 +85,14 @@ class Applied:
 
 
 class Home:
-    """What else the thread that called the step has: function modes, CUDA device and stream. Others take it over."""
+    """What else the thread that called the step has: context variables, function modes, CUDA device and stream.
+
+    Others take it over.
+    """
 
     def __init__(self) -> None:
         """Take it from this thread."""
+        self.variables = contextvars.copy_context()
         self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
         initialized: bool = _cuda.is_initialized()
         self.stream = torch.cuda.current_stream() if initialized else None

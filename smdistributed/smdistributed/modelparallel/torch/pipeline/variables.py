@@ -1,0 +1,66 @@
+"""Context variables that a microbatch has set: a remote call takes them along.
+
+Hugging Face collects hidden states, attentions and the logits of routers so: hooks on the layers append to a list that
+a context variable of the model has. It sets these hooks when a model that collects runs for the first time, so a rank
+that owns such layers is told to set its own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+_COLLECTOR = ("transformers.utils.output_capturing", "_active_collector")
+_HOOKED = "_output_capturing_hooks_installed"
+
+
+def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
+    """Return the names and values of variables that differ from another context's. One without a name stays."""
+    found = []
+    for variable, value in contextvars.copy_context().items():
+        name = None if base.get(variable, base) is value else _name(variable)
+        if name is not None and (name != _COLLECTOR or value):
+            found.append((name, value))
+    return found
+
+
+def collects(names: Sequence[tuple[str, str]]) -> bool:
+    """Return whether Hugging Face's collector is one of the names."""
+    return _COLLECTOR in names
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether one of a module's hooks is Hugging Face's."""
+    return any(getattr(hook, "__module__", None) == _COLLECTOR[0] for hook in module._forward_hooks.values())  # noqa: SLF001
+
+
+def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
+    """Return the numbers of the models that have set their hooks."""
+    return tuple(number for number, module in enumerate(modules) if module.__dict__.get(_HOOKED))
+
+
+def put(names: Sequence[tuple[str, str]], values: Sequence[Any], models: Sequence[nn.Module]) -> None:
+    """Set variables in the present context, and the hooks of models."""
+    for (module, name), value in zip(names, values, strict=True):
+        getattr(importlib.import_module(module), name).set(value)
+    for model in models:
+        importlib.import_module(_COLLECTOR[0]).maybe_install_capturing_hooks(model)
+
+
+@functools.lru_cache(1024)
+def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
+    """Return the module and the name in it under which every rank finds a variable."""
+    collector = getattr(sys.modules.get(_COLLECTOR[0]), _COLLECTOR[1], None)
+    if getattr(collector, "context_var", None) is variable:
+        return _COLLECTOR
+    for module, content in list(sys.modules.items()):
+        for name, value in list(getattr(content, "__dict__", {}).items()):
+            if value is variable:
+                return module, name
+    return None

@@ -1,0 +1,789 @@
+"""What modules keep on themselves: each microbatch sees what one process would.
+
+Microbatches interleave on a rank, and a microbatch goes from rank to rank. So what is written to an attribute of a
+module, or into a container that one holds, belongs to the microbatch that wrote it. It goes along when the microbatch
+goes to another rank. Who has not written sees what the microbatch before wrote, as if they had run in turn. If that is
+written again after it was seen, the step ends with an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from smdistributed.modelparallel.torch.exceptions import StepError
+from smdistributed.modelparallel.torch.wire import mutable
+from smdistributed.modelparallel.torch.wire.nested import dumps, flatten
+
+from . import variables
+
+__all__ = ["NOTHING", "Notes", "Turn", "Views"]
+
+_FIRST_STEPS = 3
+"""Steps of each step function in which all containers are compared; later only those that changed in these."""
+
+_PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
+    "forward",
+    "_orig_forward",
+    "_call_impl",
+    "_apply",
+    "_output_capturing_hooks_installed",
+}
+"""Attributes of torch, of this library, and of Hugging Face's hooks (variables.py)."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NUMBERS = (int, float, complex)
+_PLAIN = (*_NUMBERS, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+Key = tuple[Any, ...]
+"""Number of a module and name of an attribute, and for a container the way to it."""
+Turn = tuple[int, bool]
+"""A microbatch, and whether it is the script's copy of it on another rank than the root's."""
+
+
+class _Mark:
+    """A value that is none."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __reduce__(self) -> str:
+        return "MISSING" if self is MISSING else "UNSENT"
+
+
+MISSING, UNSENT = _Mark("missing"), _Mark("unsent")
+
+
+Stamp = tuple[int, int]
+"""The rank that wrote, and the number of the write on it."""
+
+
+class Notes(NamedTuple):
+    """What is said of the writes that go to another rank. Their values go beside it.
+
+    Attributes:
+        writes: What was written, in the order of the values, and by which microbatch.
+        held: What the caller had written when it called.
+        wanted: What was read on other ranks than those that wrote it.
+        variables: Names of the context variables whose values go along.
+        hooked: Numbers of Hugging Face's models whose outputs are captured.
+        idle: With a result: numbers of the tensors that came with the call and were not read.
+    """
+
+    writes: tuple[tuple[Key, Stamp, int], ...] = ()
+    held: frozenset[Stamp] = frozenset()
+    wanted: tuple[Key, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    hooked: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+
+
+NOTHING = Notes()
+
+
+_AFTER: Turn = (1 << 60, False)
+"""After all microbatches."""
+
+
+class _Version:
+    """What one microbatch wrote, and what it read.
+
+    Attributes:
+        value: What it wrote last.
+        time: When, on this rank.
+        reads: How often it read.
+        own: How often it wrote on this rank.
+        writes: How often it wrote, on any.
+        through: Whether it read what an earlier one wrote.
+        seen: What that was.
+        looked: When it first read that.
+        fetched: Whether the value came from another rank, and was read.
+        writer: What wrote it: a run of the step function, or a served call.
+    """
+
+    __slots__ = ("fetched", "looked", "own", "reads", "seen", "through", "time", "value", "writer", "writes")
+
+    def __init__(self) -> None:
+        self.value: Any = MISSING
+        self.seen: Any = MISSING
+        self.through = self.fetched = False
+        self.writer: Any = None
+        self.looked = self.time = self.reads = self.own = self.writes = 0
+
+
+class _Slot:
+    """One attribute or container, and who wrote what to it in this step."""
+
+    __slots__ = ("base", "in_place", "installed", "key", "turns", "where")
+
+    def __init__(self, key: Key, where: Any, base: Any) -> None:
+        self.key, self.where, self.base, self.in_place = key, where, base, False
+        self.turns: dict[Turn, _Version] = {}
+        self.installed = base
+
+    def counts(self) -> bool:
+        """Return whether it is a number that microbatches only add to, and do not use."""
+        here = [version for version in self.turns.values() if version.reads or version.own]
+        return bool(here) and all(
+            version.reads == version.own and type(version.value) in _NUMBERS and type(version.seen) in _NUMBERS
+            for version in here
+        )
+
+    def last(self) -> Any:
+        """Return the value after the step."""
+        if len(self.key) > 2:
+            newest: dict[int, _Version] = {}
+            for (number, _), version in sorted(self.turns.items()):
+                if version.writes and version.value is not MISSING:
+                    held = newest.setdefault(number, version)
+                    newest[number] = max(held, version, key=lambda each: each.time)
+            return _added(self.base, list(newest.values())) if newest else self.base
+        if len(self.key) == 2 and self.counts():
+            return sum((version.value - version.seen for version in self.turns.values() if version.own), self.base)
+        return self.find(_AFTER)[1]
+
+    def find(self, turn: Turn, *, own: bool = True) -> tuple[Turn | None, Any]:
+        """Return who wrote what a microbatch sees, and the value.
+
+        Args:
+            turn: The microbatch.
+            own: Or what it would see without what it wrote itself.
+        """
+        mine = self.turns.get(turn) if own else None
+        if mine is not None and mine.writes:
+            return turn, mine.value
+        best: tuple[int, int, Turn] | None = None
+        for other, version in self.turns.items():
+            if version.writes and other[0] < turn[0]:
+                found = (other[0], version.time, other)
+                best = found if best is None else max(best, found)
+        if best is None:
+            return None, self.base
+        value = self.turns[best[2]].value
+        return best[2], value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
+
+
+class _Attribute:
+    """Stands in a class for an attribute that some object of it writes in a step."""
+
+    def __init__(self, name: str, default: Any) -> None:
+        self.name, self.default = name, default
+
+    def __get__(self, module: Any, _: Any = None) -> Any:
+        name = self.name
+        if module is not None:
+            slot = _slots.get((id(module), name)) if _slots else None
+            value = UNSENT if slot is None or _views is None else _views.read(slot)
+            if value is UNSENT:
+                own = module.__dict__
+                for kind in (own, *(own.get(each, {}) for each in ("_parameters", "_buffers", "_modules"))):
+                    if name in kind:
+                        return kind[name]
+            elif value is not MISSING:
+                return value
+        if self.default is MISSING:
+            raise AttributeError(f"{name!r} is not set")
+        bind = getattr(self.default, "__get__", None)
+        return self.default if bind is None else bind(module, _)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        module.__dict__[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        if self.name not in module.__dict__:
+            raise AttributeError(self.name)
+        del module.__dict__[self.name]
+
+
+_slots: dict[tuple[int, str], _Slot] = {}
+"""The attributes that were written in the present step, by module and name."""
+_views: Views | None = None
+_setattr, _delattr = nn.Module.__setattr__, nn.Module.__delattr__
+
+
+def _set(module: nn.Module, name: str, value: Any) -> None:
+    if _views is not None and name not in _PRIVATE:
+        _views.write(module, name, value)
+    else:
+        _setattr(module, name, value)
+
+
+def _delete(module: nn.Module, name: str) -> None:
+    before = _views
+    slot = None if before is None else before.slot(module, name)
+    _delattr(module, name)
+    if before is not None and slot is not None:
+        before.note(slot, MISSING)
+
+
+class Views:
+    """The views of a rank's microbatches.
+
+    Attributes:
+        turn: The microbatch that this thread runs; None: none.
+    """
+
+    def __init__(
+        self, me: int, turn: Callable[[], Turn | None], here: Callable[[], Key], title: Callable[[int], str]
+    ) -> None:
+        """Make the views of a rank.
+
+        Args:
+            me: Rank in the pipeline.
+            turn: Returns which microbatch runs on this thread.
+            here: Returns which run of the step function or which served call it is.
+            title: Returns words for a module.
+        """
+        self.me, self.turn, self.here, self.title = me, turn, here, title
+        self._modules: list[nn.Module] = []
+        self._numbers: dict[int, int] = {}
+        self._owner: list[int] = []
+        self._time = itertools.count(1)
+        self._steps: dict[str, int] = {}
+        self._learns = True
+        self._hot: set[Key] = set()
+        self._shared: set[Key] = set()
+        self._wanted: set[Key] = set()
+        self._told: dict[int, int] = {}
+        self._cells: dict[int, _Slot] = {}
+        self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
+        self._hooks: dict[int, int] = {}
+        self._replaced: dict[tuple[type, str], Any] = {}
+        self._log: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
+        self._known: dict[tuple[int, bool], set[Stamp]] = {}
+
+    def install(self, modules: list[nn.Module], owner: list[int]) -> None:
+        """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
+        self._modules, self._owner = modules, owner
+        self._numbers = {id(module): number for number, module in enumerate(modules)}
+        for known in (self._steps, self._hot, self._shared, self._wanted, self._told):
+            known.clear()
+        # Those that a module writes in place in a training pass and reads in an evaluation.
+        self._hot.update(
+            (number, name)
+            for number, module in enumerate(modules)
+            if owner[number] == self.me and isinstance(module, nn.modules.batchnorm._NormBase)  # noqa: SLF001
+            for name, buffer in module._buffers.items()  # noqa: SLF001
+            if buffer is not None
+        )
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def begin(self, function: str) -> None:
+        """Begin a step."""
+        global _views
+        steps = self._steps[function] = self._steps.get(function, 0) + 1
+        self._learns = steps <= _FIRST_STEPS
+        found = self._look() if self._learns else ((key, self._resolve(key)) for key in self._hot if len(key) > 2)
+        self._cells = {id(cell): _Slot(key, cell, mutable.content(cell)) for key, cell in found if cell is not None}
+        for key in self._hot:
+            if len(key) == 2:
+                self._slot(self._modules[key[0]], key)
+        self._hooks = {n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me}
+        self._buffers = [
+            (number, name, buffer, buffer._version)  # noqa: SLF001
+            for number, module in enumerate(self._modules)
+            if self._owner[number] == self.me
+            for name, buffer in module.__dict__["_buffers"].items()
+            if buffer is not None and not buffer.is_inference() and (self._learns or (number, name) in self._hot)
+        ]
+        _views = self
+        nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
+
+    def end(self) -> None:
+        """End a step: what the last microbatch sees stays."""
+        global _views
+        nn.Module.__setattr__, nn.Module.__delattr__ = _setattr, _delattr  # type: ignore[method-assign]
+        _views = None
+        for slot in _slots.values():
+            self._hot.add(slot.key)
+            if slot.turns:
+                _put(slot.where, slot.key[1], slot.last())
+        for slot in self._cells.values():
+            if slot.turns and slot.key[2] != _NEW:
+                self._hot.add(slot.key)
+                mutable.assign(slot.where, slot.last())
+        for (kind, name), default in self._replaced.items():
+            if default is MISSING:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, default)
+        self._replaced.clear()
+        _slots.clear()
+        self._cells.clear()
+        self._log.clear()
+        self._known.clear()
+
+    def forget(self, before: int) -> None:
+        """Free what microbatches wrote that have ended and had a successor; they are those before a number."""
+        for slot in (*_slots.values(), *self._cells.values()):
+            ended = sorted(turn for turn, version in slot.turns.items() if version.writes and turn[0] < before)
+            for turn in ended:
+                if turn[0] < ended[-1][0] and _differentiable(slot.turns[turn].value):
+                    slot.turns[turn].value, slot.turns[turn].through = MISSING, False
+        for number, log in self._log.items():
+            for key in [key for key, (_, value) in log.items() if number < before and _differentiable(value)]:
+                del log[key]
+
+    def leave(self, turn: Turn, *, backward: bool = False) -> None:
+        """Note what a microbatch wrote in place, before another one runs or it goes to another rank.
+
+        Args:
+            turn: The microbatch.
+            backward: It was a backward pass: buffers that this writes again, as it runs a forward again, do not count.
+        """
+        if not self._cells and not self._buffers:
+            return
+        backward = backward or _in_backward()
+        for place, (number, name, buffer, version) in enumerate(self._buffers):
+            if buffer._version != version:  # noqa: SLF001
+                self._buffers[place] = (number, name, buffer, buffer._version)  # noqa: SLF001
+                module = self._modules[number]
+                # torch does not count what batch normalization writes.
+                names = tuple(module.__dict__["_buffers"]) if name == "num_batches_tracked" else (name,)
+                for each in () if backward else names:
+                    now = module.__dict__["_buffers"][each]
+                    if each != name or now is buffer:
+                        slot = self._slot(module, (number, each))
+                        slot.in_place = True
+                        self._note(slot, turn, now)
+        for slot in list(self._cells.values()):
+            now = mutable.content(slot.where)
+            if mutable.same(now, slot.installed):
+                continue
+            slot.installed = now
+            self._note(slot, turn, now)
+            self._watch(slot.key, now if isinstance(now, list) else list(now.values()))
+            holder = _slots.get((id(self._modules[slot.key[0]]), slot.key[1])) if slot.key[2] == _NEW else None
+            if holder is not None:
+                self._note(holder, turn, holder.find(turn)[1])
+
+    def _watch(self, key: Key, value: Any) -> None:
+        """Look at the containers in a value that is new."""
+        for cell in itertools.islice(mutable.cells(value, _package(self._modules[key[0]])), _MOST):
+            self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
+
+    def enter(self, turn: Turn) -> None:
+        """Put into the containers what a microbatch sees."""
+        for slot in self._cells.values():
+            if slot.turns:
+                value = slot.find(turn)[1]
+                if value is not slot.installed:
+                    mutable.assign(slot.where, value)
+                    slot.installed = value
+
+    # ---- attributes --------------------------------------------------------------------------------------------------
+
+    def slot(self, module: nn.Module, name: str) -> _Slot | None:
+        """Return the place of an attribute; None: it is no business of the views."""
+        found = _slots.get((id(module), name))
+        if found is None:
+            number = self._numbers.get(id(module))
+            if number is None or name in _PRIVATE or self.turn() is None:
+                return None
+            if hasattr(getattr(type(module), name, None), "__set__"):
+                return None  # a property: what it sets is an attribute of its own
+            found = self._slot(module, (number, name))
+        return found
+
+    def _slot(self, module: nn.Module, key: Key) -> _Slot:
+        kind, name = type(module), key[1]
+        if (kind, name) not in self._replaced:
+            default = inspect.getattr_static(kind, name, MISSING)
+            default = default.default if isinstance(default, _Attribute) else default
+            self._replaced[kind, name] = kind.__dict__.get(name, MISSING)
+            setattr(kind, name, _Attribute(name, default))
+        return _slots.setdefault((id(module), name), _Slot(key, module, _physical(module, name)))
+
+    def hooks_of(self, number: int) -> int:
+        """Return how many hooks a module has."""
+        own = self._modules[number].__dict__
+        return sum(len(own[kind]) for kind in _HOOKS)
+
+    def check_hooks(self, number: int) -> None:
+        """Refuse a hook that was set in this step on a module of another rank, which does not have it."""
+        if self.hooks_of(number) != self._hooks[number] and not variables.is_hooked(self._modules[number]):
+            raise StepError(
+                f"a hook was registered in a step on module {self.title(number)}, which is on another partition, where "
+                "it would not run\nRegister it before the step on all ranks, or place it with smp.set_partition."
+            )
+
+    def write(self, module: nn.Module, name: str, value: Any) -> None:
+        """Set an attribute."""
+        own = module.__dict__
+        if isinstance(value, nn.Module | nn.Parameter) or name in own["_parameters"] or name in own["_modules"]:
+            _setattr(module, name, value)
+            return
+        new = (id(module), name) not in _slots
+        slot = self.slot(module, name)
+        if slot is not None and name in own["_buffers"] and self._owner[slot.key[0]] != self.me:
+            raise StepError(
+                f"{self._title(slot)} is a buffer on another partition, where it would not change\n{_REMEDY}"
+            )
+        _setattr(module, name, value)
+        if slot is not None:
+            if new and type(value) in _NUMBERS and type(slot.base) in _NUMBERS:
+                self.read(slot)  # that could not be seen: it counts, most likely
+            self.note(slot, _physical(module, name))
+            self._watch(slot.key, value)
+
+    def read(self, slot: _Slot) -> Any:
+        """Return what the running microbatch sees; UNSENT: none runs on this thread."""
+        turn = self.turn()
+        if turn is None:
+            return UNSENT
+        source, value = slot.find(turn)
+        version = slot.turns.get(turn)
+        if version is None:
+            version = slot.turns[turn] = _Version()
+        if source != turn and not version.through:
+            version.through, version.seen, version.looked = True, value, next(self._time)
+        version.reads += 1
+        version.fetched = True
+        if slot.in_place and not _in_backward():
+            for later, other in slot.turns.items():
+                if later[0] > turn[0] and later[1] == turn[1] and other.writes:
+                    raise self._error(slot, later[0], turn[0], "before")
+        if source is not None and slot.turns[source].writer != self.here():
+            self._wanted.add(slot.key)
+        if value is UNSENT:
+            raise StepError(
+                f"{self._title(slot)} was set on another partition: it cannot be sent, or was not read on this one in "
+                f"the first steps\n{_REMEDY}"
+            )
+        return value
+
+    def note(self, slot: _Slot, value: Any) -> None:
+        """Note what the running microbatch wrote."""
+        turn = self.turn()
+        if turn is not None:
+            self._note(slot, turn, value)
+
+    def _note(self, slot: _Slot, turn: Turn, value: Any, stamp: Stamp | None = None) -> None:
+        version = slot.turns.setdefault(turn, _Version())
+        if len(slot.key) > 2 and not version.writes:
+            version.through, version.seen = True, slot.find(turn)[1]
+        version.value, version.time, version.writes = value, next(self._time), version.writes + 1
+        version.own += stamp is None
+        version.writer = self.here() if stamp is None else stamp
+        if not turn[1]:
+            self._log.setdefault(turn[0], {})[slot.key] = stamp or (self.me, version.time), value
+        # A switch may be put back before the microbatch ends, and then all is well: conflict() looks again.
+        wrong = None if isinstance(value, bool | str | _Mark | None) else self._conflict(slot)
+        if wrong is not None:
+            raise wrong
+
+    def conflict(self) -> StepError | None:
+        """Return what is wrong: a microbatch saw what an earlier one wrote again afterwards."""
+        return next(filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None)
+
+    def _conflict(self, slot: _Slot) -> StepError | None:
+        if len(slot.turns) > 1:
+            for turn, version in slot.turns.items():
+                if not version.through:
+                    continue
+                earlier = [(*key, each) for key, each in slot.turns.items() if each.writes and key[0] < turn[0]]
+                if slot.in_place:
+                    wrong = any(each.time > version.looked and copy == turn[1] for _, copy, each in earlier)
+                elif len(slot.key) > 2:
+                    now = slot.find(turn, own=False)[1]
+                    wrong = not mutable.same(now, version.seen) and _shares(version.value, version.seen, slot.base)
+                else:
+                    wrong = not _equal(slot.find(turn, own=False)[1], version.seen)
+                if wrong and not slot.counts():
+                    return self._error(slot, max(number for number, *_ in earlier), turn[0], "after")
+        return None
+
+    def _error(self, slot: _Slot, writer: int, reader: int, when: str) -> StepError:
+        return StepError(
+            f"{self._title(slot)} was written by microbatch {writer} {when} microbatch {reader} read it\n{_REMEDY}"
+        )
+
+    def _title(self, slot: _Slot) -> str:
+        return f"attribute {slot.key[1]!r} of module {self.title(slot.key[0])}"
+
+    # ---- other ranks -------------------------------------------------------------------------------------------------
+
+    def held(self, microbatch: int) -> frozenset[Stamp]:
+        """Return the stamps of what a microbatch has written so far, as this rank knows."""
+        return frozenset(stamp for stamp, _ in self._log.get(microbatch, {}).values())
+
+    def pack(
+        self, microbatch: int, peer: int, *, copy: bool = False, held: frozenset[Stamp] | None = None
+    ) -> tuple[Notes, list[Any]]:
+        """Return what another rank has to know of a microbatch.
+
+        Args:
+            microbatch: The microbatch.
+            peer: The other rank.
+            copy: It is for the script's copy of the microbatch there.
+            held: What that rank has already; None: what was sent to it, but for tensors with a gradient.
+        """
+        if not copy:
+            self._share((microbatch, False))
+        wanted: tuple[Key, ...] = ()
+        if self._told.get(peer, 0) < len(self._wanted):
+            self._told[peer], wanted = len(self._wanted), tuple(self._wanted)
+        if not self._log:
+            return NOTHING._replace(wanted=wanted) if wanted else NOTHING, []
+        known = self._known.setdefault((peer, copy), set())
+        writes, values = [], []
+        for number in [microbatch] if copy else sorted(each for each in self._log if each <= microbatch):
+            for key, (stamp, value) in self._log[number].items() if number in self._log else ():
+                if self._stays(key):
+                    continue
+                has = stamp in (known if held is None or number < microbatch else held)
+                if has and (number < microbatch or held is not None or copy or not _differentiable(value)):
+                    continue
+                if number < microbatch and _differentiable(value):
+                    continue
+                idle = not self._learns and len(key) == 2 and key not in self._wanted and not isinstance(value, _PLAIN)
+                if idle and has:
+                    continue
+                known.add(stamp)
+                writes.append((key, stamp, number))
+                values.append(UNSENT if idle or not _sendable(value) else value)
+        if not writes and not wanted and held is None and microbatch not in self._log:
+            return NOTHING, []
+        return Notes(tuple(writes), self.held(microbatch), wanted), values
+
+    def _share(self, turn: Turn) -> None:
+        """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
+        for slot in self._cells.values() if self._shared else ():
+            if slot.key in self._shared and turn not in slot.turns and all(map(_lasts, _items(slot.installed))):
+                self._note(slot, turn, slot.installed)
+
+    def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
+        """Note what another rank wrote."""
+        self._wanted.update(notes.wanted)
+        known = self._known.setdefault((peer, turn[1]), set())
+        for (key, stamp, number), value in zip(notes.writes, values, strict=True):
+            known.add(stamp)
+            turn = (number, turn[1])
+            where = self._resolve(key)
+            if where is None:
+                continue
+            if len(key) == 2:
+                slot = self.slot(where, key[1])
+                if slot is not None:
+                    if value is not UNSENT:
+                        _put(where, key[1], value)
+                    self._note(slot, turn, value, stamp)
+                    slot.turns[turn].fetched = False
+                    self._watch(key, value)
+                continue
+            cell = self._cells.get(id(where))
+            if cell is None:
+                cell = self._cells[id(where)] = _Slot(key, where, mutable.content(where))
+            mutable.assign(where, value)
+            cell.installed = value
+            self._note(cell, turn, value, stamp)
+
+    def written(self, microbatch: int) -> dict[Key, tuple[Stamp, Any]]:
+        """Return what a microbatch has written so far."""
+        return dict(self._log.get(microbatch, ()))
+
+    def restore(self, turn: Turn, before: Mapping[Key, tuple[Stamp, Any]]) -> None:
+        """Put back, after a remote call, what that did not write: a call back to this rank brought copies of it."""
+        log = self._log.get(turn[0], {})
+        for key, (stamp, value) in before.items():
+            if log[key][0] != stamp or log[key][1] is value:
+                continue
+            log[key] = stamp, value
+            where = self._resolve(key)
+            slot = _slots.get((id(where), key[1])) if len(key) == 2 else self._cells.get(id(where))
+            if slot is not None:
+                slot.turns[turn].value = slot.installed = value
+                if len(key) == 2:
+                    _put(where, key[1], value)
+                else:
+                    mutable.assign(where, value)
+
+    def unread(self, turn: Turn, notes: Notes, values: Sequence[Any]) -> set[int]:
+        """Return the identities of the tensors in values that came from another rank, and were not read since."""
+        found: set[int] = set()
+        for (key, _, number), value in zip(notes.writes, values, strict=True):
+            slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 and number == turn[0] else None
+            version = None if slot is None else slot.turns.get(turn)
+            if version is not None and not version.fetched and not isinstance(value, _PLAIN):
+                found.update(map(id, flatten(value)[1]))
+        return found
+
+    def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
+        """Note what another rank has read of what was sent to it."""
+        for (key, _, _), value in zip(notes.writes, values, strict=True):
+            slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 else None
+            if slot is not None and turn in slot.turns and not isinstance(value, _PLAIN):
+                slot.turns[turn].fetched |= any(id(each) not in idle for each in flatten(value)[1])
+
+    def _stays(self, key: Key) -> bool:
+        """Return whether a write is no business of other ranks."""
+        if len(key) > 2:
+            return bool(key[2] == _NEW)
+        return key[1] in self._modules[key[0]].__dict__["_buffers"]
+
+    def _resolve(self, key: Key) -> Any:
+        """Return the module or the container of a key."""
+        module = self._modules[key[0]]
+        if len(key) == 2:
+            return module
+        for name, value in _roots(module):
+            if name == key[1]:
+                return next(itertools.islice(mutable.cells(value, _package(module)), key[2], None), None)
+        return None
+
+    def _look(self) -> Iterator[tuple[Key, Any]]:
+        """Yield the containers that modules hold, each once."""
+        seen: dict[int, tuple[int, Key]] = {}
+        for number, module in enumerate(self._modules):
+            for name, value in _roots(module):
+                for place, cell in enumerate(itertools.islice(mutable.cells(value, _package(module)), _MOST)):
+                    owner, key = seen.setdefault(id(cell), (self._owner[number], (number, name, place)))
+                    if owner != self._owner[number]:
+                        self._shared.add(key)
+                    elif key == (number, name, place):
+                        yield key, cell
+
+
+_NEW = "new"
+"""In the place of the way to a container that was made in the present step: it goes along with its attribute."""
+_MOST = 256
+"""The most containers that are looked at in one attribute."""
+_REMEDY = (
+    'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one after another. Or place '
+    "the modules that use it on one partition with smp.set_partition."
+)
+
+
+def _package(module: nn.Module) -> str:
+    return type(module).__module__.partition(".")[0]
+
+
+def _roots(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield what a module holds, with names: its attributes, and what its hooks have in hand."""
+    for name, value in list(module.__dict__.items()):
+        if name not in _PRIVATE and not name.startswith("_smp"):
+            yield name, value
+    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
+    code = getattr(forward, "__code__", None)
+    for name in () if code is None else code.co_names:
+        value = forward.__globals__.get(name)
+        if type(value) in (list, dict, set):
+            yield f"globals()[{name}]", value
+    for kind in _HOOKS:
+        for number, hook in enumerate(list(module.__dict__[kind].values())):
+            holder = getattr(hook, "__self__", None)
+            if isinstance(holder, nn.Module):
+                holder = tuple(value for name, value in holder.__dict__.items() if name not in _PRIVATE)
+            held = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
+            held += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if _full(cell)]
+            yield f"{kind}[{number}]", tuple(held)
+
+
+def _physical(module: nn.Module, name: str) -> Any:
+    own = module.__dict__
+    return own[name] if name in own else own["_buffers"].get(name, MISSING)
+
+
+def _put(module: nn.Module, name: str, value: Any) -> None:
+    own = module.__dict__
+    if name in own["_buffers"]:
+        own["_buffers"][name] = value
+    elif value is MISSING:
+        own.pop(name, None)
+    elif value is not UNSENT:
+        own[name] = value
+
+
+def _full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (
+            one.shape == other.shape and one.dtype == other.dtype and not one.requires_grad and torch.equal(one, other)
+        )
+    return type(one) is type(other) and isinstance(one, (*_PLAIN, tuple)) and one == other
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
+
+
+def _items(value: Any) -> Any:
+    return value if isinstance(value, list) else value.values()
+
+
+def _lasts(item: Any) -> bool:
+    """Return whether an item is of use to another microbatch, or in another step."""
+    return isinstance(item, _PLAIN) or (isinstance(item, torch.Tensor) and not item.requires_grad)
+
+
+def _carried(value: Any, base: Any) -> Any:
+    """Return a content without what only its own microbatch can use: tensors whose gradients belong to its backward."""
+    old = {id(item) for item in _items(base)}
+
+    def stays(item: Any) -> bool:
+        return not isinstance(item, torch.Tensor) or not item.requires_grad or id(item) in old
+
+    if all(map(stays, _items(value))):
+        return value
+    if isinstance(value, list):
+        return [item for item in value if stays(item)]
+    return {key: item for key, item in value.items() if stays(item)}
+
+
+def _shares(value: Any, before: Any, base: Any) -> bool:
+    """Return whether a content was made from another one: it has an item that was new in that, and no number."""
+    old = {id(item) for item in _items(base)}
+    new = {id(item) for item in _items(before) if id(item) not in old and not isinstance(item, _PLAIN)}
+    return any(id(item) in new for item in _items(value))
+
+
+def _added(base: Any, versions: Sequence[_Version]) -> Any:
+    """Return the content after several writers: numbers add up, and what each appended stays."""
+    value = versions[-1].value
+    if isinstance(value, list):
+        if all(mutable.same(each.value[: len(each.seen)], each.seen) for each in versions):
+            return [*base, *(item for each in versions for item in each.value[len(each.seen) :])]
+        return value
+
+    def number(content: Any, key: Any) -> Any:
+        found = content.get(key, 0)
+        return found if type(found) in _NUMBERS else None
+
+    total = dict(value)
+    for key in [key for key, item in value.items() if type(item) in _NUMBERS]:
+        parts = [number(base, key)]
+        for each in versions:
+            ours, theirs = number(each.value, key), number(each.seen, key)
+            parts.append(None if ours is None or theirs is None else ours - theirs)
+        if None not in parts:
+            total[key] = sum(parts)
+    return total
+
+
+def _differentiable(value: Any) -> bool:
+    return not isinstance(value, _PLAIN) and any(t.requires_grad for t in flatten(value)[1])
+
+
+def _sendable(value: Any) -> bool:
+    if isinstance(value, (*_PLAIN, _Mark)) or type(value) in (torch.Tensor, nn.Parameter):
+        return True
+    try:
+        dumps(flatten(value)[0])
+    except Exception:  # noqa: BLE001  whoever reads it is told
+        return False
+    return True
