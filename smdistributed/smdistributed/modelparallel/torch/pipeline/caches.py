@@ -75,6 +75,7 @@ def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
     layers = getattr(value, "layers", None)
     result = copy.copy(value)
     if isinstance(layers, list):
+        result.layers = [copy.copy(each) if number in used else _hollow(each) for number, each in enumerate(layers)]
         for each in (layers[number] for number in used if number < len(layers)):
             if _AWAY in vars(each):
                 raise StepError(
@@ -83,7 +84,6 @@ def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
                     "partition with smp.set_partition."
                 )
             setattr(each, _AWAY, True)
-        result.layers = [each if number in used else _hollow(each) for number, each in enumerate(layers)]
     else:  # one of an encoder and a decoder has two
         vars(result).update({name: _trimmed(each, used) for name, each in vars(value).items()})
     return result
