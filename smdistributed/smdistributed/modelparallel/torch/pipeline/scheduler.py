@@ -15,6 +15,7 @@ follow its picks. `deterministic_server` does the same for all replicas.
 from __future__ import annotations
 
 import collections
+import contextlib
 import heapq
 import itertools
 import queue
@@ -341,6 +342,8 @@ class Scheduler:
             self.views.leave(turn, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
+            with contextlib.suppress(StepError):  # what it wrote until then stays
+                self.views.leave(turn)
         finally:
             if foreign:
                 home.leave()

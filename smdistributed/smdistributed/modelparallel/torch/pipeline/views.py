@@ -95,6 +95,7 @@ class _Version:
 
     Attributes:
         value: What it wrote last.
+        shown: What it wrote last, but for a forward that ran again in the backward pass: others see that.
         time: When, on this rank.
         reads: How often it read.
         own: How often it wrote on this rank.
@@ -106,10 +107,11 @@ class _Version:
         writer: What wrote it: a run of the step function, or a served call.
     """
 
-    __slots__ = ("fetched", "looked", "own", "reads", "seen", "through", "time", "value", "writer", "writes")
+    __slots__ = ("fetched", "looked", "own", "reads", "seen", "shown", "through", "time", "value", "writer", "writes")
 
     def __init__(self) -> None:
         self.value: Any = MISSING
+        self.shown: Any = MISSING
         self.seen: Any = MISSING
         self.through = self.fetched = False
         self.writer: Any = None
@@ -142,9 +144,15 @@ class _Slot:
                 if version.writes and version.value is not MISSING:
                     held = newest.setdefault(number, version)
                     newest[number] = max(held, version, key=lambda each: each.time)
-            return _added(self.base, list(newest.values())) if newest else self.base
+            pairs = [(each.value, self.turns.get((number, False), each).seen) for number, each in newest.items()]
+            return _added(self.base, pairs) if pairs else self.base
         if len(self.key) == 2 and self.counts():
             return sum((version.value - version.seen for version in self.turns.values() if version.own), self.base)
+        value = self.find(_AFTER)[1]
+        if type(value) in _NUMBERS:
+            again = [(each.value, each.shown) for (_, copy), each in self.turns.items() if each.own and not copy]
+            value += sum(one - other for one, other in again if type(one) in _NUMBERS and type(other) in _NUMBERS)
+            return value
         return self.find(_AFTER)[1]
 
     def find(self, turn: Turn, *, own: bool = True) -> tuple[Turn | None, Any]:
@@ -157,15 +165,15 @@ class _Slot:
         mine = self.turns.get(turn) if own else None
         if mine is not None and mine.writes:
             return turn, mine.value
-        best: tuple[int, int, Turn] | None = None
+        best: tuple[int, bool, int, Turn] | None = None
         for other, version in self.turns.items():
             if version.writes and other[0] < turn[0]:
-                found = (other[0], version.time, other)
+                found = (other[0], turn == _AFTER or other[1] == turn[1], version.time, other)
                 best = found if best is None else max(best, found)
         if best is None:
             return None, self.base
-        value = self.turns[best[2]].value
-        return best[2], value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
+        value = self.turns[best[3]].shown
+        return best[3], value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
 
 
 class _Attribute:
@@ -325,7 +333,8 @@ class Views:
             ended = sorted(turn for turn, version in slot.turns.items() if version.writes and turn[0] < before)
             for turn in ended:
                 if turn[0] < ended[-1][0] and _differentiable(slot.turns[turn].value):
-                    slot.turns[turn].value, slot.turns[turn].through = MISSING, False
+                    slot.turns[turn].value = slot.turns[turn].shown = MISSING
+                    slot.turns[turn].through = False
         for number, log in self._log.items():
             for key in [key for key, (_, value) in log.items() if number < before and _differentiable(value)]:
                 del log[key]
@@ -468,6 +477,8 @@ class Views:
         version = slot.turns.setdefault(turn, _Version())
         if len(slot.key) > 2 and not version.writes:
             version.through, version.seen = True, slot.find(turn)[1]
+        if not version.writes or not _in_backward():
+            version.shown = value
         version.value, version.time, version.writes = value, next(self._time), version.writes + 1
         version.own += stamp is None
         version.writer = self.here() if stamp is None else stamp
@@ -565,6 +576,10 @@ class Views:
         for (key, stamp, number), value in zip(notes.writes, values, strict=True):
             known.add(stamp)
             turn = (number, turn[1])
+            if self._log.get(number, {}).get(key, (None,))[0] == stamp and not _differentiable(value):
+                if not turn[1]:
+                    continue
+                value = self._log[number][key][1]  # the same objects, as this rank has them already
             where = self._resolve(key)
             if where is None:
                 continue
@@ -598,7 +613,7 @@ class Views:
             where = self._resolve(key)
             slot = _slots.get((id(where), key[1])) if len(key) == 2 else self._cells.get(id(where))
             if slot is not None:
-                slot.turns[turn].value = slot.installed = value
+                slot.turns[turn].value = slot.turns[turn].shown = slot.installed = value
                 if len(key) == 2:
                     _put(where, key[1], value)
                 else:
@@ -752,12 +767,12 @@ def _shares(value: Any, before: Any, base: Any) -> bool:
     return any(id(item) in new for item in _items(value))
 
 
-def _added(base: Any, versions: Sequence[_Version]) -> Any:
-    """Return the content after several writers: numbers add up, and what each appended stays."""
-    value = versions[-1].value
+def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
+    """Return the content after writers, each with what it left and had seen: numbers and appended items add up."""
+    value = writers[-1][0]
     if isinstance(value, list):
-        if all(mutable.same(each.value[: len(each.seen)], each.seen) for each in versions):
-            return [*base, *(item for each in versions for item in each.value[len(each.seen) :])]
+        if all(mutable.same(left[: len(seen)], seen) for left, seen in writers):
+            return [*base, *(item for left, seen in writers for item in left[len(seen) :])]
         return value
 
     def number(content: Any, key: Any) -> Any:
@@ -767,8 +782,8 @@ def _added(base: Any, versions: Sequence[_Version]) -> Any:
     total = dict(value)
     for key in [key for key, item in value.items() if type(item) in _NUMBERS]:
         parts = [number(base, key)]
-        for each in versions:
-            ours, theirs = number(each.value, key), number(each.seen, key)
+        for left, seen in writers:
+            ours, theirs = number(left, key), number(seen, key)
             parts.append(None if ours is None or theirs is None else ours - theirs)
         if None not in parts:
             total[key] = sum(parts)
