@@ -176,18 +176,16 @@ def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     """Return how mpirun reaches the other hosts."""
     agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
     served = job.placement.served
+    at_once = str(max(len(job.placement.distribution_hosts), 128))  # an agent of Open MPI 5 lives as long as its daemon
     how = "ssh with the keys that the platform mounted" if served else "ask the launcher of each host to start it"
     return [
         Setting(dialect.canonical(name), value, Origin.PLATFORM, why)
         for name, value, why in (
             ("plm_rsh_agent", agent, how),
             ("plm_rsh_no_tree_spawn", "1", "only the leader may start something, so it contacts every host itself"),
-            ("plm_rsh_num_concurrent", _AT_ONCE, "contact so many hosts at once"),
+            ("plm_rsh_num_concurrent", at_once, "contact all hosts at once"),
         )
     ]
-
-
-_AT_ONCE = "32"
 
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:
