@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -42,8 +43,14 @@ def gpg(home: Path, *words: str) -> str:
 
 
 def end_agent(home: Path) -> None:
-    """End the agent that every use of a secret key starts for its home."""
+    """End the agent that every use of a secret key starts for its home, and wait: the next use would meet it dying."""
+    asked = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
+    told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
+    agents = [os.pidfd_open(int(line[2:])) for line in told.splitlines() if line.startswith("D ")]
     subprocess.run(("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True)
+    for agent in agents:
+        select.select([agent], [], [])
+        os.close(agent)
 
 
 def make_vendor(folder: Path, name: str, *, expires: str = "never", options: tuple[str, ...] = ()) -> Vendor:
