@@ -279,3 +279,18 @@ def test_random_idioms_equal_one_process_or_are_refused(
             for spec, each in zip(left, found, strict=True):
                 assert each.largest <= 1e-9, f"{spec} {config} on rank {rank}: {each}"
         return
+
+
+FOUND: list[Spec] = [
+    ("clears", 1, [("run", 0, [("run", 1, [])])]),
+    ("differentiates", 2, [("has_aux", 0, []), ("has_aux", 3, [])]),
+    ("has_variable", 2, [("averages_in_place", 1, []), ("nests", 3, [])]),
+]
+"""What was wrong once."""
+
+
+def test_what_was_found_before_equals_one_process(tmp_path: Any) -> None:
+    config = {"pipeline_parallel_degree": 3, "microbatches": 4}
+    for results in run_ranks(3, train, config, FOUND, tmp_path):
+        for spec, found in zip(FOUND, results, strict=True):
+            assert found.largest <= 1e-9, f"{spec}: {found}"

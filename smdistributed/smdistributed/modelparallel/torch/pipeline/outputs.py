@@ -65,25 +65,24 @@ class Model:
             if peer == port.me:
                 continue
             notes, along = beside(*views.pack(context.microbatch, peer, copy=True))
-            if along is not None:
-                value, tensors = flatten((given, along))
-            made = [context.produced.get(id(tensor)) for tensor in tensors]
+            whole, parts = (value, tensors) if along is None else flatten((given, along))
+            made = [context.produced.get(id(tensor)) for tensor in parts]
             sources = tuple(
                 (entry[2], entry[3]) if entry is not None and entry[0]() is t and entry[1] == peer else None
-                for entry, t in zip(made, tensors, strict=True)
+                for entry, t in zip(made, parts, strict=True)
             )
             outputs = Outputs(
                 port.number,
                 port.function,
                 context.microbatch,
                 number,
-                value,
+                whole,
                 sources,
-                tuple(bool(t.requires_grad) and id(t) in own for t in tensors),
+                tuple(bool(t.requires_grad) and id(t) in own for t in parts),
                 None,
                 notes,
             )
-            sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
+            sent = [tensor for tensor, source in zip(parts, sources, strict=True) if source is None]
             port.post(peer, outputs, sent, "outputs of the model", hidden=True)
         return result
 
