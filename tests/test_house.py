@@ -30,7 +30,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
-    ("extend/reading/lines.py", "https://"): "how an address of a git requirement begins",
+    ("extend/wanted.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
     ("imagetest/probe.py", "2.4.1"): "an example of a version with a label",
     ("imagetest/probe.py", "2.8.3"): "an example of a version with a label",
@@ -38,7 +38,6 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("registry/tools.py", "127.0.0.1"): "the loopback address",
     ("cli/commands/verify.py", "https://ci.example/images"): "an example",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
-    ("templates/extend.j2", "file:///run/sources/{{"): "a file of the build context",
     ("__init__.py", "0.1.0"): "the builder's own version, that of pyproject.toml",
 }
 """Literals in code that look like facts, and why each is none."""

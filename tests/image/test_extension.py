@@ -153,24 +153,26 @@ def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, 
     assert "other\n" in image.engine.run(project.tag, (), timeout=120).output
 
 
-def test_another_torch_is_refused_with_all_its_lines_and_a_target_that_has_it(
-    image: BuiltByCommand, project: Project
-) -> None:
-    (project.folder / "requirements.txt").write_text("torch==2.10.0\ngreeting==1.0\ntorchvision==0.25.0\n")
-    done = project.extend(image.engine, image.reference)
-    assert done.returncode == 12
-    assert f"{image.reference} keeps torch 2.13.0+cpu" in done.stderr
-    for part in ("line 1: torch==2.10.0", "line 3: torchvision==0.25.0", "extend pytorch-2.10.0-cu128-py311-debian12"):
-        assert part in done.stderr
-    assert "greeting" not in done.stderr
-    assert image.engine.inspect(project.tag) is None
+def test_another_torch_is_answered_with_the_images_own(image: BuiltByCommand, project: Project) -> None:
+    (project.folder / "requirements.txt").write_text("torch==2.10.0\nnvidia-cublas-cu12==12.4.5.8\ngreeting==1.0\n")
+    done = project.extend(image.engine, image.reference, "--until", "build")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requirements"] == ["greeting==1.0"]
+    assert "requirements.txt line 1: torch==2.10.0 is not installed: this image keeps torch 2.13.0+cpu" in done.stderr
+    assert "nvidia-cublas-cu12: not installed, only another build needs them" in done.stderr
+    strict = project.extend(image.engine, image.reference, "--strict")
+    assert strict.returncode == 12
+    (project.folder / "requirements.txt").write_text("torch>=2.14\ntriton==99\n")
+    newer = project.extend(image.engine, image.reference)
+    assert newer.returncode == 12
+    assert "requirements.txt line 1: torch>=2.14, and this image has torch 2.13.0+cpu" in newer.stderr
 
 
 def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     docker_image: BuiltByCommand, project: Project
 ) -> None:
     """A pin, a package of 2024 that takes something from the base, and one that has a source archive only."""
-    # The base's tensorboard goes with this protobuf in an older release, sagemaker-training in none that has a wheel.
+    # The base's tensorboard goes with this protobuf in an older release, sagemaker-training in none: it stays.
     write_wheel(project.folder / "wheels", "of_last_year", "1.0", "", "protobuf<5")
     project.write(
         {
@@ -183,13 +185,12 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     report = json.loads(done.stdout)
     moved = {row["name"]: row["new"] for row in report["moved"]}
     assert moved.keys() == {"fsspec", "protobuf", "tensorboard"}
-    assert (moved["fsspec"], report["removed"]) == ("2024.9.0", ["sagemaker-training"])
+    assert moved["fsspec"] == "2024.9.0"
     for line in (
-        r"fsspec \S+ -> 2024\.9\.0, asked for by the requirements",
-        r"protobuf \S+ -> 4\.\S+, asked for by of-last-year 1\.0",
-        r"tensorboard \S+ -> \S+, to go with protobuf 4\.",
-        r"sagemaker-training \S+ of the base is removed: it does not go with protobuf 4\.",
-        r"antlr4-python3-runtime 4\.9\.3 is built from antlr4-python3-runtime-4\.9\.3\.tar\.gz",
+        r"fsspec \S+ -> 2024\.9\.0",
+        r"protobuf \S+ -> 4\.\S+",
+        r"tensorboard \S+ -> \S+",
+        r"sagemaker-training \S+ stays, and does not go with the requirements: it requires protobuf",
     ):
         assert re.search(line, done.stderr), line
     assert [check["title"] for check in report["checks"] if not check["passed"]] == []
@@ -199,14 +200,15 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     (lock,) = project.folder.glob("requirements.*.locked.txt")
     archive = "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b"
     assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(encoding="utf-8")
+    assert "# antlr4-python3-runtime is built from its source archive\n" in lock.read_text(encoding="utf-8")
     # What is left of the old versions would be found twice, or imported.
     program = (
         "import fsspec, importlib.metadata as m, importlib.util, os; "
         "names = [each.metadata['Name'] for each in m.distributions()]; "
-        "print(fsspec.__version__, len(names) - len(set(names)), importlib.util.find_spec('sagemaker_training'))"
+        "print(fsspec.__version__, len(names) - len(set(names)), bool(importlib.util.find_spec('sagemaker_training')))"
     )
     said = docker_image.engine.run(project.tag, ("python", "-c", program), timeout=120).output
-    assert said.splitlines()[-1] == "2024.9.0 0 None"
+    assert said.splitlines()[-1] == "2024.9.0 0 True"
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
     # Without archives there is no release of today, and the user is told.
@@ -290,11 +292,12 @@ def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByC
 
 def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByCommand, project: Project) -> None:
     """The package index has the one for CUDA, whose requirement the cpu image's torch fulfils."""
-    write_wheel(project.folder / "wheels", "torchvision", "0.28.0", "", "torch==2.13.0")
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    write_wheel(project.folder / "wheels", "torchvision", "0.28.0", broken, "torch==2.13.0")
     project.write({"requirements.txt": "torchvision\n"})
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 12
-    assert "torchvision 0.28.0 is not built for the base's torch 2.13.0+cpu" in done.stderr
+    assert "torchvision 0.28.0 does not work with this image's torch 2.13.0+cpu" in done.stderr
     assert image.engine.inspect(project.tag) is None
 
 
@@ -332,12 +335,11 @@ def test_given_hashes_are_what_counts(docker_image: BuiltByCommand, project: Pro
     wheel = project.folder / "wheels" / "greeting-1.0-py3-none-any.whl"
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (project.folder / "src" / "train.py").write_text("import greeting; print(greeting.text)\n")
-    for digest, status in ((right, 0), (right[::-1], 7)):
+    for digest, status in ((right, 0), (right[::-1], 11)):
         (project.folder / "requirements.txt").write_text(f"greeting==1.0 --hash=sha256:{digest}\n")
         done = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
         assert done.returncode == status, done.stderr
-    assert "in component extension" in done.stderr
-    assert list(project.folder.glob("*.locked.txt")) == []
+    assert "Hash mismatch for" in done.stderr
 
 
 def test_a_promise_that_is_broken_fails_the_command(docker_image: BuiltByCommand, project: Project) -> None:
@@ -406,8 +408,8 @@ def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, proje
     inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
     assert f"sha256:{inputs['base image']['sha256']}" == docker_image.report["identifier"]
     (path,) = project.folder.glob("requirements.*.locked.txt")
-    lock = path.read_bytes()
-    assert inputs["requirements"] == {"sha256": hashlib.sha256(lock).hexdigest()}
+    pins = "".join(f"{line}\n" for line in path.read_text().splitlines() if not line.startswith("#"))
+    assert inputs["requirements"] == {"sha256": hashlib.sha256(pins.encode()).hexdigest()}
     # Other code than the image has: no proof.
     (project.folder / "src" / "train.py").write_text("print('other')\n")
     refused = prove(docker_image, project, docker_image.reference)
@@ -477,8 +479,8 @@ def test_an_image_of_another_maker(docker_image: BuiltByCommand, foreign: str, p
     assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
     hashed = {each["name"] for each in document["components"] if each.get("hashes")}
-    # The lock has one file of einops, its wheel: that is what was installed.
-    assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
+    # Of einops the lock has two files, either of which may be installed.
+    assert hashed == {foreign.rpartition(":")[0], "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
     job = docker_image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
     assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"

@@ -237,7 +237,10 @@ def test_lines_with_hashes_and_constraints_go_together(image: Image, wheels: Pat
         ("plain\nhttps://host/torch-2.1.0-cp311-cp311-linux_x86_64.whl\n", "line 2: torch==2.1.0 is not installed"),
         ("plain\nsymbols==1.0\n", "symbols==1.0 is not installed: this image's torch 2.13.0+cpu needs symbols>=2"),
         ("plain\ntorch==2.1\nkernels_of_cuda==12.4\n", "kernels-of-cuda: not installed, only another build needs them"),
-        ("plain\npywin32==306\npkg_resources==0.0.0\n", "pywin32==306 is left out: it is not for this system"),
+        (
+            "plain\npywin32==306\npkg_resources==0.0.0\n",
+            "pywin32==306 is left out: it is not for this system",
+        ),
         ("plain\ntorch==2.1.0\nvision\n", "torch==2.1.0 is not installed"),
     ],
 )
@@ -312,28 +315,6 @@ def test_lines_that_fit_or_do_not_apply_are_installed_as_they_are(image: Image, 
     assert made.status == 0, made.text
     assert "is not installed" not in made.text
     assert image.versions() == {**PROTECTED, "plain": "1.0"}
-
-
-# ------------------------------------------------------------------------------------------------- locks and projects
-def test_projects_and_locks_are_read(image: Image, wheels: Path) -> None:
-    digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
-    text = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["torch==2.1.0", "symbols==1.0"]\n'
-    (image.base / "pyproject.toml").write_text(f'{text}[dependency-groups]\ndev = ["plain"]\n')
-    done = image.program("-r", "pyproject.toml", "--group", "dev")
-    assert (done.returncode, image.versions()) == (0, {**PROTECTED, "plain": "1.0", "symbols": "1.0"}), done.stderr
-    assert "pyproject.toml: torch==2.1.0 is not installed: this image keeps torch 2.13.0+cpu" in done.stderr
-    lock = "".join(
-        f'[[packages]]\nname = "{name}"\nversion = "{version}"\nwheels = [{{url = "{(wheels / file).as_uri()}", '
-        f'hashes = {{sha256 = "{digest}"}}}}]\n'
-        for name, version, file in (("plain", "1.0", "plain-1.0-py3-none-any.whl"), ("torch", "2.1.0", "torch.whl"))
-    )
-    (image.base / "pylock.toml").write_text(f'lock-version = "1.0"\ncreated-by = "test"\n{lock}')
-    done = image.program("-r", "pylock.toml")
-    assert done.returncode == 0, done.stderr
-    assert "torch==2.1.0 is not installed" in done.stderr
-    (image.base / "uv.lock").write_text("not a lock\n")
-    done = image.program("-r", "uv.lock")
-    assert (done.returncode, "cannot read uv.lock" in done.stderr) == (1, True)
 
 
 # ---------------------------------------------------------------------------------------------------- without uv in it

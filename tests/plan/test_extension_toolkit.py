@@ -1,19 +1,14 @@
-"""What an extension's wheels are compiled with, who is warned, and the cache of what was compiled."""
+"""What an extension's wheels are compiled with and who is warned."""
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from trainworks.errors import ExtendError, UnknownNameError
-from trainworks.extend.plan import WheelSource
-from trainworks.extend.requirements import ExtendedBase, Wheel
+from trainworks.extend.requirements import ExtendedBase
 from trainworks.extend.toolkit import BARE, compiler_warnings, workbench_of
-from trainworks.extend.wheels.cache import cache_key, cached_wheel, keep_wheel
 from trainworks.facts.rows import Facts
 from trainworks.plan.select import row_named
 
@@ -29,14 +24,6 @@ BASE = ExtendedBase(
     distributions=(),
     kept={"torch": "2.15.0", "nvidia-cuda-runtime": "13.2.86"},
 )
-ARCHIVE = WheelSource(pin="fused==1.0 --hash=sha256:" + "0" * 64, origin="fused 1.0", name="fused")
-
-
-def wheel_of(name: str, tag: str = "cp311-cp311-linux_x86_64") -> Wheel:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\nRequires-Dist: numpy\n")
-    return Wheel(file=f"{name}-1.0-{tag}.whl", content=buffer.getvalue(), requires=("numpy",), built=True)
 
 
 # ------------------------------------------------------------------------------------------------------- the compiler
@@ -104,42 +91,3 @@ def test_what_may_compile_is_named_where_the_compiler_is_missing(facts: Facts) -
 )
 def test_nobody_else_is_warned(base: ExtendedBase, facts: Facts) -> None:
     assert compiler_warnings(["deepspeed"], base, facts) == []
-
-
-# ---------------------------------------------------------------------------------------------------------- the cache
-def test_what_was_built_is_found_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cached_wheel(tmp_path / "one", ARCHIVE) is None
-    wheel = wheel_of("fused")
-    assert keep_wheel(tmp_path / "one", ARCHIVE, wheel) is wheel
-    assert cached_wheel(tmp_path / "one", ARCHIVE) == wheel
-    said = capsys.readouterr().err
-    assert f"compiled and kept: {tmp_path}/one/{wheel.file}" in said
-    assert f"built before: {tmp_path}/one/{wheel.file}" in said
-
-
-def test_a_broken_file_of_the_cache_is_built_again(tmp_path: Path) -> None:
-    (tmp_path / wheel_of("fused").file).write_bytes(b"half a file")
-    assert cached_wheel(tmp_path, ARCHIVE) is None
-
-
-def test_a_folder_of_the_user_is_built_each_time(tmp_path: Path) -> None:
-    project = WheelSource(archive=b"files", origin="--source", name="mine")
-    keep_wheel(tmp_path / "one", project, wheel_of("mine"))
-    assert cached_wheel(tmp_path / "one", project) is None
-    assert not (tmp_path / "one").exists()
-
-
-def test_another_torch_compiler_architecture_or_debian_package_is_another_wheel(facts: Facts) -> None:
-    bench = workbench_of(("nvcc",), {}, BASE, row_named(CU132, facts), facts)
-    keys = {
-        cache_key(ARCHIVE, BASE, (), BARE),
-        cache_key(replace(ARCHIVE, pin=ARCHIVE.pin.replace("0", "1")), BASE, (), BARE),
-        cache_key(ARCHIVE, replace(BASE, kept={"torch": "2.14.1"}), (), BARE),
-        cache_key(ARCHIVE, replace(BASE, full_version="3.11.9"), (), BARE),
-        cache_key(ARCHIVE, BASE, ("g++",), BARE),
-        cache_key(ARCHIVE, BASE, (), bench),
-        cache_key(ARCHIVE, BASE, (), replace(bench, variables={"TORCH_CUDA_ARCH_LIST": "9.0"})),
-    }
-    assert len(keys) == 7
-    same = cache_key(ARCHIVE, replace(BASE, reference="other", identifier="sha256:" + "c" * 64), (), BARE)
-    assert same in keys, "the same base under another name"

@@ -34,7 +34,8 @@ ADDED = {
     "of_nobody-3": "Name: of-nobody\nVersion: 3\n",
 }
 LOCK = f"""\
-greeting==1.0 --hash=sha256:{"9" * 64}
+greeting==1.0 \\
+    --hash=sha256:{"9" * 64}
 six==1.17.0 \\
     --hash=sha256:{"0" * 64} \\
     --hash=sha256:{"1" * 64}
@@ -55,7 +56,6 @@ PLAN = make_extension(
     base=BASE,
     requirements=LOCK,
     locked=(("greeting", "1.0"), ("six", "1.17.0")),
-    resolved=True,
     files=(SourceFile(path="train.py", content=b"import six\n"), SourceFile(path="lib/one.py", content=b"")),
     entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
 )

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.render import RECIPES, render_extension, render_wheels
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel
+from trainworks.extend.render import RECIPES, Installer, render_extension, render_resolution
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
@@ -46,28 +46,35 @@ AWS = replace(
 )
 
 
-def plan_of(
-    base: ExtendedBase,
-    *,
-    requirements: str = REQUIREMENTS,
-    resolved: bool = True,
-    project: bool = False,
-    removed: tuple[str, ...] = (),
-) -> ExtensionPlan:
-    wheel = Wheel(file="mine-1.0-py3-none-any.whl", content=b"", built=True)
+SOURCES = (
+    WheelSource(archive=b"one", origin="git+https://git.example/lib@v1", subdirectory="python", extras="[all]"),
+    WheelSource(archive=b"two", origin="--source"),
+    WheelSource(archive=b"three", origin="./fused", name="fused"),
+)
+LOCAL = SourceFile(path="files/local-1.0-py3-none-any.whl", content=b"")
+BENCH = Workbench(
+    component="nvcc",
+    requirements="nvidia-cuda-nvcc==13.2.86 --hash=sha256:" + "2" * 64 + "\n",
+    whole=("fused",),
+    variables={"TORCH_CUDA_ARCH_LIST": "8.0;9.0"},
+)
+INSTALLER = Installer(program=b"print()\n", manifest={"protected": {"torch": "2.13.0+cpu"}})
+
+
+def plan_of(base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False) -> ExtensionPlan:
     return make_extension(
         tag="my/train:1",
         base=base,
         requirements=requirements,
         locked=(("six", "1.17.0"),) if requirements else (),
-        resolved=resolved,
-        removed=removed,
         files=(
             SourceFile(path="train.py", content=b"import six\n"),
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
         ),
         entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
-        wheels=(wheel,) if project else (),
+        sources=SOURCES if project else (),
+        built=("langdetect",) if project else (),
+        inputs=(LOCAL,) if project else (),
         apt=("libgl1", "g++") if project else (),
         installed=("requirements.txt", "setup.py") if project else (),
     )
@@ -75,25 +82,13 @@ def plan_of(
 
 PLANS = {
     "ours": plan_of(OURS),
-    "aws": plan_of(AWS, resolved=False),
+    "aws": plan_of(AWS),
     "debian-python": plan_of(replace(AWS, digest="", python="/usr/bin/python3", managed=True)),
     "code-only": plan_of(OURS, requirements=""),
     "project": plan_of(OURS, project=True),
-    "removal": plan_of(OURS, removed=("sagemaker-training", "toolkit")),
 }
-SOURCES = (
-    WheelSource(archive=b"one", origin="git+https://git.example/lib@v1", subdirectory="python"),
-    WheelSource(archive=b"two", origin="--source"),
-    WheelSource(pin="fast==1.0 --hash=sha256:" + "0" * 64, origin="fast 1.0", name="fast"),
-)
-COMPILED = (WheelSource(pin="fused==2.0 --hash=sha256:" + "1" * 64, origin="fused 2.0", name="fused"), *SOURCES[2:])
-BENCH = Workbench(
-    component="nvcc",
-    requirements="nvidia-cuda-nvcc==13.2.86 --hash=sha256:" + "2" * 64 + "\n",
-    whole=("fused",),
-    variables={"TORCH_CUDA_ARCH_LIST": "8.0;9.0"},
-)
-NAMES = (*PLANS, "wheels", "compiled-wheels")
+RESOLVING = ("resolving", "resolving-hashed")
+NAMES = (*PLANS, *RESOLVING)
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +103,24 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def rendering(name: str, recipes: dict[str, str]) -> Rendering:
-    if name == "wheels":
-        return render_wheels(SOURCES, OURS, ("g++",), recipes)
-    if name == "compiled-wheels":
-        return render_wheels(COMPILED, OURS, (), recipes, BENCH)
-    return render_extension(PLANS[name], recipes)
+    if name in RESOLVING:
+        return resolution(recipes, hashed=name != "resolving")
+    return render_extension(PLANS[name], recipes, replace(INSTALLER, bench=BENCH, uv=b"uv" if name == "aws" else b""))
+
+
+def resolution(recipes: dict[str, str], *, hashed: bool, lines: bytes = b"six\n") -> Rendering:
+    return render_resolution(
+        OURS,
+        replace(INSTALLER, bench=BENCH),
+        recipes,
+        apt=("g++",),
+        sources=SOURCES,
+        wanted=[SourceFile(path="requirements.txt", content=lines), LOCAL],
+        words=["--only-binary=six"],
+        separate=hashed,
+        strict=hashed,
+        moment="now",
+    )
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:
@@ -131,6 +139,7 @@ def test_secrets_are_those_of_the_host(rendering: Rendering) -> None:
     wanted = set(re.findall(r"type=secret,id=([^\s,]+)", rendering.dockerfile))
     settings = HostSettings(pip=PipSettings(), suite="bookworm", apt=AptSettings(sources=(ARCHIVE,)), ca=b"ca")
     secrets = settings.secrets("bookworm", "")
+    secrets["variables"] = b""
     assert wanted <= secrets.keys()
     programs = [file.content.decode() for file in rendering.files if file.path.startswith("files/")]
     configuration = [secrets["apt.conf"].decode()] if programs else []
@@ -138,18 +147,15 @@ def test_secrets_are_those_of_the_host(rendering: Rendering) -> None:
     assert set(re.findall(r"/run/secrets/([\w.]+)", texts)) == wanted
 
 
-def test_each_wheel_is_built_in_a_stage_of_its_own_that_bears_its_name(recipes: dict[str, str]) -> None:
-    """What fails is named, and what was built once is the same step for another set of wheels."""
-    rendering = render_wheels(SOURCES, OURS, (), recipes)
-    assert list(rendering.stage_components.items())[1:4] == [
-        ("wheel-0", "git+https://git.example/lib@v1"),
-        ("wheel-1", "--source"),
-        ("wheel-2", "fast 1.0"),
-    ]
-    alone = render_wheels(SOURCES[2:], OURS, (), recipes).dockerfile
-    step = re.search(r"AS wheel-0\n(RUN .*?)\n\n", alone, re.DOTALL)
-    assert step is not None
-    assert step[1] in rendering.dockerfile
+def test_a_wheel_that_was_built_is_not_built_again_for_other_requirements(recipes: dict[str, str]) -> None:
+    """Its step is the same while they are resolved, in the image, and beside other requirements."""
+    installer = replace(INSTALLER, bench=BENCH)
+    texts = [resolution(recipes, hashed=hashed).dockerfile for hashed in (True, False)]
+    texts.append(render_extension(PLANS["project"], recipes, installer).dockerfile)
+    steps = [re.findall(r"\n# (\S+)\n(RUN .*?rm -rf /tmp/work)\n", text, re.DOTALL) for text in texts]
+    assert [origin for origin, _ in steps[0]] == [source.origin for source in SOURCES]
+    assert steps[0] == steps[1] == steps[2]
+    assert "inputs" not in steps[0][0][1], "what they mount decides whether they run again"
 
 
 def test_only_portable_instructions(rendering: Rendering) -> None:
@@ -161,23 +167,27 @@ def test_only_portable_instructions(rendering: Rendering) -> None:
 def test_another_base_of_the_same_name_gives_another_digest(recipes: dict[str, str]) -> None:
     """Else an image would be taken for unchanged when its base was built again."""
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
-    assert render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
+    assert (
+        render_extension(other, recipes, INSTALLER).digest != render_extension(PLANS["ours"], recipes, INSTALLER).digest
+    )
 
 
 def test_the_marker_has_every_file_of_the_code(recipes: dict[str, str]) -> None:
     """The launcher compares them before it trusts that all is installed."""
-    files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
+    files = {file.path: file.content for file in render_extension(PLANS["project"], recipes, INSTALLER).files}
     marker = json.loads(files["code/.trainworks-installed"])
     assert marker["installed"] == ["requirements.txt", "setup.py"]
     code = {name.removeprefix("code/"): text for name, text in files.items() if name.startswith("code/")}
     del code[".trainworks-installed"]
     assert marker["files"] == {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
-    assert "code/.trainworks-installed" not in {file.path for file in render_extension(PLANS["ours"], recipes).files}
+    assert "code/.trainworks-installed" not in {
+        file.path for file in render_extension(PLANS["ours"], recipes, INSTALLER).files
+    }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_permissions_of_the_code_are_kept(name: str, recipes: dict[str, str]) -> None:
-    modes = {file.path: file.mode for file in render_extension(PLANS[name], recipes).files}
+    modes = {file.path: file.mode for file in render_extension(PLANS[name], recipes, INSTALLER).files}
     assert (modes["code/bin/tool"], modes["code/train.py"]) == (0o755, 0o644)
 
 

@@ -1,10 +1,10 @@
 """Installs requirements with uv and keeps what the image was built around: one program, for a job and for an extension.
 
-Run as ``python -I install.py [--manifest FILE] [--strict] -- WORDS``, with the Python that it installs for. WORDS are
-those of ``uv pip install``: folders, options, ``-r FILE``. FILE is a requirements file, a ``pyproject.toml``, or a lock
-of uv or of PEP 751. The image's manifest says what is kept (``protected``), what is compiled against that
-(``companions``), what other builds of it need (``libraries``), and what compiles with a component that the image lacks
-(``compiled_by``).
+Run as ``python -I install.py [--manifest FILE] [--strict] [--lock FOLDER] -- WORDS``, with the Python that it installs
+for. WORDS are those of ``uv pip install``: folders, options, ``-r FILE``. The image's manifest says what is kept
+(``protected``), what is compiled against that (``companions``), what other builds of it need (``libraries``), and what
+compiles with a component that the image lacks (``compiled_by``). ``--lock`` writes what was installed; ``--exact``
+installs what was locked, and ``--build`` makes wheels: WORDS are then those of ``uv build``.
 
 What is kept is a constraint. A line of the user's own that asks for an older or another build of it is answered with
 what the image has, and printed; one that asks for a newer release is refused. What of the image lost a requirement is
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import math
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -43,14 +45,32 @@ _OTHERS = (
 )
 _TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
 """Names under which the package index has something else than what people mean."""
-_ALL_INDEXES = "--index-strategy=unsafe-best-match"
-"""As pip does where there are several. With one only, uv says more of what is wrong with it."""
-_LEFT_OUT = ("pkg-resources", "pypiwin32", "pyobjc", "pyobjc-core", "pywin32", "pywinpty", "windows-curses")
-"""What pip freeze writes on other systems, or by a mistake of Debian's, and no index has for Linux."""
+_LEFT_OUT = (
+    "cudatoolkit",
+    "pkg-resources",
+    "pypiwin32",
+    "pyobjc",
+    "pyobjc-core",
+    "python",
+    "pywin32",
+    "pywinpty",
+    "windows-curses",
+)
+"""What pip freeze writes on other systems or by a mistake of Debian's, and conda's own; no index has it for Linux."""
 
 
 class RefusedError(Exception):
-    """Why nothing is installed, in one line for a person."""
+    """Why nothing is installed, for a person; ``newer``: what a newer image would have, by name."""
+
+    def __init__(self, *problems: str, newer: Mapping[str, str] | None = None) -> None:
+        """problems: a line each; newer: names and specifiers."""
+        super().__init__("; ".join(problems))
+        self.problems = problems
+        self.newer = dict(newer or {})
+
+
+SAID: list[str] = []
+"""The lines for the log."""
 
 
 class Line(NamedTuple):
@@ -67,6 +87,7 @@ class Line(NamedTuple):
 
 def say(text: str) -> None:
     """Print a line for the log."""
+    SAID.append(text)
     sys.stderr.write(f"trainworks: {text}\n")
     sys.stderr.flush()
 
@@ -124,14 +145,11 @@ def build_of(name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------- what the user asks for
-def lines_of(
-    path: Path, chosen: Container[str], options: list[str], seen: frozenset[Path] = frozenset()
-) -> Iterator[Line]:
+def lines_of(path: Path, options: list[str], seen: frozenset[Path] = frozenset()) -> Iterator[Line]:
     """Yield the requirements of a file, to look at them: uv reads the file itself, and says what is wrong with a line.
 
     Args:
         path: A requirements file or ``pyproject.toml``; what a file includes is followed.
-        chosen: The extras and groups of a project that count.
         options: Gets those of pip's options that uv takes on its command line only.
         seen: Files that include this one.
 
@@ -147,20 +165,22 @@ def lines_of(
         raise RefusedError(f"cannot read {path}: {error.strerror}") from error
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
     is_project = path.suffix == ".toml"
-    numbered = enumerate(_rows_of(path, text, chosen) if is_project else text.splitlines(), 1)
+    numbered = enumerate(_rows_of(path, text) if is_project else text.splitlines(), 1)
     for number, line in numbered:
         while not is_project and line.endswith("\\") and not line.lstrip().startswith("#"):
             line = f"{line[:-1]} {next(numbered, (0, ''))[1]}"
         bare = re.sub(r"(^|\s+)#.*$|\s--hash.*$", "", line).strip()
-        place = str(path) if is_project else f"{path} line {number}"
+        # The builder writes lines anew for its build stage, and where they stood.
+        origin = re.search(r"\s#@ (.+)$", line)
+        place = origin.group(1) if origin else str(path) if is_project else f"{path} line {number}"
         name, _, value = re.sub(r"^(--?[a-z-]+)[\s=]+", r"\1 ", bare).partition(" ")
-        included = path.parent / value
+        included = (path.parent / value).resolve()
         if name in ("-r", "--requirement", "-c", "--constraint") and "://" not in value and included not in seen:
-            yield from lines_of(included, chosen, options, seen | {path, included})
+            yield from lines_of(path.parent / value, options, seen | {path.resolve(), included})
         elif name == "--pre":
             options.append("--prerelease=allow")
         elif name == "--extra-index-url":
-            options.append(_ALL_INDEXES)
+            options.append("")
         elif name == "--trusted-host":
             options.append(f"--allow-insecure-host={value}")
         if re.match(r"[\w.-]+=[^=]", bare) or "@ file:///croot" in bare:
@@ -173,60 +193,16 @@ def lines_of(
             yield Line(place, wanted)
 
 
-def _rows_of(path: Path, text: str, chosen: Container[str]) -> list[str]:
-    """Return the requirements of a project's file."""
-    project = _toml(path, text).get("project", {})
-    groups = {**project.get("optional-dependencies", {}), **_toml(path, text).get("dependency-groups", {})}
-    rows = [*project.get("dependencies", ()), *(row for name in groups if name in chosen for row in groups[name])]
-    return [row for row in rows if isinstance(row, str)]
-
-
-def _toml(path: Path, text: str) -> dict[str, Any]:
+def _rows_of(path: Path, text: str) -> list[str]:
+    """Return what a project depends on, as its file says; a project may say it elsewhere."""
     try:
         import tomllib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         from pip._vendor import tomli as tomllib  # type: ignore[import-not-found, no-redef, unused-ignore]
     try:
-        found: dict[str, Any] = tomllib.loads(text)
+        return [row for row in tomllib.loads(text).get("project", {}).get("dependencies", ()) if isinstance(row, str)]
     except ValueError as error:
         raise RefusedError(f"cannot read {path}: {error}") from error
-    return found
-
-
-def unlocked(uv: str, lock: Path, words: Sequence[str], folder: Path) -> Path:
-    """Return a requirements file with the packages and hashes of a lock.
-
-    uv installs a ``pylock.toml`` without a look at what is there, and a ``uv.lock`` into an environment of its own.
-    """
-    file = folder / f"{lock.name}.txt"
-    if lock.name == "uv.lock":
-        command = (
-            uv,
-            "export",
-            "--frozen",
-            "--no-emit-project",
-            "--no-default-groups",
-            "--quiet",
-            "--no-header",
-            *words,
-        )
-        place = ("--python", sys.executable, "--project", str(lock.parent), "--output-file", str(file))
-        if subprocess.run((*command, *place), check=False, stdout=subprocess.DEVNULL).returncode != 0:
-            raise RefusedError(f"cannot read {lock}: uv says why, above")
-        return file
-    rows = []
-    for row in _toml(lock, lock.read_text(encoding="utf-8")).get("packages", ()):
-        files = [*row.get("wheels", ()), *filter(None, [row.get("sdist"), row.get("archive")])]
-        vcs, place = row.get("vcs"), row.get("archive") or row.get("directory")
-        text = f"{row['name']}=={row.get('version')}"
-        if vcs:
-            text = f"{row['name']} @ {vcs['type']}+{vcs['url']}@{vcs['commit-id']}"
-        elif place:
-            text = f"{row['name']} @ {place.get('url') or (lock.parent / place['path']).absolute().as_uri()}"
-        marker = f" ; {row['marker']}" if row.get("marker") else ""
-        rows.append(text + marker + "".join(f" --hash={k}:{v}" for each in files for k, v in each["hashes"].items()))
-    file.write_text("\n".join(rows), encoding="utf-8")
-    return file
 
 
 class Image:
@@ -250,7 +226,8 @@ class Image:
         self.kept = {name: there[name].version if name in there else version for name, version in kept.items()}
         self.excluded = set(_LEFT_OUT)
         self.said: list[str] = []
-        refused = []
+        refused: list[str] = []
+        newer: dict[str, str] = {}
         needs = [
             (normalised(wanted.name), owner, wanted.specifier)
             for owner in self.kept
@@ -278,13 +255,15 @@ class Image:
                     what = f"this image's {owner} {self.kept[owner]} needs {name}{versions_}"
                     self.said.append(f"{line.place}: {asked} is not installed: {what}")
                     self.excluded.add(name)
-        if self.excluded & set(self.kept):  # so these lines are of another build of the framework
+        if self.excluded & set(self.kept):
+            self.excluded |= set(self.kept)
+        if self.excluded - set(_LEFT_OUT):  # so these lines are of another build of the framework
             missing = {normalised(name) for name in libraries} - set(there)
             named = sorted({line.name for line in lines} & missing)
             self.said += [f"{', '.join(named)}: not installed, only another build needs them"] if named else []
-            self.excluded |= missing | set(self.kept)
+            self.excluded |= missing
         if refused:
-            raise RefusedError("; ".join(refused))
+            raise RefusedError(*refused, newer=newer)
 
     @staticmethod
     def _holds(wanted: Any, version: str) -> bool:
@@ -351,7 +330,7 @@ def for_uv(pip: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[s
         "UV_BREAK_SYSTEM_PACKAGES": pip.get("break-system-packages", ""),
     }
     options = [f"--{name}={pip[name]}" for name in ("target", "prefix") if name in pip]
-    options += [_ALL_INDEXES] if "extra-index-url" in pip else []
+    options += [""] if "extra-index-url" in pip else []
     for name in ("only-binary", "no-binary", "constraint"):
         options += [f"--{name}={value}" for value in re.split(r"[\s,]+", pip.get(name, "")) if value]
     own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
@@ -370,11 +349,18 @@ class Installation:
         """options: of every call; folder: a private one, for uv's files."""
         self.before, self._lacking = versions(), losing()
         self._image, self._folder = image, folder
+        self._stay: set[str] = set()
         pip = pip_settings()
         self._has_source = any(name in pip for name in ("index-url", "extra-index-url", "find-links", "no-index"))
+        self._folders = [each for each in pip.get("find-links", "").split() if "://" not in each]
         variables, more = for_uv(pip, folder)
         self._environment = {**os.environ, **variables}
-        self._command = (uv, "pip", "install", "--python", sys.executable, *dict.fromkeys([*options, *more]))
+        if "" in (
+            *options,
+            *more,
+        ):  # several indexes: pip asks all; with one only, uv says more of what is wrong with it
+            self._environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        self._uv, self._options = uv, tuple(dict.fromkeys(filter(None, [*options, *more])))
         kept = [f"{name}=={version}" for name, version in image.kept.items()]
         self._kept = ("-c", self._file("kept.txt", kept)) if kept else ()
 
@@ -385,7 +371,7 @@ class Installation:
 
     def _install(self, words: Sequence[str], *, quiet: bool = False) -> int:
         """Install, and return uv's status. quiet: what it says is shown where it succeeds only."""
-        command = (*self._command, *words)
+        command = (self._uv, "pip", "install", "--python", sys.executable, *self._options, *words)
         done = subprocess.run(command, env=self._environment, check=False, stderr=subprocess.PIPE if quiet else None)
         if quiet and done.returncode == 0:
             sys.stderr.write(done.stderr.decode("utf-8", "replace"))
@@ -395,6 +381,73 @@ class Installation:
         """Install what is asked for; return uv's status."""
         excluded = ("--excludes", self._file("excluded.txt", sorted(self._image.excluded)))
         return self._install((*words, *excluded, *self._kept))
+
+    def call(self, *words: str) -> int:
+        """Call uv itself, with pip's settings; return its status."""
+        return subprocess.run((self._uv, *words), env=self._environment, check=False).returncode
+
+    def exact(self, words: Sequence[str]) -> int:
+        """Install what is locked, and nothing else; return uv's status. Its bytecode is valid by the source's hash."""
+        status = self._install((*words, "--no-deps"))
+        for name, each in distributions().items():
+            for file in each.files or () if self.before.get(name) != each.version else ():
+                path = Path(str(each.locate_file(file)))
+                if path.suffix == ".py" and path.is_file():
+                    py_compile.compile(
+                        str(path), invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH, quiet=2
+                    )
+        return status
+
+    def lock(self, folder: Path) -> int:
+        """Write ``lock.txt``, with the hashes of what was installed, and ``report.json``; return uv's status."""
+        found = {name: each for name, each in distributions().items() if self.before.get(name) != each.version}
+        local = {name for name, each in found.items() if each.read_text("direct_url.json")}
+        exact = [f"{name}=={each.version}" for name, each in found.items() if name not in local]
+        file = folder / "lock.txt"
+        asking = (
+            "pip",
+            "compile",
+            "--python",
+            sys.executable,
+            "--no-deps",
+            "--generate-hashes",
+            "--no-header",
+            "--quiet",
+        )
+        more = ("--no-annotate", "--output-file", str(file))
+        status = self.call(*asking, *more, *self._options, self._file("exact.txt", exact)) if exact else 0
+        if exact and status == 0:
+            text = re.sub(r"(?m)^([\w.-]+)==(\S+)$", self._with_hashes, file.read_text(encoding="utf-8"))
+            file.write_text(text, encoding="utf-8")
+        # What has no wheel for this Python would be built, wherever it is installed.
+        nowhere = ("--target", str(folder / "nothing"), "--dry-run", "--no-deps", "--no-build")
+
+        def has_wheels(*words: str) -> bool:
+            asking = (self._uv, "pip", "install", "--python", sys.executable, *self._options, *nowhere, *words)
+            return subprocess.run(asking, env=self._environment, check=False, capture_output=True).returncode == 0
+
+        built = [] if status or not exact or has_wheels("-r", str(file)) else [e for e in exact if not has_wheels(e)]
+        checked = subprocess.run(
+            (sys.executable, "-m", "pip", "check", "--disable-pip-version-check"), check=False, stdout=subprocess.PIPE
+        )
+        complaints = checked.stdout.decode("utf-8", "replace").splitlines()
+        report = {
+            "complaints": [line for line in complaints if normalised(line.split(" ")[0]) in self._stay],
+            "installed": {name: each.version for name, each in found.items()},
+            "local": sorted(local),
+            "built": [each.partition("==")[0] for each in built],
+        }
+        (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        return status
+
+    def _with_hashes(self, pin: re.Match[str]) -> str:
+        """Return a line with the hashes of the files in local folders, which uv does not say."""
+        found = set()
+        for path in [path for folder in self._folders for path in Path(folder).glob("*")]:
+            named = re.match(r"(.+?)-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.zip)$", path.name)
+            if named and (normalised(named.group(1)), named.group(2)) == (normalised(pin.group(1)), pin.group(2)):
+                found.add(hashlib.sha256(path.read_bytes()).hexdigest())
+        return pin.group() + "".join(f" \\\n    --hash=sha256:{each}" for each in sorted(found))
 
     def mend(self, lines: Sequence[Line], companions: Container[str]) -> None:
         """Let what lost its requirements move, too: wheels only, as nobody asked for it.
@@ -425,6 +478,7 @@ class Installation:
             if not self._moved(lost):
                 for name in [name for name in lost if not self._moved([name])]:
                     need = f"{lacking[name].name}{lacking[name].specifier}"
+                    self._stay.add(name)
                     say(f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}")
 
     def _moved(self, names: Sequence[str]) -> bool:
@@ -481,21 +535,21 @@ def look_at(manifest: Mapping[str, Any], installation: Installation) -> None:
             )
 
 
-def run(manifest: Mapping[str, Any], words: Sequence[str], folder: Path, *, strict: bool) -> int:
-    """Install what the words say; return the installer's status. Raises RefusedError."""
+def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> int:
+    """Do what the words say; return the installer's status. Raises RefusedError."""
+    manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if given.manifest.is_file() else {}
     uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
-    files = [Path(word) for before, word in zip(words, words[1:]) if before == "-r"]
-    if uv and files and re.fullmatch(r"uv\.lock|pylock(\..+)?\.toml", files[0].name):
-        files = [unlocked(uv, files[0], [word for word in words if word not in ("-r", str(files[0]))], folder)]
-        words = ("-r", str(files[0]))
-    chosen = {word for before, word in zip(words, words[1:]) if before in ("--extra", "--group")}
     options: list[str] = []
+    files = [Path(word) for before, word in zip(words, words[1:]) if before == "-r"]
     projects = [Path(word, "pyproject.toml") for word in words if Path(word, "pyproject.toml").is_file()]
-    lines = [line for file in (*files, *projects) for line in lines_of(file, chosen, options)]
+    lines = [line for file in (*files, *projects) for line in lines_of(file, options)]
+    if given.exact or given.build:
+        installation = Installation(str(uv), Image({}, (), ()), options, folder)
+        return installation.call("build", *words) if given.build else installation.exact(words)
     image = Image(manifest.get("protected", {}), manifest.get("libraries", ()), lines)
     for note in image.said:
         say(note)
-    if image.said and strict:
+    if image.said and given.strict:
         raise RefusedError("--strict: lines are not answered with what the image has")
     if uv is None:
         say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
@@ -508,7 +562,7 @@ def run(manifest: Mapping[str, Any], words: Sequence[str], folder: Path, *, stri
     if status == 0:
         installation.mend(lines, manifest.get("companions", {}))
         look_at(manifest, installation)
-    return status
+    return installation.lock(given.lock) if status == 0 and given.lock else status
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -516,15 +570,22 @@ def main(arguments: Sequence[str]) -> int:
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser()
     parser.add_argument("--manifest", type=Path, default=Path(os.environ.get(_MANIFEST_VARIABLE) or _MANIFEST))
-    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--lock", type=Path)
+    for switch in ("--strict", "--exact", "--build"):
+        parser.add_argument(switch, action="store_true")
     given = parser.parse_args(arguments[:split])
-    manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if given.manifest.is_file() else {}
+    status, refused = 1, RefusedError()
     with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as folder:
         try:
-            return run(manifest, arguments[split + 1 :], Path(folder), strict=given.strict)
+            status = run(given, arguments[split + 1 :], Path(folder))
         except RefusedError as error:
-            say(str(error))
-            return 1
+            refused = error
+    if given.lock:
+        answer = {"status": status, "said": SAID, "refused": refused.problems, "newer": refused.newer}
+        (given.lock / "status.json").write_text(json.dumps(answer), encoding="utf-8")
+    if refused.problems:
+        say(str(refused))
+    return status
 
 
 if __name__ == "__main__":

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from importlib import resources
 
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
-from trainworks.extend.kept import conflicts, kept_of
+from trainworks.extend.kept import kept_of
 from trainworks.extend.plan import check_distribution, check_foreign
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.wheels.files import misfits
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import interpreter
 from trainworks.terminal.output import say
@@ -94,23 +92,20 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         full_version=found["full_version"],
         components=found["components"],
         missing=tuple(found["missing"]),
+        uv=found["uv"],
     )
 
 
-def check_fit(base: ExtendedBase, inputs: ExtensionInputs, facts: Facts, found: Iterable[str] = ()) -> None:
-    """Refuse an extension that does not fit its base, or with problems that were found before.
-
-    Raises ``ExtendError`` with every problem.
-    """
-    problems = [*found, *check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
-    wanted = inputs.wanted
-    if wanted.requirements or wanted.sources or wanted.folders or inputs.project:
-        problems += _unfit_python(base, inputs, facts)
+def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
+    """Refuse an extension that does not fit its base; raises ``ExtendError`` with every problem."""
+    problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
+    if inputs.wanted or inputs.project:
+        problems += _unfit_python(base)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
 
 
-def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs, facts: Facts) -> list[str]:
+def _unfit_python(base: ExtendedBase) -> list[str]:
     problems = []
     where = f"--base {base.reference}"
     if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
@@ -120,7 +115,4 @@ def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs, facts: Facts) -> 
         problems.append(f"{where}: {base.python} has no pip to install requirements with")
     if not base.glibc:
         problems.append(f"{where} does not have glibc, which training wheels are made for")
-        return problems
-    wanted = inputs.wanted
-    problems += conflicts((*wanted.requirements, *wanted.constraints), base, facts)
-    return problems + misfits(wanted.requirements, base)
+    return problems

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.errors import ExtendError
+from trainworks.extend.lock import locks_of
 from trainworks.extend.plan import (
     CODE_FOLDER,
     PROJECT_FILES,
@@ -16,11 +17,9 @@ from trainworks.extend.plan import (
     check_packages,
     find_entry_point,
 )
-from trainworks.extend.reading.others import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, kind_of, sentence_of
-from trainworks.extend.reading.wanted import Parts, Wanted, read_wanted
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.resolving.lock import locks_of
 from trainworks.extend.source import SourceTree, read_source, some
+from trainworks.extend.wanted import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, Wanted, is_lock, read_wanted
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
@@ -72,10 +71,11 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         file = next((folder / name for name in DEFAULTS if (folder / name).is_file()), None)
     if file is None and folder is None and not request.apt:
         problems.append("nothing to extend the base with: give --requirements, --source or --apt")
-    parts = Parts(extras=request.extras, groups=request.groups)
     pyproject = folder / PROJECT if folder is not None and (folder / PROJECT).is_file() else None
-    wanted, wrong = read_wanted(file, environment, parts=parts, project=pyproject, forbidden=forbidden)
-    problems += wrong
+    wanted = read_wanted(
+        file, environment, extras=request.extras, groups=request.groups, project=pyproject, forbidden=forbidden
+    )
+    problems += wanted.problems
     own = False
     if folder is not None:
         own = file is not None and file.resolve() == (folder / REQUIREMENTS).resolve()
@@ -101,9 +101,9 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
     if entry_point is not None and entry_point.kind not in ("module", "package"):
         # As the launcher does: a shell script may install the project in its own way.
         project = ""
-    extras = request.extras if file is None or not kind_of(file.name) else ()
+    extras = request.extras if file is None or not is_lock(file) else ()
     installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
-    if any(each.lock.virtual for each in wanted.locks) and file == (folder or Path()) / UV_LOCK:
+    if file == (folder or Path()) / UV_LOCK and wanted.virtual:
         # uv does not install it either, and the launcher is told that nothing is missing.
         project = ""
     paths = {each.path for each in source.files}
@@ -144,10 +144,10 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     for path in sorted(request.source.iterdir()):
         if path == inputs.file:
             continue
-        if kind_of(path.name) in ("uv", "pylock"):
+        if path.suffix != ".yml" and path.name != PROJECT and is_lock(path):
             yield f"  {path} is not read: --requirements {path} reads it"
         elif path.name in OF_OTHER_TOOLS:
-            yield f"  {path} is not read: it {sentence_of(path.name)}"
+            yield f"  {path} is not read: it is {OF_OTHER_TOOLS[path.name]} writes what pip reads"
     own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
         yield f"  {own} is installed when a job starts, on each host: --requirements names another file"

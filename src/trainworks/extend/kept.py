@@ -10,12 +10,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Specification
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, PackageRequirement
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.facts.rows import Facts
 from trainworks.plan.checks import Check, CommandCheck, PythonImportsCheck
 from trainworks.plan.model import ImagePlan
@@ -87,129 +86,29 @@ def left_behind(moves: Sequence[Move]) -> str:
     )
 
 
-def fulfilled(text: str, versions: Mapping[str, str], base: ExtendedBase) -> bool:
-    """Whether a line of a distribution's metadata is fulfilled by these versions; true for what is no requirement."""
-    try:
-        wanted = Specification(text)
-    except InvalidRequirement:
-        return True
-    if wanted.marker is not None and not wanted.marker.evaluate({**base.markers, "extra": ""}):
-        return True
-    version = versions.get(canonicalize_name(wanted.name))
-    return version is not None and wanted.specifier.contains(version, prereleases=True)
+def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
+    """Return targets of packages that have what a base's framework is too old for, at most three.
 
-
-def broken_by(locked: Iterable[tuple[str, str]], base: ExtendedBase, removed: Container[str] = ()) -> tuple[str, ...]:
-    """Return which distributions stay as they are and lose what they require.
-
-    What the base itself lacks is its own affair.
+    They have the base's kind of accelerator, and the companions that are asked for too.
 
     Args:
-        locked: What is installed or replaced.
-        base: The image.
-        removed: Names of what is removed from it.
+        asked: Names and specifiers, such as ``("torch", ">=2.14")``.
+        base: The base image.
+        facts: All facts.
     """
-    before: dict[str, str] = {canonicalize_name(row.name): row.version for row in base.distributions}
-    moved: dict[str, str] = {canonicalize_name(name): version for name, version in locked}
-    after: dict[str, str] = {name: version for name, version in (before | moved).items() if name not in removed}
-    return tuple(
-        sorted(
-            canonicalize_name(row.name)
-            for row in base.distributions
-            if canonicalize_name(row.name) not in moved
-            and canonicalize_name(row.name) not in removed
-            and any(fulfilled(text, before, base) and not fulfilled(text, after, base) for text in row.requires)
-        )
-    )
-
-
-def fits_kept(requirement: PackageRequirement, base: ExtendedBase) -> bool:
-    """Whether what the base keeps fulfils a requirement, by its version or by its build (``torch==VERSION+cu121``)."""
-    builds = [row.build for row in base.distributions if canonicalize_name(row.name) == requirement.name]
-    versions = [base.kept[requirement.name], *filter(None, builds)]
-    specifier = requirement.specification.specifier
-    return not requirement.wheel and any(specifier.contains(version, prereleases=True) for version in versions)
-
-
-def line_of(requirement: PackageRequirement, base: ExtendedBase) -> str:
-    """Return a requirement for the resolution: what names the build of what is kept, names its version."""
-    version = base.kept.get(requirement.name, "")
-    if not version or requirement.specification.specifier.contains(version, prereleases=True):
-        return requirement.text
-    extras = ",".join(sorted(requirement.specification.extras))
-    return f"{requirement.name}{f'[{extras}]' if extras else ''}=={version}"
-
-
-def conflicts(requirements: Iterable[PackageRequirement], base: ExtendedBase, facts: Facts) -> list[str]:
-    """Return why requirements cannot be fulfilled with what the base keeps: one text that names all their lines.
-
-    What is compiled for another torch than the base's, such as torchvision, is named with the lines of torch.
-    """
-    applying = [requirement for requirement in requirements if requirement.applies(base)]
-    wrong = [each for each in applying if each.name in base.kept and not fits_kept(each, base)]
-    frameworks = {name for component in facts.components if component.companions for name in component.python}
-    refused = [each.name for each in wrong if each.name in frameworks]
-    fitting = _fitting_companions(base, facts)
-    for each in applying:
-        known = fitting.get(each.name)
-        if known is None or each in wrong or each.wheel:
-            continue
-        fits = any(each.specification.specifier.contains(version, prereleases=True) for version in known)
-        if not fits and (known or (refused and each.pinned)):
-            wrong.append(each)
-    if not wrong:
-        return []
-    wrong.sort(key=applying.index)
-    kept = ", ".join(dict.fromkeys(f"{each.name} {base.kept[each.name]}" for each in wrong if each.name in base.kept))
-    others = dict.fromkeys(each.name for each in wrong if each.name not in base.kept)
-    compiled = ", ".join(f"{name} {' or '.join(sorted(fitting[name]))}".strip() for name in others)
-    kept = kept or ", ".join(f"{name} {version}" for name, version in base.kept.items() if name in frameworks)
-    kept += f" and goes with {compiled} for just that" if compiled else ""
-    lines = "".join(f"\n    {each.place}" for each in wrong)
-    ways = targets_for(wrong, base, facts)
-    way = f", or extend {' or '.join(ways)}" if ways else f"; no target has {'it' if len(wrong) == 1 else 'them'}"
-    these = "this line" if len(wrong) == 1 else "these lines"
-    return [f"{base.reference} keeps {kept}. Take {these} out{way}:{lines}"]
-
-
-def _fitting_companions(base: ExtendedBase, facts: Facts) -> dict[str, set[str]]:
-    """Return the versions of each companion (torchvision...) that the locks have with the base's framework."""
-    found: dict[str, set[str]] = {}
-    for component in facts.components:
-        for name in component.companions:
-            if canonicalize_name(name) in base.kept:
-                continue
-            versions = found.setdefault(canonicalize_name(name), set())
-            for lock in facts.locks.values():
-                rows = {package.name: package.version for package in lock.packages if not package.build}
-                own = base.kept.get(component.name, "")
-                if own and name in rows and _public(rows.get(component.name, "")) == _public(own):
-                    versions.add(_public(rows[name]))
-    return found
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]
-
-
-def targets_for(wrong: Sequence[PackageRequirement], base: ExtendedBase, facts: Facts) -> list[str]:
-    """Return the targets whose framework fulfils the requirements that the base's does not, at most three."""
-    frameworks = {
-        name: component
-        for component in facts.components
-        for name in component.python
-        if component.frameworks and component.required
-    }
-    asked = [each for each in wrong if each.name in frameworks]
+    has_cuda = any(name.startswith("nvidia-") for name in base.kept)
     found = []
     for row in facts.targets:
-        versions = (row.version, f"{row.version}+{row.cuda}")
+        lock = facts.locks.get(facts.name_of(row))
+        versions = {each.name: each.version for each in (lock.packages if lock else ()) if not each.build}
+        versions[row.framework.replace("pytorch", "torch")] = row.version
         fits = all(
-            row.framework in frameworks[each.name].frameworks
-            and any(each.specification.specifier.contains(version, prereleases=True) for version in versions)
-            for each in asked
+            name in versions and Specification(f"{name}{wanted}").specifier.contains(versions[name], prereleases=True)
+            for name, wanted in asked
         )
-        if asked and fits and facts.base_by_name[row.base].architecture == base.architecture:
+        same = facts.base_by_name[row.base].architecture == base.architecture
+        same = same and facts.sources_of(row) == "packages" and bool(facts.cuda_by_name[row.cuda].version) is has_cuda
+        if fits and same:
             found.append(facts.name_of(row))
     return found[:3]
 
@@ -219,7 +118,6 @@ def checks_again(
     base: ExtendedBase,
     moves: Sequence[Move],
     *,
-    removed: Sequence[str] = (),
     locked: Container[str] = (),
 ) -> tuple[Check, ...]:
     """Return the checks of a base's own plan that say whether its components still work, with the versions of now.
@@ -229,13 +127,12 @@ def checks_again(
         base: The base; a component that it lacks, or has in another version, is left out.
         moves: What got another version. Nothing is asked again where nothing did. A component whose own distribution
             moved is what the requirements make of it, and is left out too.
-        removed: What was removed; likewise.
         locked: Names of what the extension installs, which it checks itself.
     """
-    if plan is None or not (moves or removed):
+    if plan is None or not moves:
         return ()
     versions = {step.component: step.version for step in plan.steps}
-    gone = {*(move.name for move in moves), *removed}
+    gone = {move.name for move in moves}
     same = {
         name
         for name, version in versions.items()

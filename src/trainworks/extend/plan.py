@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
 from trainworks.extend.kept import Move, moves_of
-from trainworks.extend.requirements import ExtendedBase, Wheel
+from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import SourceFile
 from trainworks.likeness import nearest
 from trainworks.plan.checks import (
@@ -43,6 +43,9 @@ PROJECT_FILES = ("setup.py", "pyproject.toml")
 
 INSTALLED_FILE = ".trainworks-installed"
 """Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/given/entry.py)."""
+
+PROJECT_SOURCE = "--source"
+"""The origin of the wheel that is the code itself."""
 
 COMPONENT = "extension"
 """Whose steps and promises these are, in progress lines and results."""
@@ -80,29 +83,28 @@ class EntryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelSource:
-    """What a wheel is built from.
+    """What a wheel is built from, in the base image.
 
     Attributes:
-        archive: A tar whose files lie below one folder; ``b""`` for what ``pin`` downloads.
-        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, ``--source``, or name and version.
-        pin: The requirement with the hash of a source archive that pip downloads; ``""`` where there is ``archive``.
+        archive: A tar whose files lie below ``source``.
+        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, a folder, or ``--source``.
         subdirectory: Where in it the project lies; ``""`` for its root.
         name: The distribution's name, where it is known; else ``""``.
         extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
+        identity: What decides which requirements it has: a commit, or the files that say it.
     """
 
+    archive: bytes = field(repr=False)
     origin: str
-    archive: bytes = field(default=b"", repr=False)
-    pin: str = ""
     subdirectory: str = ""
     name: str = ""
     extras: str = ""
+    identity: str = ""
 
     @property
     def file(self) -> str:
         """The name of its file in the build context, which also decides what an engine's cache knows."""
-        content = self.archive + f"{self.subdirectory}\n{self.pin}".encode()
-        return f"{hashlib.sha256(content).hexdigest()[:16]}.{'txt' if self.pin else 'tar'}"
+        return f"{hashlib.sha256(self.archive + self.subdirectory.encode()).hexdigest()[:16]}.tar"
 
     @property
     def folder(self) -> str:
@@ -119,10 +121,10 @@ class ExtensionPlan:
         base: What it is made from.
         requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
         locked: Their names and versions.
-        resolved: The requirements are everything that is needed, resolved against what the base has.
         moves: What of the base gets another version.
-        removed: What of the base is removed.
-        wheels: Wheels that go into the build context: local ones, and those that were built for this image.
+        sources: What wheels are built from.
+        built: Names of what is built from a source archive of an index.
+        inputs: Files of this machine that are installed, such as wheels.
         commits: Git requirement to its commit.
         apt: Debian packages.
         files: The code, at paths below the code directory.
@@ -137,10 +139,10 @@ class ExtensionPlan:
     base: ExtendedBase
     requirements: str
     locked: tuple[tuple[str, str], ...]
-    resolved: bool
     moves: tuple[Move, ...]
-    removed: tuple[str, ...]
-    wheels: tuple[Wheel, ...]
+    sources: tuple[WheelSource, ...]
+    built: tuple[str, ...]
+    inputs: tuple[SourceFile, ...]
     commits: Mapping[str, str]
     apt: tuple[str, ...]
     files: tuple[SourceFile, ...]
@@ -253,26 +255,26 @@ def make_extension(
     base: ExtendedBase,
     requirements: str,
     locked: Iterable[tuple[str, str]],
-    resolved: bool,
     files: Iterable[SourceFile],
     entry_point: EntryPoint | None,
-    removed: Iterable[str] = (),
-    wheels: Iterable[Wheel] = (),
+    sources: Iterable[WheelSource] = (),
+    built: Iterable[str] = (),
+    inputs: Iterable[SourceFile] = (),
     commits: Mapping[str, str] | None = None,
     apt: Iterable[str] = (),
-    project: str = "",
+    project: Iterable[str] = (),
+    complaints: Iterable[str] = (),
     installed: Iterable[str] = (),
-    released: Mapping[str, str] | None = None,
 ) -> ExtensionPlan:
-    """Return the plan of an extension whose parts were found to fit.
+    """Return the plan of an extension whose parts were found to fit; ``project``: names of what the code itself is.
 
-    ``project`` is the distribution that the code is, ``released`` has the dates of releases, by name.
+    ``complaints``: what ``pip check`` may say, and does not say of the base.
     """
     locked = tuple(locked)
     apt = tuple(sorted(set(apt)))
     installed = tuple(installed)
-    moves, removed, wheels = moves_of(locked, base), tuple(removed), tuple(wheels)
-    published = tuple(name for name, _ in locked if name not in {wheel.name for wheel in wheels})
+    moves, project = moves_of(locked, base), tuple(project)
+    published = tuple(name for name, _ in locked if name not in project)
     files = tuple(sorted(files, key=lambda file: file.path))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
@@ -285,18 +287,17 @@ def make_extension(
     if base.digest or BASE_DIGEST_LABEL in base.labels:
         # The base's own label, which would be inherited, names what the base was made from.
         labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
-    promises = _promises(
-        base, locked, moves, removed, apt, project, files, installed, entry_point, labels, released or {}
-    )
+    base = replace(base, complaints=(*base.complaints, *complaints))
+    promises = _promises(base, locked, moves, apt, project, files, installed, entry_point, labels)
     return ExtensionPlan(
         tag=tag,
         base=base,
-        requirements=requirements if locked else "",
+        requirements=requirements,
         locked=locked,
-        resolved=resolved,
         moves=moves,
-        removed=removed,
-        wheels=wheels,
+        sources=tuple(sources),
+        built=tuple(built),
+        inputs=tuple(inputs),
         commits=dict(commits or {}),
         apt=apt,
         files=files,
@@ -348,14 +349,12 @@ def _promises(
     base: ExtendedBase,
     locked: tuple[tuple[str, str], ...],
     moves: tuple[Move, ...],
-    removed: tuple[str, ...],
     apt: tuple[str, ...],
-    project: str,
+    project: tuple[str, ...],
     files: tuple[SourceFile, ...],
     installed: tuple[str, ...],
     entry_point: EntryPoint | None,
     labels: Mapping[str, str],
-    released: Mapping[str, str],
 ) -> Iterable[Check]:
     def command(why: str, *words: str, expect: str = "") -> CommandCheck:
         return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
@@ -366,7 +365,7 @@ def _promises(
         words = [f"{name}=={version}" for name, version in locked]
         title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
         yield command(title, base.python, "-c", _INSTALLED, *words)
-        gone = {*(move.name for move in moves), *removed}
+        gone = {move.name for move in moves}
         stay = [row for row in base.distributions if canonicalize_name(row.name) not in gone]
         words = [f"{row.name}=={row.version}" for row in stay]
         other = "own" if not gone else "other"
@@ -374,13 +373,12 @@ def _promises(
             f"the base's {other} {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
         )
         if gone:
-            words = [*(f"{move.name}=={move.old}" for move in moves), *(f"{name}==" for name in removed)]
+            words = [f"{move.name}=={move.old}" for move in moves]
             yield command("nothing is left of what was replaced", base.python, "-c", _REPLACED, *words)
         # The user's own code is not imported: that may start a training.
-        names = tuple(name for name, _ in locked if name != project)
+        names = tuple(name for name, _ in locked if name not in project)
         if names:
-            known = tuple((name, released[name]) for name in names if name in released)
-            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names, released=known)
+            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names)
         why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
         yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
     yield command(

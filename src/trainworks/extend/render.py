@@ -1,12 +1,12 @@
-"""From the plan of an extension to its build context: a Dockerfile, the locked requirements, the code. Pure."""
+"""From an extension to its build contexts: one that resolves, and one that is the image. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
 from trainworks.extend.requirements import ExtendedBase
@@ -16,6 +16,7 @@ from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environ
 
 TEMPLATE = "extend.j2"
 INSTALL_PACKAGES = "files/system/install-packages"
+INSTALLER = "trainworks_launcher/programs/install.py"
 
 RECIPES = (TEMPLATE, MACROS, INSTALL_PACKAGES)
 """Files below ``templates`` that an extension is rendered from."""
@@ -24,53 +25,82 @@ BYTECODE_EPOCH = 1_577_836_800
 """Any fixed moment: it is only looked at whether there is one. A wheel is a ZIP, which knows no time before 1980."""
 
 
-def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str]) -> Rendering:
-    """Return the build context of an extension: same plan and recipes, same bytes.
+@dataclass(frozen=True, kw_only=True)
+class Installer:
+    """What installs in a build stage.
+
+    Attributes:
+        program: The text of the launcher's ``install.py``.
+        manifest: What it reads of an image: what is kept, and what goes with that.
+        uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
+        bench: What wheels are built with.
+    """
+
+    program: bytes = field(repr=False)
+    manifest: Mapping[str, object]
+    uv: bytes = field(default=b"", repr=False)
+    bench: Workbench = BARE
+
+    def files(self, wanted: Iterable[SourceFile]) -> list[SourceFile]:
+        """Return the files of a context that every stage mounts, with those that requirements name."""
+        manifest = json.dumps(self.manifest, indent=1).encode()
+        found = [
+            SourceFile(path="installer/install.py", content=self.program),
+            SourceFile(path="installer/manifest.json", content=manifest),
+            # Folders must exist to be mounted; this machine's own files are put there before a build.
+            SourceFile(path="inputs/.keep", content=b""),
+            SourceFile(path="wheels/.keep", content=b""),
+            *(replace(file, path=f"inputs/{file.path}") for file in wanted),
+        ]
+        if self.uv:
+            found.append(SourceFile(path="installer/uv", content=self.uv, mode=0o755))
+        if self.bench.requirements:
+            found.append(SourceFile(path="compiler.txt", content=self.bench.requirements.encode()))
+        return found
+
+
+def render_resolution(
+    base: ExtendedBase,
+    installer: Installer,
+    recipes: Mapping[str, str],
+    *,
+    apt: Sequence[str],
+    sources: Sequence[WheelSource],
+    wanted: Iterable[SourceFile],
+    words: Sequence[str],
+    separate: bool,
+    strict: bool,
+    moment: str,
+) -> Rendering:
+    """Return the context of a build whose image has nothing but ``/out``: what was installed, or why it was not.
 
     Args:
-        plan: What to render.
-        recipes: The texts of ``RECIPES``, by name.
-
-    Raises:
-        RecipeError: The template is malformed.
+        base: The image that is extended.
+        installer: What installs.
+        recipes: The texts of ``RECIPES``.
+        apt: Debian packages of the extension.
+        sources: What wheels are built from.
+        wanted: Files of requirements, and what they name.
+        words: Options of the installation.
+        separate: Wheels of sources are installed by themselves, because the requirements have hashes.
+        strict: Lines of another build of the framework are refused.
+        moment: Another one for each build: what an index has is asked anew.
     """
+    files = [*installer.files(wanted), SourceFile(path="inputs/moment", content=moment.encode())]
+    values = {"name": "requirements", "plan": None, "words": words, "separate": separate, "strict": strict}
+    return _rendering(base, apt, files, recipes, installer, sources, **values)
+
+
+def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer) -> Rendering:
+    """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``."""
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
-    if plan.requirements:
-        files.append(SourceFile(path="requirements.txt", content=plan.requirements.encode()))
-        # The folder must exist to be mounted; this machine's own copies of locked files are put there before a build.
-        files.append(SourceFile(path="wheels/.keep", content=b""))
-        files += [SourceFile(path=f"wheels/{wheel.file}", content=wheel.content) for wheel in plan.wheels]
-        # pip takes a file of an index for one of a folder unless it knows the hash of both before it downloads.
-        links = "".join(f'<a href="{wheel.file}#sha256={wheel.sha256}">{wheel.file}</a>\n' for wheel in plan.wheels)
-        files += [SourceFile(path="wheels/index.html", content=links.encode())] if links else []
-    return _rendering(plan.base, plan.apt, files, recipes, name=plan.tag, plan=plan, sources=(), bench=BARE)
-
-
-def render_wheels(
-    sources: tuple[WheelSource, ...],
-    base: ExtendedBase,
-    apt: tuple[str, ...],
-    recipes: Mapping[str, str],
-    bench: Workbench = BARE,
-) -> Rendering:
-    """Return the build context of an image that has nothing but wheels: ``SOURCE.folder/FILE.whl`` for each source.
-
-    They are built in the base image with the extension's Debian packages and the compiler of ``bench``, each in a stage
-    of its own: what an engine built once is not built again for another set. Raises ``RecipeError``.
-    """
-    # The folder must exist to be mounted; this machine's own copies of source archives are put there before a build.
-    files = [SourceFile(path="archives/.keep", content=b"")] if any(each.pin for each in sources) else []
-    files += [
-        SourceFile(path=f"sources/{each.file}", content=each.archive or f"{each.pin}\n".encode()) for each in sources
-    ]
-    if bench.requirements:
-        files.append(SourceFile(path="compiler.txt", content=bench.requirements.encode()))
-    rendering = _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources, bench=bench)
-    # A build that fails names the package.
-    stages = {f"wheel-{number}": each.origin for number, each in enumerate(sources)}
-    return replace(rendering, stage_components={**rendering.stage_components, **stages})
+    installer = replace(installer, bench=installer.bench if plan.sources or plan.built else BARE)
+    if plan.locked:
+        pins = [SourceFile(path="requirements.txt", content=plan.requirements.encode())] if plan.requirements else []
+        files += [*installer.files([*plan.inputs, *pins])]
+    return _rendering(plan.base, plan.apt, files, recipes, installer, plan.sources, name=plan.tag, plan=plan)
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
@@ -81,22 +111,36 @@ def _marker(plan: ExtensionPlan) -> bytes:
 
 def _rendering(
     base: ExtendedBase,
-    apt: tuple[str, ...],
+    apt: Sequence[str],
     files: Iterable[SourceFile],
     recipes: Mapping[str, str],
+    installer: Installer,
+    sources: Sequence[WheelSource],
     **values: object,
 ) -> Rendering:
+    bench = installer.bench
+    # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
+    mark = hashlib.sha256("\n".join((base.identifier, *bench.lines)).encode()).hexdigest()[:12]
     with blaming(TEMPLATE):
         dockerfile = (
             new_environment(recipes.items())
             .get_template(TEMPLATE)
-            .render(base=base, packages=apt, code_folder=CODE_FOLDER, epoch=BYTECODE_EPOCH, **values)
+            .render(
+                base=base,
+                packages=apt,
+                code_folder=CODE_FOLDER,
+                epoch=BYTECODE_EPOCH,
+                bench=bench,
+                sources=sources,
+                cache=f"trainworks-extend-{mark}",
+                **values,
+            )
         )
+    files = [*files, *(SourceFile(path=f"sources/{each.file}", content=each.archive) for each in sources)]
     if apt:
-        program = SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode())
-        files = [*files, program]
+        files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
     return Rendering(
         dockerfile=dockerfile,
-        files=tuple(sorted(files, key=lambda file: file.path)),
+        files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),
         stage_components=dict.fromkeys(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT),
     )

@@ -24,6 +24,7 @@ class ExtendRequest(BuildOptions):
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
         groups: Dependency groups of the project, or of the lock, to install.
+        strict: Lines of another build of the base's framework are refused, not answered with what the base has.
         entry_point: The program below ``source`` that a job starts; ``None``: the job names it.
     """
 
@@ -38,3 +39,4 @@ class ExtendRequest(BuildOptions):
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     entry_point: str | None = None
+    strict: bool = False

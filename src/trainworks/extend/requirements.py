@@ -1,19 +1,13 @@
-"""Requirements, and the base image that they have to fit. Pure."""
+"""The base image that is extended, and what is built from git. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from packaging.markers import Marker
-from packaging.requirements import Requirement as Specification
-from packaging.tags import Tag
-from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 
 from trainworks.facts.rows import MACHINES, Architecture
-from trainworks.plan.wheel_tags import wheel_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +56,7 @@ class ExtendedBase:
         kept: What is never replaced, name to version (``kept_of``).
         full_version: That Python's ``MAJOR.MINOR.PATCH``, which some requirements ask for; ``""`` for its first.
         components: The components of an image of ours that have a version, name to version.
+        uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
     """
 
@@ -86,6 +81,7 @@ class ExtendedBase:
     full_version: str = ""
     components: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    uv: bool = False
 
     @property
     def apt(self) -> bool:
@@ -107,11 +103,6 @@ class ExtendedBase:
         }
 
     @property
-    def tags(self) -> list[Tag]:
-        """The tags of the wheels that it can load, the best first."""
-        return wheel_tags(python=self.version, machine=self.machine, glibc=self.glibc)
-
-    @property
     def architecture(self) -> Architecture:
         """What its programs run on, by the name that images give it."""
         return next((name for name, machine in MACHINES.items() if machine == self.machine), "amd64")
@@ -122,44 +113,9 @@ class ExtendedBase:
         return self.digest or self.reference
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackageRequirement:
-    """One requirement of a distribution that has a version.
-
-    Attributes:
-        place: File, line and text, for messages.
-        specification: What it asks for; exactly the wheel's version where it names a wheel.
-        text: As pip reads it; without hashes where it names a wheel.
-        hashed: Whether it has hashes.
-        wheel: The wheel that it names, as written: a path, or an address; else ``""``.
-        hashes: Its sha256 hashes.
-    """
-
-    place: str
-    specification: Specification
-    text: str
-    hashed: bool
-    wheel: str = ""
-    hashes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> NormalizedName:
-        """The distribution's name as indexes write it."""
-        return canonicalize_name(self.specification.name)
-
-    @property
-    def pinned(self) -> bool:
-        """Whether it allows one version only."""
-        specifiers = list(self.specification.specifier)
-        return len(specifiers) == 1 and specifiers[0].operator == "==" and not specifiers[0].version.endswith("*")
-
-    def applies(self, base: ExtendedBase) -> bool:
-        """Whether its marker, if it has one, holds in a base image."""
-        return _holds(self.specification.marker, base)
-
-
-def _holds(marker: Marker | None, base: ExtendedBase) -> bool:
-    return marker is None or marker.evaluate(base.markers)
+def holds(marker: str, base: ExtendedBase) -> bool:
+    """Whether a marker, such as ``python_version >= "3.9"``, holds in a base image; true for none."""
+    return not marker or Marker(marker).evaluate(base.markers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,90 +143,3 @@ class GitRequirement:
     def __str__(self) -> str:
         """Return what decides its commit."""
         return f"git+{self.url}@{self.reference or 'HEAD'}"
-
-    def applies(self, base: ExtendedBase) -> bool:
-        """Whether its marker, if it has one, holds in a base image."""
-        return _holds(Marker(self.marker) if self.marker else None, base)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderRequirement:
-    """A distribution that is built from a folder of this machine, such as ``-e .`` or ``./lib[extra]``.
-
-    Attributes:
-        place: File, line and text, for messages.
-        path: The folder, as written.
-        name: The distribution's name, where the line says it; else ``""``.
-        extras: Such as ``[all]``, or ``""``.
-        marker: Such as ``python_version >= "3.9"``, or ``""``.
-    """
-
-    place: str
-    path: str
-    name: str = ""
-    extras: str = ""
-    marker: str = ""
-
-    def applies(self, base: ExtendedBase) -> bool:
-        """Whether its marker, if it has one, holds in a base image."""
-        return _holds(Marker(self.marker) if self.marker else None, base)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """A wheel that goes into the image with the build context.
-
-    Attributes:
-        file: Its name.
-        content: Its bytes.
-        requires: What its metadata ask for.
-        extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
-        built: It was built for this image, from a git repository or from the code; its bytes are in no lock.
-    """
-
-    file: str
-    content: bytes = field(repr=False)
-    requires: tuple[str, ...] = ()
-    extras: str = ""
-    built: bool = False
-
-    @property
-    def name(self) -> NormalizedName:
-        """The distribution's name as indexes write it."""
-        return parse_wheel_filename(self.file)[0]
-
-    @property
-    def version(self) -> str:
-        """The distribution's version."""
-        return str(parse_wheel_filename(self.file)[1])
-
-    @property
-    def sha256(self) -> str:
-        """The hash of its bytes."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def pin(self) -> str:
-        """The line of a requirements file that only this wheel fulfils."""
-        return f"{self.name}{self.extras}=={self.version} --hash=sha256:{self.sha256}"
-
-
-def wrong_builds(locked: Iterable[tuple[str, str]], base: ExtendedBase, companions: Container[str]) -> list[str]:
-    """Return what was locked for another build of torch than the base's, which only its local version tells.
-
-    The package index's torchvision asks for a version of torch that the CPU build has too; it was compiled for the
-    CUDA build, and fails when it is imported.
-
-    Args:
-        locked: Name and version of each distribution.
-        base: The image that it is installed in.
-        companions: Distributions that are compiled for one build of torch (``Component.companions``).
-    """
-    versions = [row.version for row in base.distributions if canonicalize_name(row.name) == "torch"]
-    build = versions[0].partition("+")[2] if versions else ""
-    return [
-        f"{name} {version} is not built for the base's torch {versions[0]}: add the index that has {name} +{build} to "
-        "pip's settings (PIP_EXTRA_INDEX_URL), such as PyTorch's own for this build"
-        for name, version in locked
-        if build and name in companions and Version(version).local != build
-    ]

@@ -121,6 +121,22 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
         return commit, buffer.getvalue()
 
 
+def archival_of(folder: Path) -> str:
+    """Return what ``.git_archival.txt`` of a folder would say, by which setuptools_scm finds the version; or ``""``.
+
+    ``""`` for a folder that is not the root of a git repository with a tag, and where git is not installed.
+    """
+    if not (folder / ".git").exists():
+        return ""
+    words = ("-C", str(folder))
+    try:
+        commit = _git((*words, "rev-parse", "HEAD"), str(folder), "").output.decode().strip()
+        version = _git((*words, "describe", "--tags", "--long", "--match", "*[0-9]*"), str(folder), "").output.decode()
+    except (LockError, UnreachableError):
+        return ""
+    return f"node: {commit}\ndescribe-name: {version.strip()}\n"
+
+
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Return a member without what differs between clones; ``None`` for git's own files."""
     if member.name.rsplit("/", 1)[-1] == ".git":

@@ -56,6 +56,7 @@ class Interpreter(TypedDict):
     compiler: bool
     launcher: bool
     pip: bool
+    uv: bool
     protected: dict[str, str]
     components: dict[str, str]
     missing: list[str]
@@ -104,6 +105,7 @@ def look() -> Interpreter:
         "compiler": any(shutil.which(name) for name in ("cc", "gcc", "c++")),
         "launcher": os.path.exists(MANIFEST),
         "pip": False,
+        "uv": bool(shutil.which("uv")),
         "protected": {},
         "components": {},
         "missing": [],

@@ -150,15 +150,19 @@ def libraries_of_other_builds(components: Sequence[Component], steps: Sequence[S
 
     ``pip freeze`` of such a build lists them, and so does a project's lock.
     """
+    present = {package.name for step in steps if step.in_image for package in step.python}
+    return library_names(components, present | protected_distributions(components, steps).keys(), facts)
+
+
+def library_names(components: Sequence[Component], present: Set[str], facts: Facts) -> tuple[str, ...]:
+    """Return the same for an image by what it has; components: those whose frameworks count."""
     frameworks = {name for each in components if each.frameworks and each.protected for name in each.protected}
     patterns = {pattern for each in facts.components if each.needs_cuda for pattern in each.protected} | frameworks
     found: set[str] = set()
     for lock in facts.locks.values():
         packages = {package.name: package for package in lock.packages if not package.build}
         found.update(_closure([name for name in frameworks if name in packages], packages))
-    present = {package.name for step in steps if step.in_image for package in step.python}
-    present |= protected_distributions(components, steps).keys()
-    return tuple(sorted(name for name in found - present if any(fnmatchcase(name, pattern) for pattern in patterns)))
+    return tuple(sorted(each for each in found - present if any(fnmatchcase(each, pattern) for pattern in patterns)))
 
 
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:

@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name
 
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
+from trainworks.extend.lock import locked_hashes
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
-from trainworks.extend.reading.lines import locked_hashes
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
 from trainworks.imagetest.packages import BundledPackage, PackagesAnswer, PythonDistribution, SystemPackage

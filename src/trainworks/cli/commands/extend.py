@@ -23,7 +23,7 @@ from trainworks.cli.grammar import (
 from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
 
-STAGES = ("render", "build", "test")
+STAGES = ("plan", "render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
 
 
@@ -105,6 +105,9 @@ def add_contents(grammar: Grammar) -> None:
         metavar="PACKAGE",
         help="take no source archive of this package; :all: for no package",
     )
+    grammar.add_argument(
+        "--strict", action="store_true", help="refuse lines of another torch; default: keep the base's"
+    )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
     grammar.add_argument(
         "--build-env",
@@ -150,6 +153,7 @@ def run(options: Namespace, root: Path) -> int:
         extras=tuple(options.extra),
         groups=tuple(options.group),
         entry_point=options.entry_point,
+        strict=options.strict,
         until=options.until,
         engine=options.engine,
         output=options.output,

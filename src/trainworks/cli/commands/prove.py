@@ -99,6 +99,7 @@ def run(options: Namespace, root: Path) -> int:
             build_environment=dict(options.build_env),
             source=options.source,
             entry_point=options.entry_point,
+            strict=options.strict,
             engine=options.engine,
         )
     request = ProveRequest(

@@ -1,1 +1,0 @@
-"""Files that say which Python packages an image is extended with."""
