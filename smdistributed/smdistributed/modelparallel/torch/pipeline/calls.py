@@ -113,6 +113,10 @@ class RemoteCall:
         port.post(self.last, message, grads, "gradients")
 
 
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)  # noqa: SLF001
+"""Whether a running pass leaves its graph. PyTorch 2.4 does not say; a second pass over a call is an error there."""
+
+
 class _Remote(torch.autograd.Function):
     """Records a remote call in the graph.
 
@@ -147,7 +151,7 @@ class _Remote(torch.autograd.Function):
         # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the first of the inputs.
         mode = Mode(
             bool(torch._C._will_engine_execute_node(ctx.next_functions[0][0])),  # noqa: SLF001
-            bool(torch._C._autograd._get_current_graph_task_keep_graph()),  # noqa: SLF001
+            bool(_keeps_graph()),
         )
         return (None, None, None, *call.backward(wanted, mode))
 
