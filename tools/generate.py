@@ -25,9 +25,9 @@ from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
-from trainworks.inspect.listing import summary_markdown  # noqa: E402
+from trainworks.inspect.listing import patches_until, summary_markdown  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
-from trainworks.plan.select import request_for, version_key  # noqa: E402
+from trainworks.plan.select import request_for, sorted_rows, version_key  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -73,6 +73,16 @@ def drivers(facts: Facts) -> str:
             cells.setdefault(row.minimum_driver, []).append(row.name)
     lines = ["| `--cuda` | NVIDIA driver at least |", "|---|---|"]
     return "\n".join([*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]) + "\n"
+
+
+def choice(facts: Facts) -> str:
+    """Return what one chooses among: of each CUDA the framework's version, the driver, and the end of its patches."""
+    lines = ["| `--cuda` | framework | NVIDIA driver at least | patches until |", "|---|---|---|---|"]
+    for row in sorted_rows(facts):
+        if facts.sources_of(row) == "packages" and facts.base_by_name[row.base].architecture == "amd64":
+            driver = facts.cuda_by_name[row.cuda].minimum_driver or "-"
+            lines.append(f"| `{row.cuda}` | {row.framework} {row.version} | {driver} | {patches_until(row, facts)} |")
+    return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
 def instances(facts: Facts) -> str:
@@ -171,6 +181,7 @@ def main() -> int:
     facts = load(ROOT)
     parts = {
         "components": components(facts),
+        "choice": choice(facts),
         "drivers": drivers(facts),
         "proved": proved(facts),
         "summary": summary_markdown(facts),

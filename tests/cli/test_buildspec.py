@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import yaml
 
 from trainworks.assemble.many import plan_targets
-from trainworks.cli.commands import push
+from trainworks.cli.commands import lock, prove, push
 from trainworks.cli.commands.build import parser
 from trainworks.facts.rows import Facts
 
@@ -148,10 +149,17 @@ def words_of(content: Any) -> list[list[str]]:
     return [shlex.split(command.partition(" > ")[0]) for _, _, command in commands]
 
 
+def options_of(words: list[str]) -> Namespace:
+    """Return the options of a call of `build.py` without a command's name."""
+    return parser().parse_args(words[2:])
+
+
 def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -> None:
-    build, pushes = words_of(content)
-    assert build[:2] == pushes[:2] == [".venv/bin/python", "build.py"]
-    options = parser().parse_args(build[2:])
+    locks, build, pushes, proves = words_of(content)
+    assert all(words[:2] == [".venv/bin/python", "build.py"] for words in (locks, build, pushes, proves))
+    assert lock.parser().parse_args(locks[3:]).only == options_of(build).only == ["$TARGET"]
+    assert prove.parser().parse_args(proves[3:]).pushed == "$REPOSITORY:$TARGET"
+    options = options_of(build)
     assert (options.only, options.until, options.strict) == (["$TARGET"], "test", True)
     assert pushes[2] == "push"
     pushed = push.parser().parse_args(pushes[3:])
@@ -183,14 +191,14 @@ def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_pa
 
 
 def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
-    """CodeBuild ends a phase at the first command that fails; the push is the last one."""
+    """CodeBuild ends a phase at the first command that fails; what is pushed is proved by what the registry has."""
     assert content["phases"]["build"]["on-failure"] == "ABORT"
-    assert [words[2] for words in words_of(content)] == ["--only", "push"]
+    assert [words[2] for words in words_of(content)] == ["lock", "--only", "push", "prove"]
     assert "post_build" not in content["phases"]
 
 
 def test_reports_come_from_where_they_are_written(content: Any) -> None:
-    folder = str(parser().parse_args(words_of(content)[0][2:]).junit)
+    folder = str(options_of(words_of(content)[1]).junit)
     assert content["artifacts"]["base-directory"] == folder
     assert {report["base-directory"] for report in content["reports"].values()} == {folder}
     assert f"mkdir -p {folder}" in content["phases"]["pre_build"]["commands"]

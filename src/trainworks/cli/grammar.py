@@ -77,7 +77,7 @@ FACTS = Source("images/, templates/", "rows and recipes: of --root, else of the 
 HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins")
 APT_SETTINGS = Source("/etc/apt", "this machine's Debian archives")
 DOCKER_HOST = Source("DOCKER_HOST", "address of the Docker daemon; default: the local one")
-LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/push.md)")
+LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/ship.md)")
 MEMORY = Source("XDG_CACHE_HOME", "folder for caches, which can be deleted at any time; default: ~/.cache")
 
 PLANNING_ERRORS = (FactsError, UnknownNameError, LockError, CompatibilityError)
@@ -107,7 +107,7 @@ class Grammar(argparse.ArgumentParser):
         done: What exit status 0 means.
         fails: The errors that it can end with, besides those of every command.
         reads: Files and variables that it reads.
-        see_also: Commands (``push``) and pages (``docs/push.md``).
+        see_also: Commands (``push``) and pages (``docs/ship.md``).
         usage: The usage line; default: the required words and ``[options]``.
         program: How the command is called; default: ``build.py COMMAND``.
         check: Looks at the values of the words.

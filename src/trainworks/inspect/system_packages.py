@@ -109,7 +109,7 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
     if found["kind"] != "deb":
         raise UnknownNameError(
             f"{reference} has no Debian packages but {found['kind']} packages of {found['distribution']}",
-            hint="only archives of Debian and Ubuntu can be asked; scan its bill of materials instead (docs/scan.md)",
+            hint="only archives of Debian and Ubuntu can be asked; scan its bill of materials instead (docs/ship.md)",
         )
     one_line, _, newer = archives.partition("#:\n")
     return SystemPackages(

@@ -18,7 +18,7 @@ CYCLONEDX = "https://cyclonedx.org/bom"
 
 BUILD_TYPE = "urn:trainworks:build:1"
 EXTEND_TYPE = "urn:trainworks:extend:1"
-"""The types of builds; docs/proof.md describes their parameters."""
+"""The types of builds; docs/ship.md describes their parameters."""
 
 LOCAL_BUILDER = "urn:trainworks:builder:local"
 """The builder if none is named: this machine."""

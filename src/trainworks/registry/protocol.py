@@ -271,7 +271,7 @@ class Client:
             absent = AbsentError(f"{doing}: not found at {host} ({said})", hint=hint)
             absent.certain = codes <= ABSENT
             return absent
-        again = f"log in again (`docker login {host}`; for ECR see docs/push.md), then repeat the command"
+        again = f"log in again (`docker login {host}`; for ECR see docs/ship.md), then repeat the command"
         known = {
             401: (f"{host} rejects the user or password", again),
             403: (f"permission denied by {host}", "give the user the right to push, or log in again"),
@@ -281,7 +281,7 @@ class Client:
         what, hint = known.get(answer.status, (f"{host} refuses", stranger))
         if answer.status == HTTPStatus.UNAUTHORIZED and not self.login(host):
             what = f"{host} requires a login, and this machine has none"
-            hint = f"`docker login {host}`; docs/push.md lists the other sources of logins"
+            hint = f"`docker login {host}`; docs/ship.md lists the other sources of logins"
         return RegistryError(f"{doing}: {what} ({said})", hint=hint)
 
     def _base(self, host: str) -> str:

@@ -338,6 +338,6 @@ def oras() -> str:
     if not found:
         raise HostError(
             "there is no `oras` program on PATH, which talks to registries",
-            hint="install the package oras (Debian 13: `apt-get install oras`; `brew install oras`); see docs/push.md",
+            hint="install the package oras (Debian 13: `apt-get install oras`; `brew install oras`); see docs/ship.md",
         )
     return found[0]

@@ -136,7 +136,7 @@ def parser() -> Grammar:
         help="record what is not locked at its first download, with a warning",
     )
     how.add_argument("--record", action="store_true", help="record the build in images/built.toml; implies --strict")
-    push = grammar.add_argument_group("push (docs/push.md)")
+    push = grammar.add_argument_group("push (docs/ship.md)")
     push.add_argument(
         "--push", action="store_true", help="push the image after its tests have passed; implies --strict"
     )

@@ -45,7 +45,7 @@ def parser() -> Grammar:
         done="no security update is missing",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
-        see_also=("prove", "docs/security-updates.md", "docs/scan.md"),
+        see_also=("prove", "docs/ship.md"),
     )
     grammar.add_argument(
         "image",
@@ -67,7 +67,7 @@ def run(options: Namespace, root: Path) -> int:
     if report.updates:
         raise OutdatedError(
             f"{report.name}: security updates are missing: {', '.join(each.source for each in report.updates)}",
-            hint="`build.py lock --upgrade system` and a build bring them (docs/security-updates.md)",
+            hint="`build.py lock --upgrade system` and a build bring them (docs/ship.md)",
             reported=True,
         )
     return 0

@@ -34,7 +34,7 @@ def parser() -> Grammar:
         done="copied",
         fails=(HostError, RegistryError),
         reads=(LOGINS, HOST_SETTINGS),
-        see_also=("push", "prove", "docs/push.md"),
+        see_also=("push", "prove", "docs/ship.md"),
     )
     grammar.add_argument("source", metavar="ADDRESS", help="copy this image: HOST/NAME@sha256:... or HOST/NAME:TAG")
     grammar.add_argument(

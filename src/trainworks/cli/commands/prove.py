@@ -58,7 +58,7 @@ def parser() -> Grammar:
             LOGINS,
             Source("SOURCE_DATE_EPOCH", "the time that the documents give, in seconds since 1970"),
         ),
-        see_also=("verify", "push", "docs/proof.md"),
+        see_also=("verify", "push", "docs/ship.md"),
     )
     grammar.add_argument(
         "target",

@@ -58,7 +58,7 @@ def parser() -> Grammar:
         done="pushed",
         fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, HostError, LockError, RegistryError),
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
-        see_also=("promote", "prove", "docs/push.md"),
+        see_also=("promote", "prove", "docs/ship.md"),
     )
     grammar.add_argument("image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target")
     add_repositories(grammar, required=True)

@@ -19,7 +19,7 @@ def parser() -> Grammar:
         summary="hold what cosign has verified of an image to a policy",
         details="Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and cyclonedx: from "
         "files, or stdin. cosign checks the signatures; this checks that both statements are about the image and say "
-        "what you demand. docs/proof.md has the whole command line.",
+        "what you demand. docs/ship.md has the whole command line.",
         examples=(
             Example(
                 "verify r.example.org/pytorch@sha256:... proven.jsonl",
@@ -37,7 +37,7 @@ def parser() -> Grammar:
         fails=(ProofError,),
         reads=(),
         check=_check,
-        see_also=("prove", "docs/proof.md"),
+        see_also=("prove", "docs/ship.md"),
     )
     grammar.add_argument("image", metavar="ADDRESS", help="the image that cosign checked: HOST/NAME@sha256:...")
     grammar.add_argument("files", nargs="*", type=Path, metavar="FILE", help="read cosign's output; default: stdin")
