@@ -2,12 +2,10 @@
 """Measures how long a job needs after the death of a rank: ours beside torchrun alone, same script, Python and torch.
 
 Two CPU ranks train with gloo; in the first life rank 1 kills itself at its third step (SIGKILL), torchrun starts both
-again, and what is measured is the time from the death to the first step of the last rank. Four scenarios: one host;
-two hosts (network namespaces, root); one host whose other rank has a handler of SIGTERM and waits where Python cannot
-run it, as in a collective of GPUs; and, as a section of its own (`--only standby`), one host with TRAINWORKS_STANDBY=on
-whose rank dies 40 s after its start, when the Pythons that stand by have imported. Each is split at what the ranks say:
-their processes were started (read from proc), first line, torch imported, first step. Both take turns. Needs torch in
-.cache/peers/programs (`make peers`).
+again, and what is measured is the time from the death to the first step of the last rank. Three scenarios: one host;
+two hosts (network namespaces, root); and one host whose other rank has a handler of SIGTERM and waits where Python
+cannot run it, as in a collective of GPUs. Each is split at what the ranks say: their processes were started (read from
+proc), first line, torch imported, first step. Both take turns. Needs torch in .cache/peers/programs (`make peers`).
 
 `--ft-launcher PREFIX`: an environment with nvidia-resiliency-ext, whose `ft_launcher` is measured beside them.
 """
@@ -63,8 +61,6 @@ if waits:
 for step in range(6):
     if step == 3 and first:
         if rank == "1":
-            if "late" in sys.argv:
-                time.sleep(max(0, started + 40 - time.monotonic()))
             open(mark, "w").close()
             say("died")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -166,13 +162,6 @@ LINES: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("- to the first step", ("step", "imported"), 0),
 )
 
-STANDBY_LINES: tuple[tuple[str, tuple[str, ...], float], ...] = (
-    LINES[0],
-    ("- death to the first line of the script", ("line",), PROMISE),
-    ("- to the first step, with the import of torch", ("step", "line"), 0),
-)
-"""Of ranks whose processes are older than the death."""
-
 
 def column(turns: Sequence[Turn], of: Sequence[str]) -> tuple[float, ...]:
     """Return one measurement of the turns that ended well. of: a part, or the part and the one from which it counts."""
@@ -180,15 +169,13 @@ def column(turns: Sequence[Turn], of: Sequence[str]) -> tuple[float, ...]:
     return tuple(after[of[0]] - (after[of[1]] if of[1:] else 0) for after in well)
 
 
-def figures_of(
-    name: str, ours: Sequence[Turn], peer: Sequence[Turn], lines: Sequence[tuple[str, tuple[str, ...], float]]
-) -> list[Figure]:
+def figures_of(name: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
     """Return the lines of one scenario. Raises SystemExit if no job of ours ended well."""
     if not any(turn.lives for turn in ours):
         raise SystemExit(f"{name}: no job of ours ended well")
     found = [
         Figure(name=f"{name}: {words}", unit="s", ours=column(ours, of), peer=column(peer, of), promise=promise)
-        for words, of, promise in lines
+        for words, of, promise in LINES
     ]
     starts = [tuple(turn.start for turn in turns if turn.lives) for turns in (ours, peer)]
     return [*found, Figure(name=f"{name}: (the first start)", unit="s", ours=starts[0], peer=starts[1])]
@@ -200,15 +187,12 @@ def main() -> int:
     parser.add_argument("--prefix", type=Path, default=ROOT / ".cache/peers/programs", help="environment with torch")
     parser.add_argument("--ft-launcher", type=Path, metavar="PREFIX", help="environment with nvidia-resiliency-ext")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="jobs of each (default: %(default)s)")
-    parser.add_argument("--only", choices=("one", "two", "waits", "standby"), nargs="+", help="these scenarios only")
+    parser.add_argument("--only", choices=("one", "two", "waits"), nargs="+", help="these scenarios only")
     parser.add_argument("--write", action="store_true", help="record the section in benchmarks/results.md")
     asked = parser.parse_args()
-    if asked.only and "standby" in asked.only and asked.only != ["standby"]:
-        parser.error("standby is a section of its own")
     bin_ = asked.prefix.absolute() / "bin"
     programs = {name: str(bin_ / name) for name in ("python", "torchrun")}
     chosen = asked.only or ("one", "waits", "two")
-    standby = "standby" in chosen
     figures: list[Figure] = []
     with private_folder() as folder:
         (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
@@ -239,9 +223,6 @@ def main() -> int:
                 "ours": Launch((*ours, "{mark}", *words), own),
                 "peer": Launch((*alone, "{mark}", *words), variables),
             }
-            if "late" in words:
-                launches["ours, without it"] = launches["ours"]
-                launches["ours"] = Launch(launches["ours"].command, {**own, "TRAINWORKS_STANDBY": "on"})
             if ft and not network and not words:
                 path = {**variables, "PATH": f"{Path(ft[0]).parent}:{variables['PATH']}"}
                 ft_words = (*ft, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py", "{mark}")
@@ -256,31 +237,27 @@ def main() -> int:
                 lives = ", ".join(str(turn.lives) for turn in made if turn.lives) or "-"
                 after = amount(column(made, ("step",)), "s") or "-"
                 rows.append((name, side, str(len(made)), str(sum(turn.lives > 0 for turn in made)), lives, after))
-            lines = STANDBY_LINES if "late" in words else LINES
-            figures.extend(figures_of(name, turns["ours"], turns["peer"], lines))
+            figures.extend(figures_of(name, turns["ours"], turns["peer"]))
 
         if "one" in chosen:
             scenario("one host", 2, (), None)
         if "waits" in chosen:
             scenario("a rank that waits", 2, ("waits",), None)
-        if standby:
-            scenario("one host", 2, ("late",), None)
         if "two" in chosen and os.geteuid() == 0:
             with network_of(2) as network:
                 scenario("two hosts", 1, (), network)
         found["load at the end"] = load()
     section = Section(
-        title="Restart of a job of two CPU ranks" + (", with a Python that stands by" if standby else ""),
+        title="Restart of a job of two CPU ranks",
         machine=found,
         figures=tuple(figures),
         peer="torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with the same script, "
-        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed"
-        + (", also one whose rank died 40 s after its start." if standby else "."),
+        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed.",
         details=(table(rows),),
     )
     print(describe(section))
     if asked.write:
-        write("restarts-standby" if standby else "restarts", section)
+        write("restarts", section)
     return 0
 
 

@@ -16,7 +16,6 @@ from test_launcher_plan import EIGHT_GPUS, SCENARIOS, TORCH, TWO_GROUPS
 from trainworks_launcher.command.explain import explain, to_json, to_table
 from trainworks_launcher.command.options import COMMANDS, UsageError, find_command, parse
 from trainworks_launcher.command.rank_map import rank_map
-from trainworks_launcher.command.timeline import timeline
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import SWITCHES
 from trainworks_launcher.contract.values import Json
@@ -132,38 +131,6 @@ Ranks, 2 hosts x 2 (* is this host):
 def test_a_map_says_which_rank_is_where(name: str) -> None:
     made, shown = MAPS[name]
     assert "\n".join(rank_map(make_job(made).placement, made.devices)) == shown
-
-
-def test_a_job_that_has_ended_is_a_line_of_time_for_each_host() -> None:
-    hosts: list[Json] = [
-        {"host": "algo-1", "seconds_to_first_output": 50.0},
-        {"host": "algo-10", "seconds_to_first_output": 99.6},
-        {"host": "algo-3", "seconds_to_first_output": None},
-    ]
-    assert (
-        "\n".join(timeline({"kind": "failed", "seconds": 200.0, "hosts": hosts}))
-        == """\
-Last run, failed 200.0 s after the start of the program (. no output yet, # after the first):
-  algo-1   ..........##############################  first output after 50.0 s
-  algo-10  ....................####################  first output after 99.6 s
-  algo-3   ........................................  no output is known"""
-    )
-    many: list[Json] = [{"host": f"h{number}"} for number in range(30)]
-    assert timeline({"seconds": 0, "hosts": many})[-1] == "  and 10 more hosts"
-    assert timeline({}) == timeline({"seconds": True, "hosts": hosts}) == ()
-
-
-def test_explain_shows_the_last_run(tmp_path: Path) -> None:
-    write_inputs(tmp_path, "print('trained')", {}, {})
-    with Launcher(tmp_path, "explain") as before:
-        assert before.wait() == 0
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 0
-    with Launcher(tmp_path, "explain") as after:
-        assert after.wait() == 0
-    assert "Last run, " not in before.text
-    assert "\nLast run, succeeded " in after.text
-    assert "  first output after " in after.text
 
 
 def test_the_table_as_json_says_the_same() -> None:

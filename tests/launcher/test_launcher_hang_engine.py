@@ -6,7 +6,6 @@ Hosts are network namespaces (``launcher_network``). The rank that differs is ra
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import re
 import subprocess
@@ -164,9 +163,7 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
         *(f"rank {rank} on algo-{rank // 2 + 1}" for rank in range(4)),
     ]
     assert not (hosts[1].base / "output/data/hang.svg").exists()
-    summary = json.loads((hosts[0].base / "output" / names.SUMMARY_FILE).read_text(encoding="utf-8"))
-    assert summary["seconds_without_progress"] is not None
-    assert [host["host"] for host in summary["hosts"]] == ["algo-1", "algo-2"]
+    assert re.search(r"summary: .* on 2 hosts, .* without progress", hosts[0].text)
 
 
 WAITS_FOR_EVER = {
@@ -245,46 +242,6 @@ together()
     assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
     assert re.match(r"no rank has made progress for 5 s: rank 3 on algo-2 is in odd \(", hosts[0].failure)
     assert hosts[0].failure == hosts[1].failure
-
-
-def test_the_summary_names_the_rank_that_others_waited_for(manifest: Path, tmp_path: Path) -> None:
-    """From the looks of a host that says nothing; a collective of this test's own, for torch's takes long to load."""
-    collective = tmp_path / "code/site-packages/torch/distributed/distributed_c10d.py"
-    collective.parent.mkdir(parents=True)
-    collective.write_text(
-        """
-import os, threading
-def all_reduce():
-    while not os.path.exists("go on"):
-        threading.Event().wait(0.05)
-""",
-        encoding="ascii",
-    )
-    script = f"""
-import os, runpy, threading
-def wait_for(file):
-    while not os.path.exists(file):
-        threading.Event().wait(0.05)
-def work():
-    open("at work", "w").close()
-    wait_for("go on")
-all_reduce = runpy.run_path({str(collective)!r})["all_reduce"]
-if os.environ["RANK"] == "1":
-    work()
-else:
-    wait_for("at work")
-    all_reduce()
-"""
-    write_inputs(tmp_path, script, {**MODE}, {})
-    given = {**variables(spy=True), "TRAINWORKS_HANG": "warn", "TRAINWORKS_HANG_LIMIT_SECONDS": "2"}
-    with Launcher(tmp_path, variables={**given, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
-        launcher.read_until("waits in all_reduce (")
-        (tmp_path / "code/go on").touch()
-        assert launcher.wait() == 0, launcher.text
-    summary = json.loads((tmp_path / "output" / names.SUMMARY_FILE).read_text(encoding="utf-8"))
-    assert summary["waited_for"]["rank"] == 1, launcher.text
-    assert summary["waited_for"]["waited"] == 0
-    assert " without progress, the others waited most for rank 1 on " in launcher.text
 
 
 def test_a_rank_of_mpi_that_hangs_is_named(network: Network, tmp_path: Path) -> None:

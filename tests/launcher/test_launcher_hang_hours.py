@@ -216,7 +216,7 @@ class Made(Eyes):
         took = {10: (int(self.world.now * 1e9), 0)}
         rank = Process("1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads)
         seen = {10: rank, 11: Process("2", cpu=cpu)}
-        return Look(self.world.now, (10,), seen, ranks={roots[0].rank: 10}, wrote=self.wrote(roots))
+        return Look(self.world.now, (10,), seen, wrote=self.wrote(roots))
 
     def wrote(self, roots: Sequence[Root]) -> Mapping[int, int]:
         del roots

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
@@ -21,7 +21,6 @@ from trainworks_launcher.contract import names
 if TYPE_CHECKING:
     from trainworks_launcher.command.options import Parsed
     from trainworks_launcher.contract.stop_signals import EarlyStops
-    from trainworks_launcher.contract.values import Json
     from trainworks_launcher.given.invocation import Invocation
 
 _HELP = """\
@@ -214,7 +213,6 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.command import explain
     from trainworks_launcher.command.options import value_of
     from trainworks_launcher.command.rank_map import rank_map
-    from trainworks_launcher.command.timeline import timeline
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.environment import read_environment
@@ -239,23 +237,7 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
         sys.stdout.write(explain.to_json(plan, rows))
     else:
         sys.stdout.write(explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices)))
-        ended = timeline(_summary(environment.output))
-        sys.stdout.write("".join(f"{line}\n" for line in ("", *ended)) if ended else "")
     return 0
-
-
-def _summary(output: str) -> Mapping[str, Json]:
-    """Return what the last run here took, ``{}`` if nothing says it."""
-    from pathlib import Path
-
-    from trainworks_launcher.contract import files
-    from trainworks_launcher.contract.values import decode, mapping
-
-    try:
-        found = mapping(decode(files.read_text(Path(output, names.SUMMARY_FILE))))
-    except (OSError, ValueError):
-        return {}
-    return found if found.get("writer") == names.SUMMARY_WRITER else {}
 
 
 def _train(asked: Invocation | None = None, measures: bool = False) -> int:

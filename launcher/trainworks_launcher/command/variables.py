@@ -29,7 +29,6 @@ SETTINGS = (
     Setting(names.CHECK_VARIABLE, "quick", "checks of the hosts before the start: quick, off", True),
     Setting(names.MIN_HOSTS_VARIABLE, "all", "hosts with which a torchrun job goes on when others are lost"),
     Setting(names.GIVE_UP_VARIABLE, "on", "end a job whose restarts lead nowhere"),
-    Setting(names.STANDBY_VARIABLE, "off", "a Python beside each rank that has imported torch for a restart"),
     Setting(names.NUMA_VARIABLE, "auto", "torchrun's --numa-binding"),
     Setting(names.HEARTBEAT_FILE_VARIABLE, "none", "file that the script touches to show progress"),
     Setting(
@@ -42,7 +41,7 @@ SETTINGS = (
     Setting(names.ARGUMENT_STYLE_VARIABLE, "value", "how hyperparameters become arguments: value, flag, json, ..."),
     Setting(names.STRICT_VARIABLE, "off", "refuse requirements that the image cannot fulfil as written"),
     Setting(names.LOG_PREFIX_VARIABLE, "on", "[HOST rank N] before the lines of ranks"),
-    Setting(names.SUMMARY_VARIABLE, "on", "a line and a file about what the job took"),
+    Setting(names.SUMMARY_VARIABLE, "on", "a line of the log about what the job took"),
     Setting(names.CLEAN_EXIT_VARIABLE, "on", "wait for gloo's threads when a Python of the job ends"),
     Setting(names.EXPLAIN_VARIABLE, "off", "1: the log begins with the table of train explain"),
     Setting(names.IMAGE_MANIFEST_VARIABLE, "the image's", "path of the image manifest"),

@@ -58,15 +58,6 @@ FAILURE_SCHEMA = 1
 HANG_DIRECTORY = "data"
 """Where the stacks of ranks that hang and torch's own records are written; the platform uploads it."""
 
-SUMMARY_FILE = "data/summary.json"
-"""What a job took, of all its hosts; written by the leader at the end. Fields: docs/summary.md."""
-
-SUMMARY_SCHEMA = 1
-"""Version of the form of SUMMARY_FILE; it grows when a field changes its meaning or goes."""
-
-SUMMARY_WRITER = "trainworks"
-"""Value of ``writer`` in SUMMARY_FILE, by which it is known to be the launcher's."""
-
 SUCCESS_FILE = "success"
 """Empty file, written when every host ended with status 0 (as sagemaker-training)."""
 
@@ -172,7 +163,7 @@ NUMA_BINDINGS = ("auto", "off", "node", "socket", "exclusive", "core-complex")
 """``auto``, the default: the CPUs of the GPU's node, where they are known. ``off``: all. The others are torchrun's."""
 
 SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
-"""``on`` or ``off``: whether a job ends with a line about what it took, and SUMMARY_FILE; default on."""
+"""``on`` or ``off``: whether the log ends with a line about what the job took; default on."""
 
 GIVE_UP_VARIABLE = "TRAINWORKS_GIVE_UP"
 """``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without a step further end a job; default on."""
@@ -188,17 +179,6 @@ they join. Removed from the environment of everything that is started. Default: 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
 """How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
 ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
-
-STANDBY_VARIABLE = "TRAINWORKS_STANDBY"
-"""``on``, ``off`` or names of modules, separated by commas: what a Python per rank imports beforehand, which takes over
-when torchrun starts the rank again. ``on`` is STANDBY_MODULES; default off."""
-
-STANDBY_MODULES = ("torch", "torch._dynamo")
-"""What a standby imports if nothing else is named: torch, and what DistributedDataParallel imports when it is first
-used, which takes as long again. One that this torch does not have is left out."""
-
-STANDBY_SECONDS = 10.0
-"""From the start of a rank until its standby imports: the ranks themselves are busy with that first."""
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 """Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
@@ -238,10 +218,7 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``standby``."""
-
-STANDBY_CHANNEL_VARIABLE = "TRAINWORKS_STANDBY_CHANNEL"
-"""What a standby is told: its descriptor, when to import (seconds) and modules, with spaces between. No rank has it."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.

@@ -6,7 +6,6 @@ the container); both are the user's, so two different values are a contradiction
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from trainworks_launcher.contract import names
@@ -16,8 +15,6 @@ from trainworks_launcher.contract.values import Json
 MODE = "torch_distributed"
 """The only mode whose launcher can start ranks again."""
 
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
-
 
 class Elastic(NamedTuple):
     """What may happen after a failure.
@@ -25,12 +22,10 @@ class Elastic(NamedTuple):
     Attributes:
         restarts: How often torchrun starts failed ranks again; 0: never.
         minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
-        standby: Modules that a Python per rank imports beforehand, to take over after a restart; (): there is none.
     """
 
     restarts: int = 0
     minimum_hosts: int = 0
-    standby: tuple[str, ...] = ()
 
     @property
     def asked(self) -> bool:
@@ -47,7 +42,6 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
         hosts: Number of hosts of the distribution.
         all_hosts: Number of hosts of the job, with those that take no part in the distribution.
     """
-    standby = _standby(reader)
     numbers = _Numbers(reader)
     restarts = numbers.read(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
     minimum = numbers.read(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
@@ -56,7 +50,7 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
         advice = f"leave it out, or start the job with {MODE}"
         reader.refuse(f"a job of mode {mode} cannot restart its processes", where, advice)
     if minimum is None or minimum == hosts:
-        return Elastic(restarts or 0, standby=standby)
+        return Elastic(restarts or 0)
     if hosts < all_hosts:
         where = " or ".join(sorted(numbers.given))
         what = f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
@@ -65,21 +59,7 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
         what = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
         where = " and ".join(sorted(numbers.given))
         reader.refuse(what, where, "a job goes on without a lost host by a restart: allow at least 1")
-    return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum, standby)
-
-
-def _standby(reader: Reader) -> tuple[str, ...]:
-    """Return the modules that a standby imports; () for none."""
-    value = reader.variables.get(names.STANDBY_VARIABLE, "").strip()
-    if value in ("", "on", "off"):
-        return names.STANDBY_MODULES if value == "on" else ()
-    modules = tuple(word.strip() for word in value.split(","))
-    for module in modules:
-        if not _MODULE.fullmatch(module):
-            what, where = f"{module!r} is not the name of a Python module", f"variable {names.STANDBY_VARIABLE}"
-            reader.refuse(what, where, "set it to on, off, or modules with commas between: torch,transformers")
-            return ()
-    return modules
+    return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
 
 
 class _Numbers:

@@ -404,12 +404,14 @@ class _Supervisor:
             return
         from trainworks_launcher.supervise.summary import account  # the program has the first milliseconds
 
-        self._account = account.Account(self._loop, self._plan, self._base, self._log)
+        member = self._plan.member or self._plan.host
+        hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
+        self._account = account.Account(self._loop, member, hosts, self._log)
         self._heard[account.MESSAGE] = self._account.told
         devices, launcher = self._environment.devices, self._environment.launcher_directory
         program = (self._environment.launcher_python, "-I", f"{launcher}/programs/gpu_use.py")
-        asked = devices.gpus > 0 and devices.visible_gpus != ()
-        self._account.gauges.begin(program if asked else (), devices.visible_gpus)
+        if devices.gpus > 0 and devices.visible_gpus != ():
+            self._account.watch_gpus(program, devices.visible_gpus or ())
 
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
@@ -623,7 +625,7 @@ class _Supervisor:
         if self._daemons is not None:
             self._daemons.reap()
         own = [child.pid for child in (command,) if child is not None]
-        own += self._account.gauges.pids if self._account is not None else ()
+        own += self._account.pids if self._account is not None else ()
         own += self._guardian.pids
         own += self._daemons.pids if self._daemons is not None else ()
         orphans = self._family.reap((*own, *self._auxiliaries.pids))
@@ -691,19 +693,17 @@ class _Supervisor:
     def _tell_figures(self, account: Account) -> None:
         """Nothing runs here any more: tell the leader what this host took."""
         from trainworks_launcher.supervise.summary.account import MESSAGE
-        from trainworks_launcher.supervise.summary.figures import Looked
 
         ranks = self._running.ranks
         tails = [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]
-        looked = {rank: Looked(*counts) for rank, counts in self._lookout.waits.items()}
         restarts = self._rounds.restarts if self._rounds is not None else 0
-        fields = account.close(tails, restarts, self._lookout.idle, looked)
+        fields = account.close(tails, restarts, self._lookout.idle)
         self._tell(MESSAGE, **fields)
 
     def _left(self) -> None:
         """Every host knows the outcome: the leader has the figures of all of them."""
-        if self._account is not None and self._outcome is not None and self._plan.role != "worker":
-            self._account.write(self._outcome)
+        if self._account is not None and self._plan.role != "worker":
+            self._account.write()
         self._loop.stop()
 
     def _clean_up(self) -> None:

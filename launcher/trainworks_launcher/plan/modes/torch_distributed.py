@@ -72,7 +72,6 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
     if compiler:
         why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
         line.append(Reason("neuron_parallel_compile", why, Origin.USER, (compiler,)))
-    line += _standby(job)
     line += [
         Reason("torchrun", "starts the processes of this host", Origin.IMAGE, (torchrun,)),
         _hosts(job),
@@ -91,22 +90,6 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
         why = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
     return [*line, *_numa_binding(job), *_program(job)]
-
-
-def _has_standby(job: Job) -> bool:
-    """Return whether ranks may be started again, with Pythons that stand by for them."""
-    elastic = job.placement.elastic
-    return bool(elastic.standby and elastic.restarts and job.program.entry.in_python)
-
-
-def _standby(job: Job) -> list[Reason]:
-    """Return the words in front of torchrun that keep a Python beside each rank, which takes over after a restart."""
-    if not _has_standby(job):
-        return []
-    environment, modules = job.environment, ",".join(job.placement.elastic.standby)
-    python, program = environment.programs["python"], f"{environment.launcher_directory}/programs/standby.py"
-    why = f"{names.STANDBY_VARIABLE}: a Python beside each rank imports {modules}, and takes over after a restart"
-    return [Reason("standby.py", why, Origin.USER, (python, program, modules, f"{names.STANDBY_SECONDS:g}"))]
 
 
 def _numa_binding(job: Job) -> list[Reason]:
@@ -145,9 +128,6 @@ def _warnings(job: Job) -> tuple[str, ...]:
     found: list[str] = []
     if truth(job.environment.hyperparameters.get(names.DATA_PARALLEL_ENABLED)):
         found += common.warn_of_library(job, DATA_PARALLEL)
-    if job.placement.elastic.standby and not _has_standby(job):
-        why = "the program is not Python" if job.placement.elastic.restarts else "no restart is allowed"
-        found.append(f"{names.STANDBY_VARIABLE} has no effect: {why}")
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if job.placement.elastic.asked and leader != first:
         found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")

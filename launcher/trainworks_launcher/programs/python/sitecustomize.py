@@ -8,8 +8,6 @@ TRAINWORKS_PYTHON_HOOKS says what:
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
 - ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
   none did; and one for each exception that ended a thread. ``supervise/outcome/records.py`` reads it.
-- ``standby``: torchrun may start a rank before it is needed (``standby.py``). Such a Python waits here, before the
-  first line of its script, for the rank that it takes over.
 
 Python imports the first ``sitecustomize`` that it finds, so the next one on the path is imported here.
 """
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
-_CHANNEL = "TRAINWORKS_STANDBY_CHANNEL"  # names.STANDBY_CHANNEL_VARIABLE
 _LIMIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _GLOO_THREAD = "pt_gloo_runloop"
@@ -158,21 +155,6 @@ def _note_the_end() -> None:
     atexit.register(at_exit)
 
 
-def _stand_by(channel: str) -> None:
-    """Wait for a rank to take over. Does not return if there is none: the script must not run twice."""
-    try:
-        from importlib.util import module_from_spec, spec_from_file_location
-
-        programs = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-        spec = spec_from_file_location("trainworks_standby", os.path.join(programs, "standby.py"))  # noqa: PTH118
-        module = module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-        module.stand_by(channel)
-    except BaseException as error:  # noqa: BLE001
-        os.write(2, f"trainworks: a standby Python ended: {error!r}\n".encode())
-        os._exit(70)
-
-
 def _import_the_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     kept = sys.path[:]
@@ -195,10 +177,4 @@ for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit), ("end", _note
             _hook()
         except (OSError, AttributeError, ValueError, ImportError, RuntimeError, KeyError):
             pass
-try:
-    _import_the_next()
-finally:
-    if "standby" in os.environ.get(_HOOKS, "").split():
-        sys.trainworks_standby = True  # type: ignore[attr-defined]  # standby.py sees that such a Python would wait
-        if _CHANNEL in os.environ:
-            _stand_by(os.environ.pop(_CHANNEL))
+_import_the_next()

@@ -83,15 +83,12 @@ class Eyes:
         at = time.monotonic()
         known = _all_stats()
         found: dict[int, Process] = {}
-        ranks: dict[int, int] = {}
         for root in roots:
             for pid in _descendants(known, [root.pid]):
                 old = before.processes.get(pid) if before is not None else None
                 found[pid] = self._process(pid, known[pid], old)
-                if found[pid].stack and root.rank >= 0:
-                    ranks.setdefault(root.rank, pid)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(at, running, found, bytes_of(found), self._beat(), ranks, _wrote(roots, found))
+        return Look(at, running, found, bytes_of(found), self._beat(), _wrote(roots, found))
 
     def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
         """Return what changes when the main thread of a process writes something, as ``Look.wrote``: a cheap look."""

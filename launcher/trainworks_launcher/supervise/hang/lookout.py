@@ -100,11 +100,6 @@ class Lookout:
         self._fruitless += fruitless
         self._idle_before = self._watch.idle if self._watch is not None else 0.0
 
-    @property
-    def waits(self) -> Mapping[int, tuple[int, int]]:
-        """Rank of this host -> looks that showed its stack, and those in which it waited for others."""
-        return self._watch.waits if self._watch is not None else {}
-
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host says something about a hang; its limit may be shorter than ours."""
         self._look_now()

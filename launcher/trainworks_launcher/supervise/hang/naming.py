@@ -170,12 +170,6 @@ def row_of(
     return Row(rank, host, "kernel", waits, frames=shown)
 
 
-def waits_for_others(threads: Sequence[Thread]) -> bool:
-    """Return whether the main thread waits in a collective, as far as its Python stack shows it."""
-    main = main_thread(threads)
-    return main is not None and bool(_collective([frame for frame in main.frames if not frame.native]))
-
-
 def waits_in_a_package(threads: Sequence[Thread]) -> bool:
     """Return whether the main thread is inside an installed package other than torch and those of collectives.
 

@@ -80,7 +80,6 @@ class Look(NamedTuple):
         processes: Process id -> process: the ranks and what descends from them.
         connections: Bytes through each TCP connection of these processes.
         heartbeat: What changes when the heartbeat file is written; 0 without one.
-        ranks: Rank -> the process of it that has a Python stack; those without are left out.
         wrote: Process -> how often its main thread called write(2); None where that is no measure of its output.
     """
 
@@ -89,7 +88,6 @@ class Look(NamedTuple):
     processes: Mapping[int, Process] = MappingProxyType({})
     connections: Mapping[int, int] = MappingProxyType({})
     heartbeat: int = 0
-    ranks: Mapping[int, int] = MappingProxyType({})
     wrote: Mapping[int, int] | None = None
 
 

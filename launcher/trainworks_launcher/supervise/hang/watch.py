@@ -40,7 +40,6 @@ from trainworks_launcher.supervise.hang.naming import (
     in_compiled_code,
     name_the_odd,
     read_documents,
-    waits_for_others,
     waits_in_a_package,
 )
 from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
@@ -101,7 +100,6 @@ class Watch:
 
     Attributes:
         idle: Seconds between two looks that showed no sign of progress, in all.
-        waits: Rank of any host -> looks that showed its stack, and those in which it waited for others.
     """
 
     def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings) -> None:
@@ -125,7 +123,6 @@ class Watch:
         self._stacks = ""
         self._written = 0
         self.idle = 0.0
-        self.waits: dict[int, tuple[int, int]] = {}
         # Of the leader:
         self._pace = Pace(around.limit)
         self._quiet_hosts: dict[str, int] = {}
@@ -230,18 +227,12 @@ class Watch:
         else:
             self._looked_since = look.at
         self._before = look
-        for rank, pid in look.ranks.items():
-            self._count(rank, waits_for_others(look.processes[pid].stack))
         self._seen.add(look)
         self._judge()
         waited = time.monotonic() - self._last_sign()
         if waited > 2 * self._limit() and not self._asking:
             self._pace.excuse(waited)  # another host works
         self._tick_in(_pause(self._limit()))
-
-    def _count(self, rank: int, waits: bool) -> None:
-        looks, waited = self.waits.get(rank, (0, 0))
-        self.waits[rank] = (looks + 1, waited + waits)
 
     def _last_sign(self) -> float:
         return max(self._moved_at, self._spoke_at)

@@ -22,18 +22,6 @@ def clear(output: str) -> None:
     for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if output else ():
         with contextlib.suppress(OSError):
             Path(output, name).unlink()
-    summary = Path(output, names.SUMMARY_FILE) if output else None
-    if summary is not None and is_summary(summary):
-        with contextlib.suppress(OSError):
-            summary.unlink()
-
-
-def is_summary(file: Path) -> bool:
-    """Return whether a file is a launcher's summary: a script may have written one of that name."""
-    try:
-        return file.exists() and mapping(decode(files.read_text(file))).get("writer") == names.SUMMARY_WRITER
-    except (OSError, ValueError):
-        return False
 
 
 def users_own_failure(output: str, masker: Masker) -> str:
