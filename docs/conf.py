@@ -14,6 +14,7 @@ include_patterns = [
     "docs/*.md",
     "docs/adr/*.md",
     "docs/platforms/*.md",
+    "docs/tables/*.md",
     "*/README.md",
     "tests/gpu/README.md",
     "benchmarks/results.md",

@@ -33,7 +33,7 @@ MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generat
 
 
 PAGE = ("pytorch", "1.10.2", "cu113")
-"""The image of SageMaker's page about smp: the row whose components' proofs docs/targets.md lists."""
+"""The image of SageMaker's page about smp: the row whose components' proofs docs/tables/vendor.md lists."""
 
 
 def components(facts: Facts) -> str:
@@ -194,7 +194,7 @@ def main() -> int:
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tables").glob("*.md")))
     }
     wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
     library = ROOT / "smdistributed" / "smdistributed" / "modelparallel" / "torch"

@@ -50,17 +50,17 @@ def test_words_and_records_ask_for_nothing(copied: Path) -> None:
 
 
 def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> None:
-    before = (copied / "docs" / "targets.md").read_text(encoding="utf-8").splitlines()
+    before = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     append(
         copied / "images" / "components.toml",
         '\n[[component]]\nname = "htop"\nsummary = "htop, to look at processes"\ndebian = ["htop"]\nrpm = ["htop"]\n'
         'without = "no htop"\nsource = "Debian archive: htop"\n',
     )
     (copied / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
-    asked = "docs/targets.md is not what the facts say: run `make docs`\n"
+    asked = "docs/tables/components.md is not what the facts say: run `make docs`\n"
     assert generate(copied, "--check") == (1, asked)
-    assert generate(copied) == (0, "docs/targets.md\n")
-    after = (copied / "docs" / "targets.md").read_text(encoding="utf-8").splitlines()
+    assert generate(copied) == (0, "docs/tables/components.md\n")
+    after = (copied / "docs" / "tables" / "components.md").read_text(encoding="utf-8").splitlines()
     line = "| htop | htop, to look at processes | `--with` | no htop |"
     assert [each for each in after if each != line] == before
     assert after.count(line) == 1

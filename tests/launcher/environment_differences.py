@@ -3,7 +3,7 @@
 Each row is a correction of what sagemaker-training exports. The test applies all rows to what the real package exports
 for an input and demands exactly what the launcher exports, for hundreds of inputs; and for each row it leaves that row
 out for the row's own example and demands that they differ, so that no row outlives its difference. The table in
-docs/environment.md is made from the rows.
+docs/tables/differences.md is made from the rows.
 """
 
 from __future__ import annotations
@@ -484,7 +484,7 @@ ENDED = (
 
 
 def table() -> str:
-    """The rows as the Markdown tables of docs/environment.md."""
+    """The rows as the Markdown tables of docs/tables/differences.md."""
     lines = ["| variable | sagemaker-training | trainworks | why |", "|---|---|---|---|"]
     for row in DIFFERENCES:
         about = re.sub(r"\b[A-Z]{2,}[A-Z_]+\b", r"`\g<0>`", row.about)

@@ -331,7 +331,7 @@ def test_what_ends_sagemaker_training_is_a_job_here(tmp_path: Path, what: str, e
 
 
 def test_golden_table_of_the_documentation() -> None:
-    path = REPOSITORY / "docs" / "environment.md"
+    path = REPOSITORY / "docs" / "tables" / "differences.md"
     begin, end = "<!-- generated: differences -->\n", "<!-- end of generated -->"
     head, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, _, tail = rest.partition(end)
