@@ -194,7 +194,11 @@ def main() -> int:
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tables").glob("*.md")))
+        for path in (
+            ROOT / "README.md",
+            *sorted((ROOT / "docs").glob("*.md")),
+            *sorted((ROOT / "docs" / "tables").glob("*.md")),
+        )
     }
     wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
     library = ROOT / "smdistributed" / "smdistributed" / "modelparallel" / "torch"
