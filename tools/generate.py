@@ -36,19 +36,20 @@ PAGE = ("pytorch", "1.10.2", "cu113")
 """The image of SageMaker's page about smp: the row whose components' proofs docs/tables/vendor.md lists."""
 
 
-def components(facts: Facts) -> str:
-    """Return the reference of components: what each is, where it comes from, and what an image without it lacks."""
-    lines = ["| component | what | in an image | without it |", "|---|---|---|---|"]
+def components(facts: Facts) -> dict[str, str]:
+    """Return the tables of components: what each is, where it comes from, and what an image without it lacks."""
+    groups: dict[str, list[str]] = {"with": [], "without": [], "always": [], "vendor": []}
     for row in facts.components:
         when = "always" if row.required else "default" if row.default else "`--with`"
         if row.needs_cuda:
             when += ", CUDA only"
         if row.bases:
             when += f", {' and '.join(row.bases)} only"
-        if len(row.sources) == 1:
-            when += f", {row.sources[0]} only"
-        lines.append(f"| {row.name} | {row.summary} | {when} | {row.without or '-'} |")
-    return "\n".join(lines) + "\n"
+        group = {"always": "always", "default": "without"}.get(when.partition(",")[0], "with")
+        lines = groups["vendor" if row.sources == ("vendor",) else group]
+        lines.append(f"| {row.name} | {row.summary} | {when} | {row.without or '-'} |\n")
+    head = "| component | what | in an image | without it |\n|---|---|---|---|\n"
+    return {f"components-{name}": head + "".join(lines) for name, lines in groups.items()}
 
 
 def proved(facts: Facts) -> str:
@@ -180,7 +181,7 @@ def main() -> int:
     """Write, or with `--check` name what differs."""
     facts = load(ROOT)
     parts = {
-        "components": components(facts),
+        **components(facts),
         "choice": choice(facts),
         "drivers": drivers(facts),
         "proved": proved(facts),
