@@ -56,7 +56,6 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("check", "--only", "nonsense"), 4),
     (("check", "absent/Dockerfile"), 9),
     (("outdated", "a", *ENGINE), 6),
-    (("outdated", "absent.json"), 9),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
     (("--list", "--root", "/nonexistent"), 9),
     (("help", "nonsense"), 2),

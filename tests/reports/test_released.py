@@ -14,7 +14,7 @@ from trainworks.cli import main
 from trainworks.errors import FactsError, OutputError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.inspect.released import Released, changes, read_released, write_released
+from trainworks.inspect.catalogue import Released, changes, read_released, write_released
 from trainworks.plan.select import sorted_rows
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -56,11 +56,11 @@ def test_what_was_released_is_read(results: Path) -> None:
     assert read_released(results) == {
         CPU: Released(
             date="2026-11-26T02:00:00Z",
-            addresses=(ADDRESS,),
+            addresses=[ADDRESS],
             updates=2,
-            sizes=(("torch", 700_000_000), ("ssh", 9_000_000)),
+            sizes=[["torch", 700_000_000], ["ssh", 9_000_000]],
             packages={"pypi/torch": "2.13.0", "pypi/numpy": "2.4.0", "pypi/added": "3"},
-            changed=(),
+            changed=[],
         )
     }
 
@@ -70,11 +70,11 @@ def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None
     write(folder, {"sbom.cdx.json": NEXT["sbom.cdx.json"]})
     assert read_released(results)[CPU].packages["pypi/torch"] == "2.13.0", "one that is not pushed yet changes nothing"
     write(folder, NEXT)
-    changed = ("pypi/added 3, gone", "pypi/torch 2.13.0 -> 2.13.1")
+    changed = ["pypi/added 3, gone", "pypi/torch 2.13.0 -> 2.13.1"]
     for day in ("2026-12-01", "2026-12-02"):  # written again after a kill, or pushed elsewhere: the same image
         write_released(folder, day)
         assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (day, changed)
-    assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ("b 2, new",)
+    assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ["b 2, new"]
 
 
 def test_the_page_says_how_to_pull_and_what_changed(
@@ -95,7 +95,7 @@ def test_the_page_says_how_to_pull_and_what_changed(
 def test_results_that_are_none_are_named(results: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (results / CPU / "released.json").write_text("{}", encoding="utf-8")
     assert main(["catalogue", "--release", str(results)], root) == 9
-    assert "released.json: not what a release writes down: KeyError" in capsys.readouterr().err
+    assert "released.json: not what a release writes down: TypeError" in capsys.readouterr().err
     assert main(["catalogue", "--release", str(results / "nothing")], root) == 9
     assert "nothing is not a folder" in capsys.readouterr().err
 

@@ -71,3 +71,16 @@ def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
         listed = f"`{engine.name} images` lists them; pull an image of a registry first"
         raise UnknownNameError(f"{engine.name} has no image {reference}", hint=hint or listed)
     return image
+
+
+def read_files(engine: Engine, reference: str) -> dict[str, str]:
+    """Return the text of each file of a small image, by the file's name: what a build step wrote for the builder."""
+    found = {}
+    with engine.layers(reference) as layers:
+        for layer in layers:
+            for member in layer.archive:
+                content = layer.archive.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    with content:
+                        found[member.name.rsplit("/", 1)[-1]] = content.read().decode("utf-8", "replace")
+    return found

@@ -16,6 +16,7 @@ from uv import find_uv_bin
 
 from trainworks.assemble.image import ImageSpec, run_build
 from trainworks.assemble.order import BuildOptions
+from trainworks.engine import read_files
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.kept import targets_for
@@ -200,7 +201,7 @@ def resolve(
     say(f"  installing the requirements in {stage.base.reference}, to see what they mean")
     try:
         run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
-        out = _files_of(name, engine)
+        out = read_files(engine, name)
     except BuildError as error:
         raise BuildError(error.message, hint=_advice(stage.base) or error.hint) from error
     finally:
@@ -225,17 +226,6 @@ def resolve(
         complaints=tuple(report["complaints"]),
         notes=tuple(json.loads(out["status.json"])["said"]),
     )
-
-
-def _files_of(name: str, engine: Engine) -> dict[str, str]:
-    found = {}
-    with engine.layers(name) as layers:
-        for layer in layers:
-            for member in layer.archive:
-                content = layer.archive.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    found[member.name.rsplit("/", 1)[-1]] = content.read().decode("utf-8", "replace")
-    return found
 
 
 def _raise_why(out: Mapping[str, str], base: ExtendedBase, facts: Facts) -> None:

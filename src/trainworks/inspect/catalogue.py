@@ -1,19 +1,20 @@
-"""``build.py catalogue``: the matrix as one HTML file that works without a network."""
+"""The page of all targets, as one HTML file that works without a network, with what a release says of each."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from trainworks.errors import CompatibilityError, LockError, UnknownNameError
+from trainworks.errors import CompatibilityError, LockError, OutputError, UnknownNameError
 from trainworks.facts.rows import Built, EndOfPatch, Facts, TargetRow
-from trainworks.inspect.released import Released
 from trainworks.inspect.targets import build_command
 from trainworks.plan.model import ImagePlan, Missing
 from trainworks.plan.resolve import plan_row
@@ -21,6 +22,107 @@ from trainworks.plan.select import request_for, sorted_rows, version_key
 from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 from trainworks.terminal.words import amount
+
+FILE = "released.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What `tools/release` writes down of a target: where its image is, and what changed since the one before.
+
+    Attributes:
+        date: When it was pushed, ISO 8601.
+        addresses: Of the image by its digest, one for each registry.
+        updates: Number of security updates that it lacked then.
+        sizes: Component and bytes in the image, largest first.
+        packages: Version of each package, by its kind and name.
+        changed: What is in it and was not in the release before, a line each; empty if there was none.
+    """
+
+    date: str
+    addresses: Sequence[str]
+    updates: int
+    sizes: Sequence[Sequence[Any]]
+    packages: Mapping[str, str]
+    changed: Sequence[str]
+
+
+def read_released(folder: Path) -> dict[str, Released]:
+    """Return what was released, by the target's name.
+
+    Args:
+        folder: The results of `tools/release`, a folder for each target (docs/push.md).
+
+    Raises:
+        OutputError: It is no folder, or a file in it is not one of these.
+    """
+    if not folder.is_dir():
+        raise OutputError(f"{folder} is not a folder", hint="give the folder of results of `tools/release`")
+    return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{FILE}"))}
+
+
+def write_released(folder: Path, date: str) -> None:
+    """Write down that a target was released, from what the commands of its release printed into its folder.
+
+    It is written once the image is pushed: a release that fails before leaves the file that was.
+
+    Args:
+        folder: With ``push.json``, ``outdated.json``, ``report.json`` and ``sbom.cdx.json``.
+        date: As ``Released.date``.
+
+    Raises:
+        OutputError: One of them is missing, or is not what the commands write.
+    """
+    path = folder / FILE
+    before = _read(path) if path.exists() else None
+    try:
+        pushed, outdated, report, bill = (
+            json.loads((folder / name).read_text(encoding="utf-8"))
+            for name in ("push.json", "outdated.json", "report.json", "sbom.cdx.json")
+        )
+        named = (each for each in bill["components"] if each.get("purl"))
+        now = Released(
+            date=date,
+            addresses=[each["image_uri"] for each in pushed["pushed"]],
+            updates=len(outdated["updates"]),
+            sizes=[[part["component"], part["size"]] for part in report["parts"]],
+            packages={row["purl"].partition("@")[0].removeprefix("pkg:"): row.get("version", "") for row in named},
+            changed=[],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{folder}: not the results of a release: {type(error).__name__}: {error}") from error
+    if before is not None:
+        # The same image may be pushed again, or to another repository.
+        digests = [{address.rpartition("@")[2] for address in each.addresses} for each in (before, now)]
+        same = digests[0] == digests[1]
+        now = replace(now, changed=before.changed if same else changes(before.packages, now.packages))
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(now), indent=1), encoding="utf-8")
+    part.replace(path)
+
+
+def _read(path: Path) -> Released:
+    try:
+        return Released(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"{path}: not what a release writes down: {type(error).__name__}: {error}"
+        raise OutputError(what, hint="remove it, and run `tools/release` again") from error
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return what is different between packages and their versions, a line each, by name."""
+    lines = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            lines.append(
+                f"{name} {new}, new"
+                if old is None
+                else f"{name} {old}, gone"
+                if new is None
+                else f"{name} {old} -> {new}"
+            )
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +327,7 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
     )
 
 
-def largest(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+def largest(parts: Iterable[Sequence[Any]]) -> list[tuple[str, int]]:
     """Return the largest components with their bytes, largest first, and what the others have together."""
     sizes = sorted(((size, name) for name, size in parts if size), reverse=True)
     rest = sum(size for size, _ in sizes[SHOWN:])

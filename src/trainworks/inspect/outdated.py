@@ -1,145 +1,253 @@
-"""Finds what a rebuild of an image would bring: security updates of its distribution, and newer locked versions."""
+"""Finds what a rebuild of an image would bring: apt and uv are asked inside the image, with this machine's settings."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
 
+from packaging.utils import canonicalize_name
+from uv import find_uv_bin
+
+from trainworks.engine import choose, image_in, read_files
+from trainworks.engine.protocol import BuildRequest, Engine, Secret, StepEvent
+from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, LockError, UnknownNameError
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Base, Facts
 from trainworks.host.archives import LIMITS, newer_than, todays_states
 from trainworks.host.downloads import Client
-from trainworks.host.security import (
-    Candidate,
-    SecurityPocket,
-    fixes_in,
-    is_older,
-    newest,
-    security_pocket,
-    security_sources,
-)
+from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings, read_host_settings
-from trainworks.inspect.system_packages import DebianPackage, SystemPackages, read_system_packages
+from trainworks.inspect.targets import find_image
 from trainworks.plan.model import IMAGE_TIME
-from trainworks.plan.variants import image_named
+from trainworks.plan.variants import TITLE_LABEL, image_named
 from trainworks.terminal.output import say
+from trainworks.terminal.progress import DISPLAY
 
-WIDTH = 100
-"""Columns of the report for people."""
+QUESTION = """\
+mkdir /answer && cd /answer || exit 1
+cp /etc/os-release . || :
+# Options win over settings: no file switches the check of the archive's signature off.
+ask_apt() {
+    export APT_CONFIG=/run/secrets/apt.conf LC_ALL=C.UTF-8
+    apt-get update --quiet=2 -o APT::Update::Error-Mode=any -o Acquire::AllowInsecureRepositories=false \\
+        -o Acquire::AllowWeakRepositories=false -o Acquire::AllowDowngradeToInsecureRepositories=false \\
+        && apt-get dist-upgrade --simulate --quiet=2 >upgrade && dpkg-query --show >packages
+}
+ask_uv() {
+    export UV_CACHE_DIR=/tmp/uv UV_CONFIG_FILE=/run/secrets/uv.toml NETRC=/run/secrets/netrc
+    if [ -s /run/secrets/ca.pem ]; then export SSL_CERT_FILE=/run/secrets/ca.pem; fi
+    set -- /run/uv pip list --python "$1" --format json
+    "$@" >installed && "$@" --outdated >newest
+}
+if command -v apt-get >/dev/null; then ask_apt 2>apt.words; echo $? >apt.status; fi
+python=$(command -v python || command -v python3) && { ask_uv "$python" 2>uv.words; echo $? >uv.status; }
+exit 0
+"""
+"""Writes files into ``/answer``; one ``.status`` for each program that was asked."""
 
-INDENT = " " * 4
+SECRETS = ("apt.conf", "sources.list", "ca.pem", "netrc", "uv.toml")
+
+CHANGE = re.compile(r"^Inst (?P<name>\S+) (?:\[(?P<installed>\S+)\] )?\((?P<update>\S+) (?P<suites>.*)\)", re.MULTILINE)
+"""A line of a simulated upgrade (apt-get(8)): the package, its versions, and the suites that have the newer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MissingUpdate:
-    """One security update that an image lacks.
+class Update:
+    """A package in another version: that of an archive, of an index, or of the lock.
 
     Attributes:
-        source: The source package.
-        installed: The installed version of the source package.
-        update: Its version in the archive.
-        packages: The installed packages that are older than the archive's.
-        cves: What the changelog says was fixed since; empty where it names nothing or cannot be read.
+        name: The package.
+        installed: Its version in the image; ``""`` for a package that an update brings along.
+        update: The other version.
     """
-
-    source: str
-    installed: str
-    update: str
-    packages: tuple[str, ...]
-    cves: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewlyLocked:
-    """A Python package that the lock of the image's target has in another version today."""
 
     name: str
     installed: str
-    locked: str
+    update: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutdatedReport:
-    """How an image compares with the security updates of its distribution, and with today's lock of its target.
+    """How an image compares with what its package archive, its package index and the lock of its target have today.
 
     Attributes:
-        name: The image, or what the bill of materials is about.
-        identity: The image's identifier, or the serial number of the bill of materials.
-        suite: The archive's suite, such as ``bookworm-security``.
-        signed: When the distribution signed the suite's index.
-        packages: How many packages were compared.
-        updates: What is missing, by source package.
-        days: Whole days since the build; None for a bill of materials, and for an image with a constant time.
-        locked: Packages in other versions than today's lock; empty for an image of no target.
+        name: The image.
+        identity: Its identifier.
+        packages: How many packages of the distribution were compared.
+        updates: What a suite of security updates has newer.
+        others: What the other suites have newer, such as those of a point release.
+        python: Python packages of which the index has a newer release.
+        locked: Python packages in other versions than today's lock; empty for an image of no target.
         archives: Each suite that has moved since it was locked, in words: what the next image brings.
+        days: Whole days since the build; None for an image with a constant time.
     """
 
     name: str
     identity: str
-    suite: str
-    signed: datetime
     packages: int
-    updates: tuple[MissingUpdate, ...]
-    days: int | None = None
-    locked: tuple[NewlyLocked, ...] = ()
+    updates: tuple[Update, ...]
+    others: tuple[Update, ...] = ()
+    python: tuple[Update, ...] = ()
+    locked: tuple[Update, ...] = ()
     archives: tuple[str, ...] = ()
+    days: int | None = None
 
     def as_values(self) -> dict[str, object]:
         """Return the report for programs."""
-        return {**asdict(self), "signed": self.signed.isoformat()}
+        return asdict(self)
 
     def as_text(self) -> str:
-        """Return the report for people: a line for each missing update."""
+        """Return the report for people: a line for each package."""
         number = len(self.updates)
-        found = f"{number or 'no'} security update{'' if number == 1 else 's'} missing"
-        lines = [f"{self.name}: {found}"]
-        for each in self.updates:
-            others = ", ".join(name for name in each.packages if name != each.source)
-            packages = f" ({others})" if others else ""
-            fixes = ", ".join(each.cves) or "the changelog names no CVE"
-            lines.append(f"  {each.source}{packages} {each.installed} -> {each.update}")
-            lines += textwrap.wrap(
-                fixes, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
-            )
-        lines += [f"  {each.name} {each.installed} -> {each.locked} (locked)" for each in self.locked]
+        lines = [f"{self.name}: {number or 'no'} security update{'' if number == 1 else 's'} missing"]
+        for rows, end in (
+            (self.updates, ""),
+            (self.others, " (no security update)"),
+            (self.locked, " (locked)"),
+            (self.python, " (newest of the index)"),
+        ):
+            lines += [f"  {each.name} {each.installed or 'absent'} -> {each.update}{end}" for each in rows]
         lines += [f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives]
         if self.days is not None:
             lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
-        compared = f"{self.packages} package{'' if self.packages == 1 else 's'}"
-        lines.append(f"compared: {compared} with {self.suite}, signed {self.signed:%Y-%m-%d %H:%M} UTC")
+        lines.append(f"compared: {self.packages} packages of the distribution")
         return "\n".join(lines) + "\n"
 
 
 def find_outdated(name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]) -> OutdatedReport:
-    """Compare an image with the security updates of its distribution, and with today's lock of its target.
+    """Compare an image with its package archive, its package index, and today's lock of its target.
 
     Args:
-        name: A target, an image of the engine, or a CycloneDX file.
+        name: A target, or an image of the engine.
         engine_name: Which engine has the image; ``None``: the first that answers.
         facts: The targets, and the distributions that bases stand on.
 
     Raises:
-        UnknownNameError: The image does not exist, or its distribution is not known.
-        HostError: The archive cannot be reached or is not signed, or apt is not installed.
-        ImageTestError, OutputError: The packages cannot be listed.
+        UnknownNameError: The engine does not have the image, or it has no apt.
+        BuildError: The image has no shell.
+        HostError: The archive or the index cannot be reached, or the archive is not signed.
     """
-    installed = read_system_packages(name, engine_name, facts)
+    engine = choose(engine_name, report=say)
+    reference = find_image(name, engine, facts)
+    image = image_in(engine, reference)
+    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    with engine.container(image.reference) as container:
+        release = _release(container.run(("cat", "/etc/os-release")).output)
     settings = read_host_settings(environment)
-    suite = suite_of(installed, facts)
-    report = compare_with_archive(installed, suite, settings)
-    return replace(
-        report,
-        days=days_since(installed.created),
-        locked=newly_locked(installed, facts),
-        archives=moved_archives(suite, facts, settings),
+    base = next(
+        (each for each in facts.bases if each.name == release.get("ID", "") + release.get("VERSION_ID", "")), None
+    )
+    suite = release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""
+    say(f"asking apt and uv in {reference}")
+    answer = ask(image.identifier, suite, settings, engine, wheel_index=named.row.wheel_index if named else "")
+    if "apt.status" not in answer:
+        raise UnknownNameError(
+            f"{reference} has no apt: it is an image of {release.get('PRETTY_NAME', 'an unknown distribution')}",
+            hint="scan its bill of materials instead (docs/ship.md)",
+        )
+    changes = [*CHANGE.finditer(answer["upgrade"])]
+    installed: dict[str, str] = {
+        canonicalize_name(row["name"]): row["version"] for row in json.loads(answer.get("installed") or "[]")
+    }
+    lock = facts.locks.get(facts.name_of(named.row)) if named else None
+    return OutdatedReport(
+        name=reference,
+        identity=image.identifier,
+        packages=len(answer["packages"].splitlines()),
+        updates=tuple(_update(each) for each in changes if "-security" in each["suites"].lower()),
+        others=tuple(_update(each) for each in changes if "-security" not in each["suites"].lower()),
+        python=tuple(
+            Update(name=row["name"], installed=row["version"], update=row["latest_version"])
+            for row in json.loads(answer.get("newest") or "[]")
+        ),
+        locked=tuple(
+            Update(name=each.name, installed=installed[each.name], update=each.version)
+            for each in (lock.packages if lock else ())
+            if not each.build and installed.get(each.name, each.version) != each.version
+        ),
+        archives=moved_archives(base, facts, settings) if base else (),
+        days=days_since(image.created),
     )
 
 
-def moved_archives(suite: str, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
-    """Return the suites of a release whose packages are others than when they were locked, a sentence each."""
-    base = next(base for base in facts.bases if base.suite == suite)
+def ask(
+    identifier: str, suite: str, settings: HostSettings, engine: Engine, *, wheel_index: str = ""
+) -> dict[str, str]:
+    """Return the files of ``QUESTION``, which runs in a step on top of an image: steps get this machine's settings.
+
+    Args:
+        identifier: The image.
+        suite: Code name of its Debian, whose packages this machine's archive has too; ``""``: its own sources hold.
+        wheel_index: The package index of its framework, where this machine names none.
+
+    Raises:
+        BuildError: The image has no shell.
+        HostError: A program that was asked failed; in its own words.
+    """
+    own = settings.apt.sources
+    settings = replace(settings, apt=replace(settings.apt, sources=tuple(replace(each, trusted=False) for each in own)))
+    uv = uv_configuration(settings.pip, vendor_index=wheel_index)
+    secrets = {**settings.secrets(suite, ""), "uv.toml": uv.encode()}
+    tag = f"trainworks/outdated:{uuid4().hex[:12]}"
+    asked = f"{tag}-asked"
+    mounts = " ".join(f"--mount=type=secret,id={name}" for name in SECRETS)
+    mounts += " --mount=type=bind,source=uv,target=/run/uv --mount=type=bind,source=question,target=/run/question"
+    with private_folder() as context:
+        (context / "Dockerfile").write_text(
+            f"FROM {asked} AS asked\nUSER root\nRUN {mounts} sh /run/question\n"
+            "FROM scratch\nCOPY --from=asked /answer /\n",
+            encoding="utf-8",
+        )
+        (context / "question").write_text(QUESTION, encoding="utf-8")
+        (context / "uv").write_bytes(Path(find_uv_bin()).read_bytes())
+        (context / "uv").chmod(0o755)
+        request = BuildRequest(
+            name=tag,
+            context=context,
+            tags=(tag,),
+            secrets=tuple(Secret(identifier=name, content=secrets[name]) for name in SECRETS),
+            arguments=settings.proxies,
+            no_cache=True,
+        )
+        try:
+            engine.tag(identifier, asked)
+            with DISPLAY.task("asking", log=False):
+                engine.build(request, _ignored)
+            answer = read_files(engine, tag)
+        finally:
+            for each in (tag, asked):
+                engine.remove(each)
+    for program, whose in (("apt", "package archive"), ("uv", "package index")):
+        if answer.get(f"{program}.status", "0").strip() != "0":
+            # An address may have a password in it.
+            words = re.sub(r"//[^/\s@]+@", "//", answer[f"{program}.words"]).strip()
+            raise HostError(
+                f"the {whose} of the image was not compared: {program} said:\n{words[-2000:]}",
+                hint="the image is asked with this machine's sources, proxies and certificates",
+            )
+    return answer
+
+
+def _ignored(_event: StepEvent) -> None:
+    """Take no notice of the engine's progress."""
+
+
+def _update(change: re.Match[str]) -> Update:
+    return Update(name=change["name"], installed=change["installed"] or "", update=change["update"])
+
+
+def _release(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value.strip("\"'") for name, sign, value in pairs if sign}
+
+
+def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[str, ...]:
+    """Return the suites of a base whose packages are others than when they were locked, a sentence each."""
     locked = facts.archives_of(base)
     if not locked:
         return ()
@@ -158,92 +266,3 @@ def days_since(created: str) -> int | None:
     # The daemon writes nanoseconds, which Python does not read.
     then = datetime.fromisoformat(f"{created[:19]}+00:00")
     return None if then.timestamp() <= IMAGE_TIME else max((datetime.now(UTC) - then).days, 0)
-
-
-def newly_locked(installed: SystemPackages, facts: Facts) -> tuple[NewlyLocked, ...]:
-    """Return the installed Python packages of which the target's lock has another version."""
-    named = image_named(installed.target, facts)
-    lock = facts.locks.get(facts.name_of(named.row)) if named else None
-    return tuple(
-        NewlyLocked(name=each.name, installed=installed.python[each.name], locked=each.version)
-        for each in (lock.packages if lock else ())
-        if not each.build and installed.python.get(each.name, each.version) != each.version
-    )
-
-
-def compare_with_archive(installed: SystemPackages, suite: str, settings: HostSettings) -> OutdatedReport:
-    """Compare packages with the security updates of a suite.
-
-    Raises:
-        HostError: The archive cannot be reached or is not signed, or apt is not installed.
-    """
-    lines = security_sources(suite, settings, installed.sources, debian=installed.distribution == "debian")
-    say(f"asking the archive of {suite} for security updates")
-    names = {each.name for each in installed.packages}
-    with security_pocket(suite, installed.architecture, names, settings, lines) as pocket:
-        return OutdatedReport(
-            name=installed.name,
-            identity=installed.identity,
-            suite=pocket.suite,
-            signed=pocket.signed,
-            packages=len(installed.packages),
-            updates=missing_updates(installed.packages, pocket),
-        )
-
-
-def suite_of(installed: SystemPackages, facts: Facts) -> str:
-    """Return the code name of a distribution's release, from the row of the base with its name and version.
-
-    Raises:
-        UnknownNameError: No base is of this release.
-    """
-    wanted = f"{installed.distribution}{installed.release}"
-    suite = next((base.suite for base in facts.bases if base.name == wanted), "")
-    if not suite:
-        known = ", ".join(base.name for base in facts.bases if base.suite)
-        raise UnknownNameError(
-            f"{installed.name}: the archive of {installed.distribution} {installed.release} is not known",
-            hint=f"images/bases.toml knows {known}",
-        )
-    return suite
-
-
-def missing_updates(installed: Sequence[DebianPackage], pocket: SecurityPocket) -> tuple[MissingUpdate, ...]:
-    """Return the updates of the archive that are newer than what is installed, by source package.
-
-    Raises:
-        HostError: A version cannot be read.
-    """
-    offered: dict[str, list[Candidate]] = {}
-    for candidate in pocket.candidates:
-        offered.setdefault(candidate.name, []).append(candidate)
-    behind: dict[tuple[str, str], list[tuple[DebianPackage, Candidate]]] = {}
-    for package in installed:
-        of_name = {each.version: each for each in offered.get(package.name, ())}
-        if not of_name:
-            continue
-        best = of_name[newest(tuple(of_name))]
-        if is_older(package.version, best.version):
-            behind.setdefault((best.source, package.source_version), []).append((package, best))
-    return tuple(_missing(source, version, pairs, pocket) for (source, version), pairs in sorted(behind.items()))
-
-
-def _missing(
-    source: str, version: str, pairs: Sequence[tuple[DebianPackage, Candidate]], pocket: SecurityPocket
-) -> MissingUpdate:
-    # Packages of one source share a changelog; some have a link to another's. The smallest is the cheapest to read.
-    candidates = sorted((each for _, each in pairs), key=lambda each: (each.size, each.name))
-    changelog = next(filter(None, (pocket.changelog(each) for each in candidates)), "")
-    cves = {name for fixed, names in fixes_in(changelog) if is_older(version, fixed) for name in names}
-    return MissingUpdate(
-        source=source,
-        installed=version,
-        update=newest([each.source_version for each in candidates]),
-        packages=tuple(sorted({each.name for each, _ in pairs})),
-        cves=tuple(sorted(cves, key=_cve_order)),
-    )
-
-
-def _cve_order(name: str) -> tuple[int, int]:
-    _, year, number = name.split("-")
-    return int(year), int(number)

@@ -39,8 +39,7 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Write the catalogue."""
     from trainworks.facts.load import load
-    from trainworks.inspect.catalogue import as_json, catalogue_of, render_catalogue
-    from trainworks.inspect.released import read_released
+    from trainworks.inspect.catalogue import as_json, catalogue_of, read_released, render_catalogue
 
     facts = load(root)
     entries = catalogue_of(facts, read_released(options.release) if options.release else None)

@@ -19,7 +19,7 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.errors import HostError, OutdatedError
+from trainworks.errors import BuildError, HostError, OutdatedError
 from trainworks.terminal.output import put_result
 
 
@@ -28,29 +28,24 @@ def parser() -> Grammar:
     grammar = Grammar(
         "outdated",
         summary="list the security updates and the newer locked versions that an image lacks",
-        details="Compares the Debian or Ubuntu packages of an image with the security updates in the signed archive of "
-        "its distribution, and the Python packages of a target's image with the lock. The command fails where nothing "
-        "could be compared.",
+        details="Asks apt and uv inside an image of Debian or Ubuntu what they would install today, with the sources "
+        "and proxies of this machine. Compares the image with its target's lock, too. The command fails where not "
+        "everything could be compared.",
         examples=(
             Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
             Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
-            Example(
-                "outdated proof/sbom.cdx.json --format json",
-                "the packages of a bill of materials, for programs",
-                needs="the file and a network",
-            ),
         ),
-        result="a line for each missing update: source package, packages, versions, CVEs; a line for each newer locked "
-        "version; then what was compared.",
+        result="a line for each package of which the archive, the lock or the index has another version; then what was "
+        "compared.",
         done="no security update is missing",
-        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, HostError, OutdatedError),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, BuildError, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("prove", "docs/ship.md"),
     )
     grammar.add_argument(
         "image",
-        metavar="IMAGE|TARGET|FILE",
-        help="check this image, target, or bill of materials (CycloneDX)",
+        metavar="IMAGE|TARGET",
+        help="check this image, or that of this target",
     )
     add_engine(grammar)
     add_format(grammar)
@@ -66,7 +61,7 @@ def run(options: Namespace, root: Path) -> int:
     put_result(options.format, report.as_values(), report.as_text())
     if report.updates:
         raise OutdatedError(
-            f"{report.name}: security updates are missing: {', '.join(each.source for each in report.updates)}",
+            f"{report.name}: security updates are missing: {', '.join(each.name for each in report.updates)}",
             hint="`build.py lock --upgrade system` and a build bring them (docs/ship.md)",
             reported=True,
         )
