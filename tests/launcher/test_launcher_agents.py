@@ -1,4 +1,4 @@
-"""What mpirun's agent starts on another host: by way of both launchers, and ended with whoever asked for it.
+"""What mpirun's agent starts on another host: by way of both launchers, and ended with the job.
 
 A stand-in for mpirun: any program that runs the agent of its command line with a host and words, as Open MPI does.
 """
@@ -24,11 +24,10 @@ agent = sys.argv[sys.argv.index("plm_ssh_agent") + 1].split()
 def run(*words, host="{WORKER}"):
     done = subprocess.run((*agent, host, *words), capture_output=True, text=True)
     print("status", done.returncode, "said", done.stderr.strip(), flush=True)
-def begin_a_rank():
+def begin_a_rank(fifo):
     # From then on a command that fails is no daemon that could not start.
-    run("OMPI_COMM_WORLD_RANK=1", "{sys.executable}", "-I", "{RANK}", "--", "true")
-def start(*words):
-    return subprocess.Popen((*agent, "{WORKER}", *words))
+    run("OMPI_COMM_WORLD_RANK=1", "{sys.executable}", "-I", "{RANK}", "--", "sh", "-c", f"'echo here >{{fifo}}'")
+    open(fifo).readline()
 """
 
 
@@ -56,65 +55,59 @@ def pid_in(made: Launcher) -> int:
     return int(made.text.partition("started ")[2].split()[0])
 
 
-def test_words_run_on_the_other_host_and_their_status_comes_back(tmp_path: Path) -> None:
+def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path) -> None:
+    here, gate, after = (tmp_path / name for name in ("here", "gate", "after"))
+    for fifo in (here, gate, after):
+        os.mkfifo(fifo)
     mpirun = (
-        "begin_a_rank()\n"
-        "run('NAME=value ; export NAME ;', 'sh', '-c', '\"echo host $SM_CURRENT_HOST $NAME $TMPDIR\"')\n"
+        f"begin_a_rank({str(here)!r})\n"
+        f"run('NAME=value ; export NAME ; read line <{gate};',"
+        " 'sh', '-c', '\"echo host $SM_CURRENT_HOST $NAME $TMPDIR\"')\n"
         "run('echo', 'why', '>&2;', 'exit', '3')\n"
-        "run('kill', '-9', '$$')\n"
-        "run('/does/not/exist')\n"
         "run('true', host='elsewhere')\n"
         f"run('true', host='{LEADER}')\n"
         "run('x' * 70000)\n"
+        f"open({str(gate)!r}, 'w').write('go\\n')\n"
+        f"open({str(after)!r}).readline()\n"
     )
-    variables = image(tmp_path, mpirun)
-    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=variables) as (leader, worker):
+    release = os.open(after, os.O_RDWR)
+    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (leader, worker):
+        worker.read_until("host ")
+        worker.read_until("why")
+        os.write(release, b"\n")
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
     said = [line for line in leader.text.splitlines() if line.startswith("status ")]
-    assert said[:4] == ["status 0 said ", "status 0 said ", "status 3 said why", "status 137 said "]
-    assert said[4].startswith("status 127 said ")
-    assert "/does/not/exist" in said[4]
     where = "is not another host of this job, or mpirun has ended"
-    assert said[5:7] == [f"status 255 said trainworks: {host!r} {where}" for host in ("elsewhere", LEADER)]
-    assert said[7] == "status 255 said trainworks: mpirun's command has more than 60000 bytes"
+    assert said == [
+        *["status 0 said "] * 3,
+        *(f"status 255 said trainworks: {host!r} {where}" for host in ("elsewhere", LEADER)),
+        "status 255 said trainworks: mpirun's command has more than 60000 bytes",
+    ]
+    os.close(release)
     line = next(line for line in worker.text.splitlines() if line.startswith("host "))
     assert line.startswith(f"host {WORKER} value {tmp_path / WORKER / 'tmp'}/trainworks-"), line
 
 
 def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path: Path) -> None:
-    mpirun = "start('echo no such file >&2; exit 127')\nsignal.pause()\n"
+    mpirun = "run('echo no such file >&2; exit 127')\nsignal.pause()\n"
     with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (66, 66), leader.text + worker.text
     expected = f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\nno such file"
     assert leader.failure == worker.failure == expected
 
 
-def test_what_an_agent_started_ends_with_it(tmp_path: Path) -> None:
-    mpirun = (
-        "agent = start('echo started $$; exec sleep 1000')\nsys.stdin = open('{0}')\nsys.stdin.read()\nagent.kill()\n"
-    )
-    gate, after = tmp_path / "gate", tmp_path / "after"
-    os.mkfifo(gate)
-    os.mkfifo(after)
-    mpirun = mpirun.format(gate) + f"open({str(after)!r}).read()\n"
-    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (leader, worker):
-        pid = pid_in(worker)
-        gate.write_text("", encoding="ascii")
-        wait_for_end(pid)
-        after.write_text("", encoding="ascii")
-        assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-
-
 def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
-    """Also what has left its session, as mpirun's daemons do; and with a launcher that is killed."""
-    mpirun = "start('echo started $$; exec sleep 1000')\nrun('setsid sleep 1001 >/dev/null 2>&1 &')\nsignal.pause()\n"
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        base = tmp_path / number.name
+    """Also what has left its session, as mpirun's daemons do; with mpirun, and with a launcher that is killed."""
+    mpirun = "run('echo started $$; exec sleep 1000')\nrun('setsid sleep 1001 >/dev/null 2>&1 &')\n"
+    ends = {"TERM": "signal.pause()", "KILL": "signal.pause()", "itself": "os.kill(os.getpid(), 9)"}
+    for name, end in ends.items():
+        base = tmp_path / name
         base.mkdir()
-        with two_hosts(base, "", hyperparameters=MPI, variables=image(base, mpirun)) as (leader, worker):
+        with two_hosts(base, "", hyperparameters=MPI, variables=image(base, mpirun + end + "\n")) as (leader, worker):
             pid = pid_in(worker)
-            leader.read_until("status 0")
-            leader.process.send_signal(number)
+            leader.read_until("status 0", 2)
+            if name != "itself":
+                leader.process.send_signal(signal.Signals[f"SIG{name}"])
             leader.wait()
             assert worker.wait() != 0
             wait_for_end(pid)

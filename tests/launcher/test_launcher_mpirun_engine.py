@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, PREFIX, Network, two_hosts, two_namespaces
+from launcher_network import NAMES, PREFIX, Network, job_on, network_of, two_hosts, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.contract.values import Json
@@ -25,6 +25,7 @@ from trainworks_launcher.mpirun.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MP
 pytestmark = pytest.mark.engine
 
 DIALECTS = (OPEN_MPI_4, OPEN_MPI_5)
+MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
 COMPLAINTS = re.compile(r"deprecat|not found|ignored|unknown|unrecognized|could not|warning|error", re.IGNORECASE)
 RANK = """
@@ -203,6 +204,17 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
     usual = ("rank", "'ethwe' does not exist", "setpgid(")
     others = [line for line in said.splitlines() if not any(words in line for words in usual)]
     assert not [line for line in others if COMPLAINTS.search(line)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+def test_more_hosts_start_than_the_leader_has_agents_at_once(tmp_path: Path, dialect: Dialect) -> None:
+    path, version = mpirun(dialect)
+    programs = {"mpirun": path, "python": sys.executable}
+    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
+    with network_of(36) as made, job_on(made, tmp_path, PLAIN_RANK, MPI, manifest=manifest) as launchers:
+        statuses = [launcher.wait() for launcher in launchers]
+    assert statuses == [0] * 36, launchers[0].text
+    assert all(f"rank {rank} of 36 on algo-{rank + 1} " in host.text for rank, host in enumerate(launchers))
 
 
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:

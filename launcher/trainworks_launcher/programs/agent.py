@@ -1,8 +1,7 @@
 """Started by mpirun on the leader to run words on another host: ``agent.py HOST WORDS...``.
 
 It asks the launcher of this host, over a socket in the job's runtime directory. That one asks the launcher of HOST to
-start the words, over the channel between them, and answers with their exit status when they have ended. The end of this
-program is told too: then what still runs there is ended.
+start the words, over the channel between them, and answers at once: HOST's launcher tells what becomes of them.
 
 Where an operator has mounted keys, and no launcher runs on the other hosts, it becomes ssh with those keys.
 
@@ -25,7 +24,7 @@ _FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Run the words; returns their exit status, or 255."""
+    """Ask for the words to be started; returns 0, or 255."""
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
         configuration = os.path.join(directory, "ssh_config")  # noqa: PTH118

@@ -303,11 +303,11 @@ class _Supervisor:
             self._agents = agents.Agents(
                 self._loop, self._runtime.path, lambda: role.others() if self._running.is_active else (), role.tell
             )
-            self._heard[agents.ENDED], self._heard[agents.LOST] = self._agents.ended, self._lost_daemon
+            self._heard[agents.LOST] = self._lost_daemon
         else:
             ranks = self._running.ranks
             self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
-            self._heard[agents.START], self._heard[agents.OVER] = self._daemons.start, self._daemons.over
+            self._heard[agents.START] = self._daemons.start
 
     def _start_daemon(self, argv: Sequence[str]) -> Child | None:
         """Start what mpirun on the leader asks for, while the ranks run or start."""

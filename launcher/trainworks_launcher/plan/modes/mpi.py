@@ -1,4 +1,4 @@
-"""mpi: the leader runs mpirun, which starts the ranks of every host; the other hosts serve ssh and wait.
+"""mpi: the leader runs mpirun, which starts the ranks of every host; the launchers of the other hosts start its daemons.
 
 How ranks get the environment of their own host: mpirun starts ``rank.py`` on each host, and that reads the environment
 file which that host's launcher wrote, lays what mpirun and the user's ``-x`` say over it, and becomes the program. So
@@ -176,14 +176,15 @@ def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     """Return how mpirun reaches the other hosts."""
     agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
     served = job.placement.served
-    at_once = str(max(len(job.placement.distribution_hosts), 128))  # an agent of Open MPI 5 lives as long as its daemon
+    # ssh to a daemon of Open MPI 5 lives as long as that; the launcher's agent only asks.
+    at_once = str(max(len(job.placement.distribution_hosts), 128)) if served else "32"
     how = "ssh with the keys that the platform mounted" if served else "ask the launcher of each host to start it"
     return [
         Setting(dialect.canonical(name), value, Origin.PLATFORM, why)
         for name, value, why in (
             ("plm_rsh_agent", agent, how),
             ("plm_rsh_no_tree_spawn", "1", "only the leader may start something, so it contacts every host itself"),
-            ("plm_rsh_num_concurrent", at_once, "contact all hosts at once"),
+            ("plm_rsh_num_concurrent", at_once, "contact so many hosts at once"),
         )
     ]
 
