@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 
+from ports import free_port
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import read_environment
@@ -92,10 +94,35 @@ def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
     ended = train(room, work(room, 0o777), limits=("prlimit", "--nproc=1"))
     assert ended.returncode == 70
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1] == (
+    assert ended.stderr.splitlines()[1] == (
         f"trainworks: cannot start the job: this container may not start threads: user {STRANGER} may have 1 processes"
         " and threads (ulimit -u) (can't start new thread); raise that limit"
     )
+
+
+@as_root
+@pytest.mark.parametrize("limited", [0, 1])
+def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited: int) -> None:
+    """They do not wait for it until the join limit."""
+    where, hosts = work(room, 0o777), ("127.0.0.1", "127.0.0.2")
+    shared = {"TRAINWORKS_HOSTS": ",".join(hosts), "TRAINWORKS_CONTROL_PORT": str(free_port())}
+    with ThreadPoolExecutor() as pool:
+        ends = [
+            pool.submit(
+                train,
+                room,
+                where,
+                {**shared, "TRAINWORKS_HOST": host},
+                user=STRANGER + number,
+                limits=("prlimit", "--nproc=1") if number == limited else (),
+            )
+            for number, host in enumerate(hosts)
+        ]
+        ended = [end.result() for end in ends]
+    assert [end.returncode for end in ended] == [70, 70], ended[0].stderr + ended[1].stderr
+    for end in ended:
+        assert "this container may not start threads" in end.stderr
+        assert f"user {STRANGER + limited} may have 1 processes" in end.stderr
 
 
 @as_root

@@ -86,29 +86,22 @@ def run_plan(
         The exit status.
     """
     runtime: Runtime | NoRuntime = NoRuntime()
+    written: output.Output = output.Plain()
     made: tuple[str, ...] = ()
     try:
         inherited = {name: value for name, value in environment.variables.items() if name not in plan.left_out}
         runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)})
         made = () if refusal is not None else places.make(environment.places, environment.home)
-    except RefusalError as refused:
-        runtime.remove()
-        output.log(str(refused))
-        runtime = NoRuntime()
-        refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
-        limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
-        plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
-    try:
-        supervisor = _Supervisor(plan, environment, refusal, runtime, made)
+        written = output.Output()
     except RefusalError as refused:
         runtime.remove()
         places.take_back(made)
         output.log(str(refused))
-        outcome = Outcome(FAILED, refused.status, plan.host, str(refused))
-        masker = Masker(environment.variables, plan.env, environment.hyperparameters)
-        outcome_files.write(environment.refusals, outcome, masker, plan.mode, environment.manifest)
-        return refused.status
-    return supervisor.run(stopped)
+        runtime, made = NoRuntime(), ()
+        refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
+        limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
+        plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
+    return _Supervisor(plan, environment, refusal, runtime, written, made).run(stopped)
 
 
 class _Supervisor:
@@ -120,7 +113,8 @@ class _Supervisor:
         environment: Environment,
         refusal: Outcome | None,
         runtime: Runtime | NoRuntime,
-        made: Sequence[str] = (),
+        written: output.Output,
+        made: Sequence[str],
     ) -> None:
         """made: directories of the job that were made for it, and go again if nothing is started."""
         self._plan = plan
@@ -135,7 +129,7 @@ class _Supervisor:
         self._runtime = runtime
         self._family = processes.Family()
         self._guardian = Guard()
-        self._output = output.Output()
+        self._output = written
         self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
         prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"

@@ -1,4 +1,4 @@
-"""mpi: the leader runs mpirun, which starts the ranks of every host; the launchers of the other hosts start its daemons.
+"""mpi: the leader runs mpirun, which starts the ranks of every host; those of other hosts through their launchers.
 
 How ranks get the environment of their own host: mpirun starts ``rank.py`` on each host, and that reads the environment
 file which that host's launcher wrote, lays what mpirun and the user's ``-x`` say over it, and becomes the program. So

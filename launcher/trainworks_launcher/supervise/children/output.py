@@ -409,6 +409,20 @@ class Output:
             copier.close()
 
 
+class Plain(Output):
+    """In place of ``Output`` where no thread may be started: lines of ours are all there is to write."""
+
+    def __init__(self) -> None:
+        """There are no copiers."""
+
+    def log(self, message: str) -> None:
+        """One line of ours; it waits for a slow reader."""
+        log(message)
+
+    def close(self) -> None:
+        """Everything is written."""
+
+
 def _same_file(first: int, second: int) -> bool:
     """Return whether two descriptors are one open pipe, terminal or file."""
     try:
