@@ -94,10 +94,10 @@ def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
     ended = train(room, work(room, 0o777), limits=("prlimit", "--nproc=1"))
     assert ended.returncode == 70
     assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[1] == (
+    assert (
         f"trainworks: cannot start the job: this container may not start threads: user {STRANGER} may have 1 processes"
         " and threads (ulimit -u) (can't start new thread); raise that limit"
-    )
+    ) in ended.stderr.splitlines()
 
 
 @as_root
