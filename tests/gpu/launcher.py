@@ -60,29 +60,27 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def management() -> dict[str, Any]:
-    """Return what NVML says of each GPU, after a comparison with CUDA's own answers."""
+    """Return what nvidia-smi says of each GPU, after a comparison with CUDA's own answers."""
     import torch
 
-    from trainworks_launcher.checks import nvml
+    from trainworks_launcher.checks import gpus
 
-    found = nvml.read(0.1)
+    found = gpus.ask(60.0)
     if found.problem:
-        raise NotTestedError(f"NVML: {found.problem}")
-    assert found.error == 0, f"NVML's first call ended with {found.error}"
-    assert found.driver, "NVML gives no version of the driver"
-    assert found.devices, "NVML sees no GPU"
-    for number, device in enumerate(found.devices):
-        assert device.error == 0, f"GPU {number}: {device}"
-        assert device.uuid.startswith(("GPU-", "MIG-")), f"GPU {number}: {device}"
-        assert device.throttle is not None, f"GPU {number} does not say why its clocks are low"
+        raise NotTestedError(found.problem)
+    assert found.status == 0, f"nvidia-smi ended with {found.status}"
+    assert found.driver, "nvidia-smi gives no version of the driver"
+    assert found.devices, "nvidia-smi sees no GPU"
+    uuids = [device["uuid"] for device in found.devices.values()]
+    for number, device in found.devices.items():
+        assert device["uuid"].startswith(("GPU-", "MIG-")), f"GPU {number}: {device}"
+        assert any("reasons.active" in name for name in device), f"GPU {number} does not say why its clocks are low"
     own = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     sliced = "MIG" in torch.cuda.get_device_name(0)
-    assert not own or sliced or any(own in device.uuid for device in found.devices), (
-        f"CUDA's GPU {own} is none of NVML's"
-    )
-    status, said = check({"CUDA_VISIBLE_DEVICES": found.devices[0].uuid})
+    assert not own or sliced or any(own in uuid for uuid in uuids), f"CUDA's GPU {own} is none of nvidia-smi's"
+    status, said = check({"CUDA_VISIBLE_DEVICES": uuids[0]})
     assert status == 0, f"train check with CUDA_VISIBLE_DEVICES: {said}"
-    return {"driver": found.driver, "GPUs": [device._asdict() for device in found.devices], "XIDs": list(found.xids)}
+    return {"driver": found.driver, "GPUs": dict(found.devices)}
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 LOOK = """
 import json, sys
-from trainworks_launcher.checks import nvml
-found = {"python": sys.version.split()[0], "driver": nvml.read().driver, "devices": []}
+from trainworks_launcher.checks import gpus
+found = {"python": sys.version.split()[0], "driver": gpus.ask(60.0).driver, "devices": []}
 try:
     import torch
     found |= {"torch": torch.__version__, "cuda": torch.version.cuda or ""}

@@ -129,6 +129,14 @@ def write_inputs(base: Path, script: str, hyperparameters: Mapping[str, Json], c
         (base / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def stand_in(folder: Path) -> None:
+    """Write the stand-in for nvidia-smi into a folder for PATH."""
+    program = folder / "nvidia-smi"
+    target = Path(__file__).with_name("stand_in_nvidia_smi.py")
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{target}" "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+
+
 def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str = "", **changes: Json) -> Path:
     """A manifest file whose programs are ``programs``."""
     path.write_text(

@@ -1,4 +1,4 @@
-"""Checks before the first step: a stand-in for NVIDIA's library with every fault, real file systems, real clocks."""
+"""Checks before the first step: a stand-in for nvidia-smi with every fault, real file systems, real clocks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from launcher_support import (
     Launcher,
     environment,
     plan,
+    stand_in,
     write_inputs,
     write_manifest,
 )
@@ -26,7 +27,7 @@ from launcher_support import (
 from clock import assert_within, start_clock
 from ports import free_port
 from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, WARNING, Checks, rules
-from trainworks_launcher.checks.look import Seen, driver_version, xids_of
+from trainworks_launcher.checks.look import Seen, driver_version
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import platforms
 
@@ -113,11 +114,6 @@ def test_the_drivers_version_in_the_kernels_file(text: str, version: str) -> Non
     assert driver_version(text) == version
 
 
-def test_xid_errors_in_the_kernels_log() -> None:
-    line = "3,1,2,-;NVRM: Xid (PCI:0000:a0:1c): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    assert xids_of(f"other\n{line}\nother") == (("PCI:0000:a0:1c", 79),)
-
-
 @pytest.mark.parametrize(
     ("difference", "uncertainty", "words"),
     [
@@ -147,14 +143,23 @@ def test_one_of_several_tasks_on_a_host_checks_it() -> None:
     assert [made.checks is not None for made in plans] == [True, False]
 
 
-# ------------------------------------------------------------------------------------------------ NVIDIA's library
+# ------------------------------------------------------------------------------------------------ NVIDIA's driver
+CUDA = """#include <stdlib.h>
+#include <string.h>
+int cuInit(unsigned flags) {
+    const char *fault = getenv("NVML_FAULT");
+    return fault && (!strcmp(fault, "old fabric manager") || !strcmp(fault, "fabric")) ? 802 : 0;
+}
+"""
+
+
 @pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the stand-in for libnvidia-ml.so.1."""
-    folder = tmp_path_factory.mktemp("nvml")
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(("gcc", "-shared", "-fPIC", "-o", target, HERE / "stand_in_nvml.c"), check=True, timeout=TIME_OUT)
-    (folder / "libcuda.so.1").symlink_to(target)
+def smi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-ins for nvidia-smi and libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("smi")
+    words = ("gcc", "-shared", "-fPIC", "-x", "c", "-o", folder / "libcuda.so.1", "-")
+    subprocess.run(words, check=True, timeout=TIME_OUT, input=CUDA.encode())
+    stand_in(folder)
     return folder
 
 
@@ -172,6 +177,11 @@ def check(asked: Checks, variables: Mapping[str, str]) -> tuple[int, list[str], 
     return done.returncode, lines, time.monotonic() - began
 
 
+def host(smi: Path, fault: str) -> dict[str, str]:
+    """The variables of a host whose driver has a fault."""
+    return {"PATH": f"{smi}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(smi), "NVML_FAULT": fault}
+
+
 MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
 
 
@@ -180,7 +190,6 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
     [
         ("", 0, ""),
         ("none of it", 0, ""),  # a GPU without ECC
-        ("xid of a program", 0, ""),
         (
             "old",
             67,
@@ -193,66 +202,57 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
         ("reset", 67, "check failed: GPU 1 has to be reset before it can be used: "),
         ("ecc", 67, "check failed: GPU 1 has 7 memory errors that could not be corrected: "),
         ("remap", 67, "check failed: GPU 1 has broken memory that could not be replaced: "),
-        ("xid", 67, "check failed: GPU 1 reported XID error 79 during the check: "),
+        ("fallen", 67, "check failed: the NVIDIA driver knows 0 of the 2 GPUs in this container: "),
         ("pending", 0, "warning: GPU 1 has broken memory that the next reset replaces: "),
         ("hot", 0, "warning: GPU 1 is slowed down: too hot (hardware limit): "),
-        ("crash", 0, "warning: libnvidia-ml.so.1 crashed when it was asked: "),
+        ("crash", 0, "warning: nvidia-smi was ended by signal 6: "),
         ("slow", 0, ""),
         ("fabric", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
-        ("old fabric", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
+        ("old fabric manager", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
         ("fabric late", 0, ""),  # CUDA starts
     ],
 )
-def test_what_the_library_says_of_the_gpus(nvml: Path, fault: str, status: int, line: str) -> None:
-    code, lines, _ = check(MODERN, {"LD_LIBRARY_PATH": str(nvml), "NVML_FAULT": fault})
+def test_what_the_library_says_of_the_gpus(smi: Path, fault: str, status: int, line: str) -> None:
+    code, lines, _ = check(MODERN, host(smi, fault))
     assert code == status, lines
     assert [text[: len(line)] for text in lines] == ([line] if line else [])
 
 
-def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(nvml: Path, tmp_path: Path) -> None:
-    (tmp_path / "libnvidia-ml.so.1").symlink_to(nvml / "libnvidia-ml.so.1")
-    code, (line,), _ = check(MODERN, {"LD_LIBRARY_PATH": str(tmp_path), "NVML_FAULT": "fabric late"})
+def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(tmp_path: Path) -> None:
+    stand_in(tmp_path)
+    code, (line,), _ = check(MODERN, host(tmp_path, "fabric late"))
     assert code == 0
     assert line.startswith("warning: 1 of 2 GPUs wait for NVIDIA's fabric manager: start nvidia-fabricmanager")
 
 
-def test_a_driver_that_never_answers_is_left_behind(nvml: Path) -> None:
+def test_a_driver_that_never_answers_is_left_behind(smi: Path) -> None:
     """It may have to start its GPUs first, one after the other: there is no persistence daemon here."""
-    code, lines, seconds = check(MODERN, {"LD_LIBRARY_PATH": str(nvml), "NVML_FAULT": "hang"})
+    code, lines, seconds = check(MODERN, host(smi, "hang"))
     assert code == 0
     assert lines[0].startswith("warning: the NVIDIA driver does not answer within 8.5 s")
     now = time.monotonic()
     assert_within(QUICK_SECONDS + 2 * GPU_SECONDS, now - seconds, now)
 
 
-def test_a_container_without_the_library_is_told_how_to_get_it() -> None:
+def test_a_container_without_the_program_is_told_how_to_get_it() -> None:
     code, (line,), _ = check(MODERN, {})
     assert code == 0
-    assert line.startswith("warning: libnvidia-ml.so.1 is not in this container: ")
+    assert line.startswith("warning: nvidia-smi is not in this container: ")
 
 
 # ----------------------------------------------------------------------------------------------------- a whole job
-def gpu_host(tmp_path: Path, nvml: Path, fault: str, minimum_driver: str = "") -> dict[str, str]:
-    """Variables of a host whose nvidia-smi lists two GPUs."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n", encoding="utf-8")
-    program.chmod(0o755)
+def gpu_host(tmp_path: Path, smi: Path, fault: str, minimum_driver: str = "") -> dict[str, str]:
+    """Variables of a host with two GPUs."""
     components: Json = {"cuda": {"version": "12.4"}}
     programs = {"python": sys.executable}
     image = write_manifest(tmp_path / "image.json", programs, components=components, minimum_driver=minimum_driver)
-    return {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": str(nvml),
-        "NVML_FAULT": fault,
-        "TRAINWORKS_IMAGE_MANIFEST": str(image),
-    }
+    return {**host(smi, fault), "TRAINWORKS_IMAGE_MANIFEST": str(image)}
 
 
 @pytest.mark.parametrize(("minimum", "status"), [("580.65.06", 67), ("450.51.06", 0)])
-def test_a_job_ends_with_a_status_of_its_own(tmp_path: Path, nvml: Path, minimum: str, status: int) -> None:
+def test_a_job_ends_with_a_status_of_its_own(tmp_path: Path, smi: Path, minimum: str, status: int) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
-    with Launcher(tmp_path, variables=gpu_host(tmp_path, nvml, "old", minimum_driver=minimum)) as made:
+    with Launcher(tmp_path, variables=gpu_host(tmp_path, smi, "old", minimum_driver=minimum)) as made:
         assert made.wait() == status
     assert ("it ran\n" in made.text) is (status == 0)
     if status:
@@ -261,7 +261,7 @@ def test_a_job_ends_with_a_status_of_its_own(tmp_path: Path, nvml: Path, minimum
         assert (document["status"], document["cause"]) == (67, made.failure.partition("\n")[0])
 
 
-def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, nvml: Path) -> None:
+def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, smi: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     for host in hosts:
@@ -269,7 +269,7 @@ def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, nvml
         write_inputs(tmp_path / host, "print('it ran')", {}, config)
     with (
         Launcher(tmp_path / hosts[0], variables=shared) as leader,
-        Launcher(tmp_path / hosts[1], variables={**shared, **gpu_host(tmp_path, nvml, "lost")}) as worker,
+        Launcher(tmp_path / hosts[1], variables={**shared, **gpu_host(tmp_path, smi, "lost")}) as worker,
     ):
         assert (leader.wait(), worker.wait()) == (67, 67)
     assert leader.failure == worker.failure
@@ -277,9 +277,9 @@ def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, nvml
     assert "it ran\n" not in leader.text + worker.text
 
 
-def test_a_warning_does_not_end_a_job_and_off_does_not_look(tmp_path: Path, nvml: Path) -> None:
+def test_a_warning_does_not_end_a_job_and_off_does_not_look(tmp_path: Path, smi: Path) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
-    variables = gpu_host(tmp_path, nvml, "hot")
+    variables = gpu_host(tmp_path, smi, "hot")
     with Launcher(tmp_path, variables=variables) as made:
         assert made.wait() == 0
     assert "trainworks: warning: GPU 1 is slowed down" in made.text
@@ -327,8 +327,8 @@ def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_
     assert "nothing is wrong with this host" in made.text
 
 
-def test_the_command_checks_a_host_without_a_script(tmp_path: Path, nvml: Path) -> None:
-    variables = gpu_host(tmp_path, nvml, "ecc")
+def test_the_command_checks_a_host_without_a_script(tmp_path: Path, smi: Path) -> None:
+    variables = gpu_host(tmp_path, smi, "ecc")
     with Launcher(tmp_path, "check", variables=variables) as made:
         assert made.wait() == 67
     assert made.text.startswith("check failed: GPU 1 has 7 memory errors")

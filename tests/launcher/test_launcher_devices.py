@@ -12,7 +12,7 @@ import pytest
 from launcher_support import NO_GPU, environment, manifest, plan
 
 from trainworks_launcher.checks import FAILED, Checks
-from trainworks_launcher.checks.gpus import LOST, Gpu, Gpus
+from trainworks_launcher.checks.gpus import Gpus
 from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.rules import judge
 from trainworks_launcher.command.explain import explain
@@ -203,9 +203,9 @@ def test_no_visible_gpu_is_not_the_instance_types_number() -> None:
 
 
 def test_only_gpus_that_the_job_uses_are_judged() -> None:
-    two = Gpus(devices=(Gpu(uuid="GPU-aa"), Gpu(error=LOST)), xids=((1, 79),))
-    seen = Seen(gpus=two, xids=(("PCI:0000:65:00", 79),))
-    assert [finding.severity for finding in judge(Checks(gpus=2), seen)].count(FAILED) == 2
+    two = Gpus(devices={0: {"uuid": "GPU-aa"}, 1: {"uuid": "GPU-bb", "driver_version": "[GPU is lost]"}})
+    seen = Seen(gpus=two)
+    assert [finding.severity for finding in judge(Checks(gpus=2), seen)] == [FAILED]
     for visible in (("0",), ("GPU-a",)):
         assert judge(Checks(gpus=1, visible_gpus=visible), seen) == ()
     assert judge(Checks(gpus=1, visible_gpus=("1",)), seen) != ()

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from launcher_support import TIME_OUT, Launcher, write_inputs
+from launcher_support import Launcher, stand_in, write_inputs
 
 from ports import free_port
 from trainworks_launcher.contract.values import Json, decode, mapping
 from trainworks_launcher.supervise.summary.account import Figures, line, read_figures
 
-HERE = Path(__file__).parent
 LEADER = Figures(8.21, 1, 840.0, 3 << 30, (90, 64))
 WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
 
@@ -59,33 +57,20 @@ def test_what_another_host_says_is_bounded(message: dict[str, Json]) -> None:
     assert len(line(1.0, {"a": read_figures(message)})) < 200
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the library that stands in for NVIDIA's: two GPUs, of which the first gets busier."""
-    folder = tmp_path_factory.mktemp("nvml")
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(("gcc", "-shared", "-fPIC", "-o", target, HERE / "stand_in_nvml.c"), check=True, timeout=TIME_OUT)
-    return folder
-
-
-def gpu_host(tmp_path: Path, nvml: Path, **more: str) -> dict[str, str]:
-    """Variables of a host whose nvidia-smi lists two GPUs."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n", encoding="utf-8")
-    program.chmod(0o755)
-    path = f"{program.parent}:{os.environ['PATH']}"
-    return {"PATH": path, "LD_LIBRARY_PATH": str(nvml), "NVML_USE": "1", "TRAINWORKS_CHECK": "off", **more}
+def gpu_host(tmp_path: Path, **more: str) -> dict[str, str]:
+    """Variables of a host with two GPUs, of which the first gets busier."""
+    stand_in(tmp_path)
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NVML_USE": "1", "TRAINWORKS_CHECK": "off", **more}
 
 
 @pytest.mark.parametrize(("visible", "busy"), [("0,1", "the least busy one 50 %"), ("1", "busy 50 %"), ("", "")])
-def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, nvml: Path, visible: str, busy: str) -> None:
+def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, visible: str, busy: str) -> None:
     """The script ends when the library has been asked for the second time."""
     asked = tmp_path / "asked"
     if visible:
         os.mkfifo(asked)
     write_inputs(tmp_path, f"open({str(asked)!r}).read()" if visible else "", {}, {})
-    given = gpu_host(tmp_path, nvml, CUDA_VISIBLE_DEVICES=visible, NVML_USE=str(asked))
+    given = gpu_host(tmp_path, CUDA_VISIBLE_DEVICES=visible, NVML_USE=str(asked))
     with Launcher(tmp_path, variables=given) as made:
         assert made.wait() == 0, made.text
     assert busy in made.text
@@ -93,9 +78,9 @@ def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, nvml: Path, vi
 
 
 @pytest.mark.parametrize("fault", ["hang", "crash", "no driver"])
-def test_a_broken_driver_costs_the_job_nothing(tmp_path: Path, nvml: Path, fault: str) -> None:
+def test_a_broken_driver_costs_the_job_nothing(tmp_path: Path, fault: str) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
-    with Launcher(tmp_path, variables=gpu_host(tmp_path, nvml, NVML_FAULT=fault)) as made:
+    with Launcher(tmp_path, variables=gpu_host(tmp_path, NVML_FAULT=fault)) as made:
         assert made.wait() == 0, made.text
     assert "summary: " in made.text
     assert "GPUs busy" not in made.text

@@ -1,9 +1,8 @@
 """Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
 
-``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library. ``rules``
-says what the figures mean: a function for each subject, with severity and reason. ``programs/check.py`` is the process
-that does it where the driver is asked; a host without GPUs is looked at in the launcher itself, which costs two
-milliseconds with its loading.
+``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``rules`` says what they mean. ``gpus`` asks
+nvidia-smi. ``programs/check.py`` is the process that does it where the driver is asked; a host without GPUs is
+looked at in the launcher itself, which costs two milliseconds with its loading.
 """
 
 from __future__ import annotations
@@ -22,6 +21,15 @@ GPU_SECONDS = 3.0
 
 FAILED, WARNING = "failed", "warning"
 """Severities: a failed check ends the job, a warning is a line in the log."""
+
+
+REPLACE = "replace this host; its platform repairs or replaces it if you report it"
+"""Advice where the hardware is broken."""
+
+
+def count_of(number: int, what: str) -> str:
+    """Return ``1 GPU`` or ``2 GPUs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class Finding(NamedTuple):

@@ -1,6 +1,6 @@
 """What the kernel's own files say about a host. Reads only; nothing of it can hang on a device.
 
-The driver's own list of GPUs may: ``nvml`` asks it in a process that can be left behind.
+The driver may: ``gpus`` asks it by processes that can be left behind.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from trainworks_launcher.checks.gpus import Gpus
 
 _VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
-_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
-_KERNEL_LOG_BYTES = 8192  # of one record; kernel documentation, dev-kmsg
-_RECORDS = 20_000
-
 
 _FULL_BYTES = 1 << 16
 """What a program that writes in blocks may leave on a disk that is full."""
@@ -30,11 +26,10 @@ class Seen(NamedTuple):
 
     Attributes:
         driver: Version of the NVIDIA driver; ``""`` if there is none, or it does not say.
-        gpus: What NVIDIA's library says; None if it was not asked.
+        gpus: What nvidia-smi says; None if it was not asked.
         shared_memory: Size of /dev/shm in bytes; None if there is none.
         free: Directory -> bytes that can be written there, by its longest existing parent.
         interface_up: Whether the interface is up and has a carrier; None if it is not there, or none was asked for.
-        xids: (GPU, number) of errors in the kernel's log, where it can be read.
     """
 
     driver: str = ""
@@ -42,7 +37,6 @@ class Seen(NamedTuple):
     shared_memory: int | None = None
     free: Mapping[str, int] = MappingProxyType({})
     interface_up: bool | None = None
-    xids: tuple[tuple[str, int], ...] = ()
 
 
 def driver_version(text: str) -> str:
@@ -51,18 +45,13 @@ def driver_version(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def xids_of(text: str) -> tuple[tuple[str, int], ...]:
-    """Return (GPU, number) of each error that the driver wrote into the kernel's log."""
-    return tuple((gpu, int(number)) for gpu, number in _XID.findall(text))
-
-
 def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -> Seen:
     """Look at this host.
 
     Args:
         interface: Network interface; ``""`` for none.
         directories: Where the job writes.
-        gpus: What NVIDIA's library said; None if it was not asked.
+        gpus: What nvidia-smi said; None if it was not asked.
     """
     driver = driver_version(_text("/proc/driver/nvidia/version"))
     return Seen(
@@ -71,7 +60,6 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
         free={name: room for name in directories for room in (_room(name),) if room is not None},
         interface_up=_is_up(interface) if interface else None,
-        xids=xids_of(_kernel_log()) if driver else (),
     )
 
 
@@ -121,17 +109,3 @@ def _is_up(interface: str) -> bool | None:
     if not flags:
         return None
     return bool(int(flags, 16) & 1) and _text(f"/sys/class/net/{interface}/carrier").strip() != "0"
-
-
-def _kernel_log() -> str:
-    """Return the kernel's log; nothing where it cannot be read, as in most containers."""
-    records: list[bytes] = []
-    with contextlib.suppress(OSError):
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            for _ in range(_RECORDS):
-                with contextlib.suppress(BrokenPipeError):  # a record was overwritten meanwhile: the next one follows
-                    records.append(os.read(descriptor, _KERNEL_LOG_BYTES))
-        finally:
-            os.close(descriptor)
-    return b"\n".join(records).decode("utf-8", "replace")

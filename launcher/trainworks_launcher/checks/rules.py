@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
+from trainworks_launcher.checks import FAILED, REPLACE, WARNING, Checks, Finding, count_of
 from trainworks_launcher.checks.look import Seen
-from trainworks_launcher.checks.words import REPLACE, count_of
 
 GIB = 1 << 30
 
@@ -38,9 +37,9 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
     """Return everything that is wrong with a host, failures first."""
     found: list[Finding] = []
     if seen.gpus is not None:
-        from trainworks_launcher.checks.gpu_rules import judge_gpus  # a host without GPUs starts sooner
+        from trainworks_launcher.checks.gpus import judge_gpus  # a host without GPUs starts sooner
 
-        found = list(judge_gpus(asked, seen))
+        found = list(judge_gpus(asked, seen.gpus))
     found += [
         *_driver(asked, seen),
         *_counts(asked, seen),
@@ -64,7 +63,7 @@ def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
 
 
 def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
-    devices = seen.gpus.devices if seen.gpus is not None else ()
+    devices = seen.gpus.devices if seen.gpus is not None else {}
     present = min(asked.gpus, len(devices)) if devices else asked.gpus
     if asked.row_gpus > present and not asked.without_cuda:
         what = f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has {present}"

@@ -8,9 +8,6 @@ from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, Check
 from trainworks_launcher.checks.look import look
 from trainworks_launcher.checks.rules import judge
 
-_LISTEN_SECONDS = 0.1
-"""How long XID errors are listened for; a GPU that fails at once shows itself."""
-
 _OTHER_SECONDS = 0.5
 """What all but the driver takes, with a wide margin."""
 
@@ -23,10 +20,10 @@ def run(asked: Checks) -> tuple[Finding, ...]:
     """Check this host."""
     gpus = None
     if asked.gpus:
-        from trainworks_launcher.checks import nvml
+        from trainworks_launcher.checks.gpus import ask  # a host without GPUs starts sooner
 
         starting = 0.0 if os.path.exists(_PERSISTENCE) else asked.gpus * GPU_SECONDS  # noqa: PTH110
-        gpus = nvml.ask(QUICK_SECONDS - _OTHER_SECONDS + starting, _LISTEN_SECONDS)
+        gpus = ask(QUICK_SECONDS - _OTHER_SECONDS + starting)
     return judge(asked, look(asked.interface, asked.directories, gpus))
 
 

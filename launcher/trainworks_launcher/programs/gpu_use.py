@@ -13,13 +13,16 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
-from trainworks_launcher.checks import nvml
+from trainworks_launcher.checks.gpus import uses
+
+_LIMIT = 60.0
+"""Seconds for one answer: a driver that starts its GPUs takes a while, and the job does not wait for it."""
 
 
 def main(first: str, longest: str, *visible: str) -> int:
     """Print until the input ends, which it does with the launcher, or nothing is known."""
     pause = float(first)
-    for rows in nvml.uses(visible or None):
+    while rows := uses(visible or None, _LIMIT):
         sys.stdout.write(f"{json.dumps(rows)}\n")
         sys.stdout.flush()
         if select.select((sys.stdin,), (), (), pause)[0]:
