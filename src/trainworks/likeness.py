@@ -1,8 +1,4 @@
-"""Find the known name that a person meant by an unknown one.
-
-Builder and launcher cannot import each other: ``src/trainworks`` and ``launcher/trainworks_launcher`` have this file,
-and a test compares the two.
-"""
+"""Find the known name that a person meant by an unknown one."""
 
 from __future__ import annotations
 
@@ -29,19 +25,6 @@ WORDS = {
     "aarch64": "arm64",
     "podman": "buildah",
     "filter": "only",
-    "n": "processes-per-host",
-    "np": "processes-per-host",
-    "ppn": "processes-per-host",
-    "procs": "processes-per-host",
-    "nproc": "processes-per-host",
-    "nprocs": "processes-per-host",
-    "nproc-per-node": "processes-per-host",
-    "num-processes": "processes-per-host",
-    "ntasks-per-node": "processes-per-host",
-    "torchrun": "torch-distributed",
-    "ddp": "torch-distributed",
-    "mpirun": "mpi",
-    "dry-run": "plan",
 }
 """Words that people use for a name that is written otherwise, both as ``_plain`` returns them."""
 
