@@ -104,14 +104,16 @@ def test_a_user_who_may_not_start_threads_is_told_the_limit(room: Path) -> None:
 @pytest.mark.parametrize("limited", [0, 1])
 def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited: int) -> None:
     """They do not wait for it until the join limit."""
-    where, hosts = work(room, 0o777), ("127.0.0.1", "127.0.0.2")
+    hosts = ("127.0.0.1", "127.0.0.2")
+    for host in hosts:
+        (room / host).mkdir()
     shared = {"TRAINWORKS_HOSTS": ",".join(hosts), "TRAINWORKS_CONTROL_PORT": str(free_port())}
     with ThreadPoolExecutor() as pool:
         ends = [
             pool.submit(
                 train,
                 room,
-                where,
+                work(room / host, 0o777),
                 {**shared, "TRAINWORKS_HOST": host},
                 user=STRANGER + number,
                 limits=("prlimit", "--nproc=1") if number == limited else (),

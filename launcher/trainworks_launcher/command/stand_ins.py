@@ -50,7 +50,7 @@ _VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 NO_KEY = (
     "the SDK's own MPI driver cannot start on {hosts} hosts in this image: it needs a private key that all hosts have,"
     ' and this image holds none. Let the launcher start the job: add command="train" to SourceCode(entry_script=...);'
-    " it makes keys for each job and reads MPI(process_count_per_node=...)"
+    " it needs no keys, and reads MPI(process_count_per_node=...)"
 )
 """Said where the driver would wait 300 seconds and then say that a host was not reachable."""
 
