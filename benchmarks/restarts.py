@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exits import _torch
 from measure import ROOT, Figure, Section, amount, describe, load, machine, table, write
 from start import install_ours
 from trainworks.engine.scratch import private_folder
@@ -259,6 +258,12 @@ def main() -> int:
     if asked.write:
         write("restarts", section)
     return 0
+
+
+def _torch(python: str) -> str:
+    """Return torch's version in an environment."""
+    code = "import importlib.metadata as found; print(found.version('torch'))"
+    return subprocess.run((python, "-c", code), capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

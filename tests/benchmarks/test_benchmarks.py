@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
@@ -22,8 +17,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402 - the benchmarks are programs and no package: the path has to be set first
 from peer import write_peer  # noqa: E402
-from quiet import corpus  # noqa: E402
-from reproducible import differences, read_layer  # noqa: E402
 
 
 def section(*figures: measure.Figure) -> measure.Section:
@@ -49,13 +42,6 @@ def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     assert "early" not in report
 
 
-def test_the_scripts_that_do_not_hang_are_python_of_different_kinds() -> None:
-    scripts = corpus()
-    assert len({script.name for script in scripts}) == len(scripts) >= 40
-    for script in scripts:
-        compile(script.text, script.name, "exec")
-
-
 def test_the_peer_has_every_file_of_the_image(tmp_path: Path) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
     settings = HostSettings(pip=PipSettings())
@@ -69,32 +55,3 @@ def test_the_peer_has_every_file_of_the_image(tmp_path: Path) -> None:
     assert peer.launcher.is_file()
     assert f"--extra-index-url {plan.wheel_index}" in dockerfile
     assert peer.request(no_cache=True).no_cache
-
-
-def layer(*files: tuple[str, str, int, int]) -> dict[str, Any]:
-    """Return the entries of a layer with these files: path, content, mode, time."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path, content, mode, time in files:
-            member = tarfile.TarInfo(path)
-            member.size, member.mode, member.mtime = len(content), mode, time
-            archive.addfile(member, io.BytesIO(content.encode()))
-    buffer.seek(0)
-    with tarfile.open(fileobj=buffer) as archive:
-        return dict(read_layer(archive))
-
-
-@pytest.mark.parametrize(
-    ("other", "found"),
-    [
-        ([("a", "one", 0o644, 1), ("b", "two", 0o644, 1)], {}),
-        ([("a", "one", 0o644, 2), ("b", "two", 0o644, 1)], {"time only": ["a"]}),
-        ([("a", "ONE", 0o644, 2), ("b", "two", 0o600, 1)], {"content": ["a"], "rights, owner or kind": ["b"]}),
-        ([("a", "one", 0o644, 1)], {"only in one": ["b"]}),
-        ([("b", "two", 0o644, 1), ("a", "one", 0o644, 1)], {"order": []}),
-    ],
-)
-def test_what_differs_between_two_layers_is_named(
-    other: list[tuple[str, str, int, int]], found: dict[str, list[str]]
-) -> None:
-    assert differences(layer(("a", "one", 0o644, 1), ("b", "two", 0o644, 1)), layer(*other)) == found

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from builds import freeze  # noqa: E402 - the benchmarks are programs and no package: the path has to be set first
-from parallel import build, tags, write_targets  # noqa: E402
+from image.plain_targets import build, tags, write_targets  # noqa: E402
 
 pytestmark = pytest.mark.engine
 

@@ -29,7 +29,7 @@ from trainworks.terminal.build_progress import BuildProgress
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from builds import freeze
-from parallel import tags, write_targets
+from image.plain_targets import tags, write_targets
 
 pytestmark = pytest.mark.engine
 
