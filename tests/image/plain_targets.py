@@ -1,4 +1,4 @@
-"""Small targets of a framework made here: all that an image has without PyTorch, on base images of different content."""
+"""Small targets of a framework made for tests: all that an image has without PyTorch, on bases of different content."""
 
 from __future__ import annotations
 
