@@ -131,7 +131,16 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
 
 def damaged(root: Path, **parts: object) -> dict[str, str]:
     """Return what is not as it was delivered, by path."""
-    request: dict[str, object] = {"removed": [], "digests": [], "copies": [], "closed": [], "sourced": [], **parts}
+    request: dict[str, object] = {
+        "removed": [],
+        "digests": [],
+        "copies": [],
+        "closed": [],
+        "sourced": [],
+        "links": [],
+        "privileged": [],
+        **parts,
+    }
     found = stock(root, delivered=typing.cast("inventory.DeliveredRequest", request))["damaged"]
     return {each["path"]: f"{each['owner']}: {each['problem']}" for each in found}
 
@@ -226,10 +235,11 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
 
     info = "/var/lib/dpkg/info"
     files = {"/usr/lib/git/https": "tls", "/usr/lib/moved": "sshd", "/etc/git.conf": "safe", "/usr/lib/other": "new"}
-    status = "Package: git\nStatus: install ok installed\nConffiles:\n"
+    status = "Package: git\nStatus: install ok installed\nDepends: libc6 (>= 2), other | more\nConffiles:\n"
+    others = "Package: other\nStatus: install ok installed\n\n"
     sums = "".join(f"{md5(text)}  {path}\n" for path, text in (("usr/lib/git/https", "tls"), ("bin/sshd", "sshd")))
     database = {
-        "/var/lib/dpkg/status": f"{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n",
+        "/var/lib/dpkg/status": f"{others}{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n",
         f"{info}/git.list": "/usr\n/usr/lib/git/https\n/bin/sshd\n/etc/git.conf\n/usr/bin/link\n/usr/share/doc/git/x\n",
         # The second package took a file over from the first, whose sums still have it.
         f"{info}/git.md5sums": f"{sums}{md5('old')}  usr/lib/other\n{md5('x')}  usr/share/doc/git/x\n",
@@ -262,6 +272,39 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
     }
 
 
+def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are_installed(tmp_path: Path) -> None:
+    info, installed = "/var/lib/dpkg/info", "Status: install ok installed\n"
+    write(
+        tmp_path,
+        {
+            "/usr/lib/a-1": "",
+            "/usr/lib/b-1": "",
+            "/usr/bin/c": "it was a link",
+            f"{info}/a.list": "/usr/lib/a-1\n/usr/bin/a\n/usr/bin/c\n/usr/bin/setuid\n",
+            f"{info}/a.md5sums": "d41d8cd98f00b204e9800998ecf8427e  usr/lib/a-1\n",
+            f"{info}/b.list": "/usr/lib/b-1\n",
+            f"{info}/b.md5sums": "d41d8cd98f00b204e9800998ecf8427e  usr/lib/b-1\n",
+            f"{info}/gone.list": "",
+            f"{info}/gone.md5sums": "",
+            "/var/lib/dpkg/status": f"Package: a\n{installed}\nPackage: b\n{installed}",
+        },
+    )
+    (tmp_path / "usr/bin/a").symlink_to("../lib/b-1")
+    (tmp_path / "usr/bin/setuid").symlink_to("../lib/a-1")
+    assert damaged(tmp_path) == {
+        "/usr/bin/a": "package a: is a link to ../lib/b-1, which is of the package b",
+        "/usr/bin/c": "package a: has no sum in its package: it was a link",
+        "/var/lib/dpkg/status": "package gone: has no row of gone",
+    }
+    (tmp_path / "usr/bin/c").unlink()
+    (tmp_path / "usr/bin/c").symlink_to("../lib/a-1")
+    write(
+        tmp_path, {"/var/lib/dpkg/status": "".join(f"Package: {name}\n{installed}Source: a (1)\n\n" for name in "ab")}
+    )
+    (tmp_path / f"{info}/gone.list".lstrip("/")).unlink()
+    assert damaged(tmp_path) == {}
+
+
 def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path: Path) -> None:
     folder = tmp_path / "opt/launcher"
     write(tmp_path, {"/etc/one": "one", "/etc/two": "two", "/usr/share/two": "two"})
@@ -273,6 +316,8 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
         "digests": [("launcher", "/etc/one", hashlib.sha256(b"one").hexdigest())],
         "copies": [("/etc/two", "/usr/share/two"), ("/etc/three", "/usr/share/three")],
         "sourced": ["/opt/launcher/**"],
+        "links": [],
+        "privileged": [],
     }
     assert damaged(tmp_path, **parts) == {}
 
@@ -302,7 +347,7 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         {"owner": "recipe launcher", "path": "/b/z", "problem": "is empty"},
         {"owner": "", "path": "/c", "problem": "is empty"},
     ]
-    for number in map(str, range(5)):
+    for number in map(str, range(12)):
         lost: inventory.DamagedFile = {"owner": "", "path": f"/info/{number}.md5sums", "problem": "is missing"}
         lost["owner"] = f"package {number}"
         found += [lost]
@@ -313,7 +358,8 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         "/a/z is empty (component parts, distribution one)",
         "/b/z is empty (component launcher)",
         "/c is empty",
-        "/info/0.md5sums is missing (component system, package 0), and so are 4 others in /info",
+        *(f"/info/{number}.md5sums is missing (component system, package {number})" for number in range(8)),
+        "/info/8.md5sums is missing (component system, package 8), and so are 3 others in /info",
     ]
 
 

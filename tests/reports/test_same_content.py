@@ -44,6 +44,8 @@ def packed(members: Mapping[str, bytes]) -> tarfile.TarFile:
         for name, kind in members.items():
             member = tarfile.TarInfo(name)
             member.type = kind
+            member.linkname = "UTC" if kind == tarfile.SYMTYPE else ""
+            member.mode = 0o1777 if (name, len(members)) == ("tmp", 3) else member.mode
             archive.addfile(member)
     stream.seek(0)
     return tarfile.open(fileobj=stream, mode="r|")
@@ -59,7 +61,8 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
 def lines(image: BuiltImage, environment: Mapping[str, str], top: Mapping[str, bytes] | None = None) -> list[str]:
     tested = known_image(image, environment)
     assert tested is not None
-    content = {BASE: {"etc": tarfile.DIRTYPE}, SYSTEM: {}, TOP: top or {}}
+    base = {"etc": tarfile.DIRTYPE, "etc/localtime": tarfile.REGTYPE, "tmp": tarfile.DIRTYPE}
+    content = {BASE: base, SYSTEM: {"etc/motd": tarfile.REGTYPE}, TOP: top or {}}
     outcome = differences(image, tested, cast("Engine", Layers(content=content)))
     assert not outcome.passed
     return outcome.detail.splitlines()
@@ -77,6 +80,7 @@ def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces(enviro
     top = {
         "etc": tarfile.DIRTYPE,
         "etc/localtime": tarfile.SYMTYPE,
+        "etc/motd": tarfile.REGTYPE,
         "etc/.wh.passwd": tarfile.REGTYPE,
         "etc/pipe.conf": tarfile.FIFOTYPE,
         "tmp": tarfile.DIRTYPE,
@@ -85,19 +89,20 @@ def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces(enviro
     }
     image = replace(IMAGE, identifier="sha256:b", layers=(BASE, SYSTEM, TOP))
     assert lines(image, environment, top) == [
-        "/etc/passwd: layer 1 on top of it removes it",
-        "/etc/localtime: layer 1 on top of it has it",
-        "/etc/pipe.conf: layer 1 on top of it has it",
-        "/opt/bad\\nname: layer 1 on top of it has it",
-        "/opt/data: layer 1 on top of it replaces all of it",
-        "/tmp: layer 1 on top of it has it",
+        "/etc/passwd is removed (layer 1)",
+        "/etc/localtime has type link, was file, mode none, was 0644, target UTC, was none (layer 1)",
+        "/etc/motd is written again (layer 1)",
+        "/etc/pipe.conf is new (layer 1)",
+        "/opt/bad\\nname is new (layer 1)",
+        "/opt/data has nothing left of what was in it (layer 1)",
+        "/tmp has mode 0644, was 1777 (layer 1)",
     ]
 
 
 def test_a_large_layer_is_told_in_few_lines(environment: Mapping[str, str]) -> None:
     image = replace(IMAGE, identifier="sha256:b", layers=(BASE, SYSTEM, TOP))
     found = lines(image, environment, {f"opt/{number:03}": tarfile.REGTYPE for number in range(300)})
-    assert (len(found), found[-1]) == (21, "... and 280 more of layer 1 on top of it")
+    assert found == ["/opt/ (300 files, as /opt/000) is new (layer 1)"]
 
 
 @pytest.mark.parametrize(

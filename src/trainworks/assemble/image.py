@@ -157,7 +157,9 @@ def build_image(
     checked = None
     if options.until == "test":
         checked = None if options.test_again else _passed_before(spec, image, engine)
-        checked = checked or test_image(spec, image, engine, junit=options.junit, every_line=options.verbose)
+        checked = checked or test_image(
+            spec, image, engine, junit=options.junit, every_line=options.verbose, whole=True
+        )
     return ImageResult(
         image=image,
         engine=engine,
@@ -285,7 +287,7 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
 
 
 def test_image(
-    spec: ImageSpec, image: BuiltImage, engine: Engine, *, junit: Path | None, every_line: bool
+    spec: ImageSpec, image: BuiltImage, engine: Engine, *, junit: Path | None, every_line: bool, whole: bool
 ) -> PassedChecks:
     """Run each check on an image: one line for each as soon as it is known, and a line that sums up.
 
@@ -295,6 +297,7 @@ def test_image(
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
         every_line: Whether a terminal keeps the lines of checks that pass, as a log always does.
+        whole: Whether these are all checks of the image: one that passes them is known by its content from then on.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
@@ -314,7 +317,7 @@ def test_image(
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
     checked = _check_memory(spec, image, engine).remember(results)
-    if results and not failed:
+    if whole and results and not failed:
         remember(image, checked.when, len(results), os.environ)
     return checked
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainworks.engine.protocol import BuiltImage, Engine, Layer
+from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.host.cache import cache_folder, write_cached
-from trainworks.imagetest.results import CheckResult
+from trainworks.imagetest.results import CheckResult, folded, one_line
 
 INSTRUCTIONS = {
     "Entrypoint": "ENTRYPOINT",
@@ -31,9 +32,6 @@ INSTRUCTIONS = {
     "Volumes": "VOLUME",
 }
 """What a configuration says besides variables and labels, and the instruction that sets it."""
-
-SHOWN = 20
-"""How many files of one layer are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +84,21 @@ def differences(image: BuiltImage, tested: TestedImage, engine: Engine) -> Check
     """Return, as a failed check, how an image differs from the tested one that it is made of: a line for each thing."""
     lines = [*_of_configuration(image.configuration, tested.configuration)]
     more = image.layers[len(tested.layers) :]
-    found = {}
+    members: dict[str, list[tuple[str, tarfile.TarInfo]]] = {}
     if more:
         with engine.layers(image.reference) as layers:
-            found = {name: list(_changed(layer)) for layer in layers for name in more if _is(layer, name)}
+            members = {_key(layer.name): [(_path_of(each), each) for each in layer.archive] for layer in layers}
+    there: dict[str, tarfile.TarInfo] = {}
+    for name in tested.layers:
+        there.update(members.get(_key(name), ()))
     for number, name in enumerate(more, start=1):
-        paths = found.get(name)
-        what = f"layer {number} on top of it"
-        if paths is None:
-            lines.append(f"{what}, {name}, cannot be read")
-        else:
-            lines += [f"{path}: {what} {does} it" for path, does in paths[:SHOWN]]
-            lines += [f"... and {len(paths) - SHOWN} more of {what}"] if len(paths) > SHOWN else []
+        if _key(name) not in members:
+            lines.append(f"layer {number} on top of it, {name}, cannot be read")
+        alike: dict[str, list[str]] = {}
+        for path, how in _changed(members.get(_key(name), ()), there):
+            alike.setdefault(how, []).append(path)
+        there.update(members.get(_key(name), ()))
+        lines += [f"{path} {how} (layer {number})" for how, paths in alike.items() for path in folded(paths)]
     return CheckResult(
         component="content",
         title=f"the image is the one that was tested on {tested.when}",
@@ -107,27 +108,44 @@ def differences(image: BuiltImage, tested: TestedImage, engine: Engine) -> Check
     )
 
 
-def _is(layer: Layer, name: str) -> bool:
-    return name.rpartition(":")[2] == layer.name.rpartition(":")[2]
+def _key(name: str) -> str:
+    return name.rpartition(":")[2]
 
 
-def _changed(layer: Layer) -> Iterator[tuple[str, str]]:
-    """Yield the paths that a layer has, and what it does to each; folders only where it has nothing inside them."""
-    members = [(f"/{member.name.strip('./')}", member) for member in layer.archive]
-    folders = {posixpath.dirname(path) for path, _ in members}
+def _path_of(member: tarfile.TarInfo) -> str:
+    return posixpath.normpath(f"/{member.name}")
+
+
+def _changed(
+    members: Sequence[tuple[str, tarfile.TarInfo]], there: Mapping[str, tarfile.TarInfo]
+) -> Iterator[tuple[str, str]]:
+    """Yield the paths that a layer changes, and how; folders that are as before are left out."""
     for path, member in sorted(members, key=lambda pair: pair[0]):
         folder, name = posixpath.split(path)
         if name == ".wh..wh..opq":
-            yield _shown(folder), "replaces all of"
+            yield folder, "has nothing left of what was in it"
         elif name.startswith(".wh."):
-            yield _shown(posixpath.join(folder, name[len(".wh.") :])), "removes"
-        elif not member.isdir() or path not in folders:
-            yield _shown(path), "has"
+            yield posixpath.join(folder, name[len(".wh.") :]), "is removed"
+        elif path not in there:
+            yield path, "is new"
+        else:
+            pairs = zip(_FACTS, _facts(member), _facts(there[path]), strict=True)
+            different = [(what, new, old) for what, new, old in pairs if new != old]
+            if member.type != there[path].type:
+                different = [each for each in different if each[0] in ("type", "target")]
+            how = [f"{what} {new or 'none'}, was {old or 'none'}" for what, new, old in different]
+            if how or not member.isdir():
+                yield path, f"has {', '.join(how)}" if how else "is written again"
 
 
-def _shown(path: str) -> str:
-    """Return a path on one line: a name may have any byte in it."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in path)
+_FACTS = ("type", "mode", "owner", "size", "target")
+
+
+def _facts(member: tarfile.TarInfo) -> tuple[str, ...]:
+    kind = "folder" if member.isdir() else "link" if member.issym() else "file" if member.isfile() else "other"
+    mode = "" if member.issym() else f"{member.mode & 0o7777:04o}"
+    owner = f"{member.uid}:{member.gid}"
+    return (kind, mode, owner, f"{member.size} B" if member.isreg() else "", member.linkname)
 
 
 def _of_configuration(found: Mapping[str, object], wanted: Mapping[str, object]) -> Iterator[str]:
@@ -138,7 +156,7 @@ def _of_configuration(found: Mapping[str, object], wanted: Mapping[str, object])
         new, old = (_pairs(values.get(key)) for values in (found, wanted))
         for name in sorted(new.keys() | old.keys()):
             if new.get(name) != old.get(name):
-                yield f"{instruction} {_shown(name)} is {new.get(name)!r}, and was {old.get(name)!r}"
+                yield f"{instruction} {one_line(name)} is {new.get(name)!r}, and was {old.get(name)!r}"
 
 
 def _pairs(values: object) -> Mapping[str, object]:

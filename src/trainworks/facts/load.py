@@ -49,6 +49,7 @@ class FrontMatter:
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
@@ -144,6 +145,7 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             ),
             owns=content.owns,
             removes=content.removes,
+            links=content.links,
             imports=content.imports,
             answers=content.answers,
         )

@@ -391,12 +391,14 @@ class GeneratedFiles:
         paths: Absolute patterns; ``*`` stays within a folder, ``**`` goes through all below.
         sha256: The digest of the contents, where they are the same in every image; then ``paths`` are plain.
         copy_of: The path of a package's file that these are copies of; likewise.
+        leads_to: What these are links to; likewise.
     """
 
     name: str
     paths: tuple[str, ...]
     sha256: str = ""
     copy_of: str = ""
+    leads_to: str = ""
     source: str
 
 
@@ -524,6 +526,7 @@ class Recipe:
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
+        links: Links among its files, path to what each leads to; ``""`` is anything.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
         answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
     """
@@ -537,6 +540,7 @@ class Recipe:
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
 

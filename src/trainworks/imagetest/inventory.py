@@ -51,6 +51,8 @@ class DeliveredRequest(TypedDict):
     copies: list[tuple[str, str]]
     closed: list[str]
     sourced: list[str]
+    links: list[tuple[str, str]]
+    privileged: list[tuple[str, str]]
 
 
 class DamagedFile(TypedDict):
@@ -207,16 +209,51 @@ class Owners:
             name = os.path.basename(path)[: -len(".list")].partition(":")[0]
             if not os.path.exists(sums):
                 problem = "is missing: nothing says what the package's files are"
-                self.problems.append({"owner": "package " + name, "path": sums[len(self.root) :], "problem": problem})
+                self.problems.append(damaged("package " + name, sums[len(self.root) :], problem))
             for line in _lines(sums):
                 digest, _, file = line.partition("  ")
                 self._add_sum("/" + file, digest, name)
-        for fields in debian_packages(self.root):
+        installed = {fields.get("Package", ""): fields for fields in debian_packages(self.root)}
+        for name, fields in installed.items():
             for line in fields.get("Conffiles", "").splitlines():
                 words = line.split(" ")
                 # With a third word, the package no longer has the file.
                 if len(words) == 2 and words[0].startswith("/"):
-                    self._add_sum(words[0], words[1], fields.get("Package", ""))
+                    self._add_sum(words[0], words[1], name)
+        if installed:
+            status = "/var/lib/dpkg/status"
+            missing = sorted(self.names - installed.keys())
+            self.problems += [damaged("package " + name, status, f"has no row of {name}") for name in missing]
+            self._check_links(installed)
+
+    def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
+        """Find links of packages that lead to other software, and files in the place of links: neither has a sum.
+
+        A link leads to a file of its own source package, or of one that its package depends on.
+        """
+        summed = {path for _, path, *_ in self.sums}
+        lists = {owner[len("package ") :] for owner, *_ in self.sums}
+        source = {name: (fields.get("Source") or name).split(" ")[0] for name, fields in installed.items()}
+        for path, name in self.packages.items():
+            place = self.root + path
+            if path.startswith(DOCUMENTATION) or path in summed or name not in installed:
+                continue
+            if not os.path.islink(place):
+                if os.path.isfile(place) and path not in self.set_aside and name in lists:
+                    self.problems.append(damaged("package " + name, path, "has no sum in its package: it was a link"))
+                continue
+            target = os.readlink(place)
+            real = os.path.realpath(place)[len(self.root) :]
+            other = self.packages.get(real, "")
+            required = re.split(
+                r"[,|]", installed[name].get("Depends", "") + "," + installed[name].get("Pre-Depends", "")
+            )
+            known = source.get(other) == source[name] or other in {
+                re.split(r"[ (:]", each.strip())[0] for each in required
+            }
+            if other and not known and not os.path.isdir(place) and not target.startswith("/etc/alternatives/"):
+                problem = f"is a link to {target}, which is of the package {other}"
+                self.problems.append(damaged("package " + name, path, problem))
 
     def _add_sum(self, path: str, digest: str, name: str) -> None:
         path = self.real(path)
@@ -258,6 +295,8 @@ class Owners:
                     path = self.real(os.path.normpath(os.path.join(folder, row[0])))
                     self.others[path] = name
                     algorithm, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
+                    if not egg and not digest and not path.endswith((".pyc", "/RECORD")):
+                        self.problems.append(damaged("python " + name, path, "has no sum in the list of its wheel"))
                     # The distributions of system packages are changed by their makers; those have sums of their own.
                     if digest and algorithm in hashlib.algorithms_guaranteed and record not in self.packages:
                         size = int(row[2]) if len(row) > 2 and row[2].isdigit() else -1
@@ -267,22 +306,27 @@ class Owners:
 
     def owns(self, path: str) -> bool:
         """Say whether a package or a distribution brings the file, or Python made it from one that is there."""
-        source = self._source(path)
+        source = self.source(path)
         return source in self.packages or source in self.others
 
     def name(self, path: str) -> str:
         """Return the owner of a file as ``InventoryContents`` has it, or nothing."""
-        path = self._source(path)
+        path = self.source(path)
         if self.others.get(path):
             return "python " + self.others[path]
         return "package " + self.packages[path] if path in self.packages else ""
 
-    def _source(self, path: str) -> str:
+    def source(self, path: str) -> str:
         """Return the file itself, or the source that Python compiled it from where only that has an owner."""
         if path in self.packages or path in self.others:
             return path
         compiled = _COMPILED.fullmatch(path)
         return path if compiled is None else f"{compiled[1]}/{compiled[2]}.py"
+
+
+def damaged(owner: str, path: str, problem: str) -> DamagedFile:
+    """Return a file that is not as it was delivered."""
+    return {"owner": owner, "path": path, "problem": problem}
 
 
 def distribution_of(folder: str) -> tuple[str, str]:
@@ -401,9 +445,29 @@ def damaged_files(
         for path, targets in ((place, choices), (link, [place])):
             if targets and os.path.islink(root + path) and os.readlink(root + path) not in targets:
                 tell("", path, f"is a link to {os.readlink(root + path)}, and should be one to {' or '.join(targets)}")
+    for path, target in request["links"]:
+        # The recipe's own, also where it replaces a file of a package.
+        there = os.readlink(root + path) if os.path.islink(root + path) else ""
+        if not there or target not in ("", there):
+            said = f"is a link to {there}" if there else "is not a link"
+            found[path, ""] = f"{said}, and should be one{' to ' if target else ''}{target}"
+    for package, path in request["privileged"]:
+        if owners.packages.get(path) == package and os.path.isfile(root + path):
+            rights = rights_of(root + path, os.lstat(root + path))
+            tell("package " + package, path, "" if rights else "has no rights of its own, and should have")
+    for path, problem in [*account_problems(root), *authentication_problems(root), *certificate_problems(root)]:
+        tell("", path, problem)
+    brought = {path for _, path, _ in request["digests"]}
+    whole = [each[: -len("**")] for each in request["sourced"]]
+    whole = [folder for folder in whole if any(path.startswith(folder) for path in brought)]
+    for path, _ in files:
+        if path.startswith(tuple(whole)) and owners.source(path) not in brought and path not in brought:
+            tell("", path, "is none of the files that its folder was made of")
     sourced = pattern_of(request["sourced"])
     closed = pattern_of(request["closed"])
     programs = {entry for entry in os.environ.get("PATH", "").split(":") if entry}
+    executable: dict[str, int] = {}
+    scripts: dict[str, list[str]] = {}
     for path, status in files:
         if status.st_uid != 0 and not closed.fullmatch(path):
             tell(owners.name(path), path, f"belongs to user {status.st_uid}: that user may change what root runs")
@@ -427,6 +491,14 @@ def damaged_files(
             (os.path.dirname(path) in programs and _starts(root + path, b"#!", b"\x7fELF")) or _is_program(root + path)
         ):
             tell(owners.name(path), path, f"has mode {mode:04o}: it cannot be executed")
+        if mode & 0o111:
+            executable[os.path.dirname(path)] = executable.get(os.path.dirname(path), 0) + 1
+        elif _starts(root + path, b"#!"):
+            scripts.setdefault(os.path.dirname(path), []).append(path)
+    for folder, inside in scripts.items():
+        # A folder of programs outside of PATH, such as git's own.
+        for path in inside if executable.get(folder, 0) > 3 + len(inside) else ():
+            tell(owners.name(path), path, "cannot be executed, as the other programs of its folder can")
     for path, (mode, user) in folders.items():
         if user != 0 and not closed.fullmatch(path):
             tell("", path, f"belongs to user {user}: that user may change what root runs")
@@ -434,10 +506,55 @@ def damaged_files(
             tell("", path, f"has mode {mode:04o}, and should have 1777: every user has temporary files there")
         if mode & 0o005 != 0o005 and not closed.fullmatch(path):
             tell("", path, f"has mode {mode:04o}: only some users can enter the folder")
-    told: list[DamagedFile] = []
-    for (path, owner), problem in sorted(found.items()):
-        told.append({"owner": owner, "path": path, "problem": problem})
-    return [*told, *owners.problems]
+    for each in owners.problems:
+        tell(each["owner"], each["path"], each["problem"])
+    return [damaged(owner, path, problem) for (path, owner), problem in sorted(found.items())]
+
+
+def account_problems(root: str) -> Iterator[tuple[str, str]]:
+    """Yield what lets somebody in: a password, a second root; and accounts of the distribution that are not there."""
+    accounts = [line.split(":") for line in _lines(root + "/etc/passwd")]
+    for row in accounts:
+        if len(row) != 7 or (row[2] == "0") != (row[0] == "root") or row[1] != "x":
+            yield "/etc/passwd", f"has an account that no distribution makes: {row[0]}"
+    for row in (line.split(":") for line in _lines(root + "/etc/shadow")):
+        if len(row) > 1 and not row[1].startswith(("*", "!")):
+            yield "/etc/shadow", f"has a password of {row[0]}, or none that is asked for"
+    for name in ("passwd", "group"):
+        there = set(_lines(f"{root}/etc/{name}"))
+        for line in _lines(f"{root}/usr/share/base-passwd/{name}.master"):
+            wanted = line.replace(":*:", ":x:", 1)
+            # update-passwd(8) leaves members and shells of groups alone.
+            if not any(each.startswith(wanted) for each in there):
+                yield f"/etc/{name}", f"lacks the row {wanted} of the distribution"
+
+
+def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
+    """Yield files of PAM in which a module is missing that pam-auth-update(8) has put there."""
+    for state in sorted(glob.glob(glob.escape(root) + "/var/lib/pam/*")):
+        name = os.path.basename(state)
+        path = "/etc/pam.d/common-" + name
+        modules = {word for line in _lines(state) for word in line.split() if word.endswith(".so")}
+        text = "\n".join(line for line in _lines(root + path) if not line.startswith("#"))
+        for module in sorted(modules):
+            if module not in text:
+                yield path, f"does not ask {module}, as {state[len(root) :]} says"
+
+
+def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
+    """Yield what update-ca-certificates(8) would make otherwise of the distribution's certificates."""
+    bundle, parts = "/etc/ssl/certs/ca-certificates.crt", []
+    for line in _lines(root + "/etc/ca-certificates.conf"):
+        if not line or line[0] in "#!":
+            continue
+        original = "/usr/share/ca-certificates/" + line
+        link = "/etc/ssl/certs/" + os.path.basename(line).rpartition(".")[0].replace(" ", "_") + ".pem"
+        parts.append("\n".join(_lines(root + original)).strip())
+        if not os.path.islink(root + link) or os.readlink(root + link) != original:
+            yield link, f"is not a link to {original}"
+    found = "\n".join(_lines(root + bundle)).strip()
+    if parts and sorted(found.split("\n")) != sorted("\n".join(parts).split("\n")):
+        yield bundle, "has other certificates than the distribution's"
 
 
 def problem_of(root: str, path: str, algorithm: str, digest: str, size: int) -> str:

@@ -74,6 +74,8 @@ def inventory_request_of(checks: Iterable[kinds.Check]) -> inventory.InventoryRe
                 "copies": list(check.copies),
                 "closed": list(check.closed),
                 "sourced": list(check.sourced),
+                "links": list(check.links),
+                "privileged": list(check.privileged),
             }
     return {"root": "/", "owned": owned, "contents": "", "delivered": delivered}
 

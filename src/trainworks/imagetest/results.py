@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 import textwrap
 from collections.abc import Iterable
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from trainworks.plan import checks as kinds
+
+ALIKE = 10
+"""How many files with the same damage are named, one line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +106,19 @@ def line(result: CheckResult, *, width: int = 10) -> str:
 def component_width(checks: Iterable[kinds.Check]) -> int:
     """Return the length of the longest component name, so that the lines of a plan stand in columns."""
     return max((len(check.component) for check in checks), default=0)
+
+
+def one_line(path: str) -> str:
+    """Return a path on one line: a name may have any byte in it."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in path)
+
+
+def folded(paths: Iterable[str]) -> list[str]:
+    """Return paths; of a folder with more than a few the folder, and how many there are below it."""
+    below: dict[str, list[str]] = {}
+    for path in paths:
+        below.setdefault(posixpath.dirname(path), []).append(path)
+    lines: list[str] = []
+    for folder, inside in below.items():
+        lines += map(one_line, inside if len(inside) <= ALIKE else [f"{folder}/ ({len(inside)} files, as {inside[0]})"])
+    return lines

@@ -7,6 +7,7 @@ The name of a function is ``test_`` and the promise's ``kind``; the probe answer
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shlex
 import stat
@@ -27,6 +28,7 @@ from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
 from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
+from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL
 
@@ -346,8 +348,8 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAns
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
-            f"{_lines(stock['unowned'])}\nbelong to no package, no Python distribution and no recipe: remove them in "
-            "the step that makes them, or declare them (`owns` in the recipe's front matter)"
+            f"{_lines(folded(stock['unowned']))}\nbelong to no package, no Python distribution and no recipe: remove "
+            "them in the step that makes them, or declare them (`owns` in the recipe's front matter)"
         )
 
 
@@ -360,23 +362,24 @@ def test_delivered_files(
     if stock["damaged"]:
         lines = damages(stock["damaged"], subject.checks)
         _broken(
-            f"{_lines(lines, 3 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes or replaces is "
+            f"{_lines(lines, 5 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes or replaces is "
             "declared in its front matter (`removes`)"
         )
 
 
 def damages(found: Iterable[inventory.DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
-    """Return a line for each damaged file, and one for many of a folder that have the same damage."""
-    alike: dict[tuple[str, str, str], list[inventory.DamagedFile]] = {}
+    """Return a line for each damaged file; of many that have the same damage the first ones, and how many there are."""
+    alike: dict[tuple[str, str], list[inventory.DamagedFile]] = {}
     for each in found:
         owner = "" if each["path"].endswith(".md5sums") else each["owner"]
-        alike.setdefault((each["path"].rpartition("/")[0], owner, each["problem"]), []).append(each)
+        alike.setdefault((owner, each["problem"]), []).append(each)
     lines = []
-    for (folder, _, _), group in alike.items():
-        if len(group) > 3:
-            lines.append(f"{damage(group[0], checks)}, and so are {len(group) - 1} others in {folder}")
-        else:
-            lines += [damage(each, checks) for each in group]
+    for group in alike.values():
+        shown = group if len(group) <= ALIKE else group[: ALIKE - 1]
+        lines += [damage(each, checks) for each in shown]
+        if len(group) > len(shown):
+            folder = posixpath.commonpath([each["path"] for each in group[len(shown) :]])
+            lines[-1] += f", and so are {len(group) - len(shown)} others in {folder}"
     return lines
 
 
@@ -389,7 +392,7 @@ def damage(found: inventory.DamagedFile, checks: Iterable[kinds.Check]) -> str:
             component = check.component if canonicalize_name(check.distribution) == name else component
     whose = [f"component {component}"] if component else []
     whose += [f"{'distribution' if kind == 'python' else 'package'} {name}"] if kind in ("python", "package") else []
-    return f"{found['path']} {found['problem']}" + (f" ({', '.join(whose)})" if whose else "")
+    return f"{one_line(found['path'])} {found['problem']}" + (f" ({', '.join(whose)})" if whose else "")
 
 
 def test_world_writable(check: kinds.WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:

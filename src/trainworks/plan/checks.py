@@ -218,7 +218,10 @@ class DeliveredFilesCheck:
         digests: Files that no package lists: component (or ``""``), path, SHA-256.
         copies: Files that no package lists: path, and the path of the file that it is a copy of, where that one exists.
         closed: Patterns of paths that only some users may read.
-        sourced: Patterns of Python modules that no package lists and that bytecode was made of.
+        sourced: Patterns of Python modules that no package lists and that bytecode was made of. A folder that has files
+            of ``digests`` has no other.
+        links: Links that no package lists: path, and what each leads to (``""`` is anything).
+        privileged: Packages and paths of files that have rights of their own, where the package is installed.
     """
 
     component: str
@@ -227,6 +230,8 @@ class DeliveredFilesCheck:
     copies: tuple[tuple[str, str], ...]
     closed: tuple[str, ...]
     sourced: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    privileged: tuple[tuple[str, str], ...]
     kind: Literal["delivered-files"] = "delivered-files"
 
 
@@ -359,3 +364,6 @@ Check = (
     | StartCheck
 )
 """Any promise; ``kind`` tells them apart, in Python and in the plan's JSON."""
+
+PROGRAMS = (CommandCheck, ImportCheck, PythonImportsCheck, LoadedLibraryCheck, OpenableLibrariesCheck, StartCheck)
+"""What starts programs of the image or imports its modules, and takes minutes; all else reads files."""

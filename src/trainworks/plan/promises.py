@@ -314,6 +314,11 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
             copies=tuple((path, row.copy_of) for row in facts.generated_files if row.copy_of for path in row.paths),
             closed=FOR_SOME_USERS,
             sourced=tuple(pattern for recipe in recipes for pattern in recipe.owns if pattern.endswith("/**")),
+            links=(
+                *((path, row.leads_to) for row in facts.generated_files if row.leads_to for path in row.paths),
+                *(pair for recipe in recipes for pair in recipe.links.items()),
+            ),
+            privileged=tuple(allowed),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
         checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),

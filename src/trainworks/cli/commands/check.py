@@ -37,6 +37,7 @@ def parser() -> Grammar:
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
             Example("check Dockerfile", "a Dockerfile of your own", needs="a Dockerfile"),
             Example(f"check --image {TARGET}", "the image of a target", needs="an engine"),
+            Example(f"check --image {TARGET} --only static", "its files alone: a minute", needs="an engine"),
         ),
         result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
         "Of a Dockerfile each finding. With --image a line for each check on stderr, and the image's name.",
@@ -58,7 +59,8 @@ def parser() -> Grammar:
 def _check(options: Namespace, _root: Path) -> list[str]:
     given = [f"--{name}" for name in ("engine", "junit") if getattr(options, name)]
     refused = {
-        "--only chooses targets, and --image is one image: give one of them": options.image and options.only,
+        "with --image, --only can be 'static': what starts no program of the image": options.image
+        and options.only not in ([], ["static"]),
         f"{' and '.join(given)} need --image": given and not options.image,
         "a Dockerfile is checked alone, without --image and --only": options.files and (options.image or options.only),
     }
@@ -94,7 +96,11 @@ def _check_image(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
 
     result = check_image(
-        options.image, BuildSession(root=root, facts=load(root)), engine_name=options.engine, junit=options.junit
+        options.image,
+        BuildSession(root=root, facts=load(root)),
+        engine_name=options.engine,
+        junit=options.junit,
+        static=bool(options.only),
     )
     put_result(options.format, result.as_values(), f"{result.image.reference}\n")
     if result.broken is not None:

@@ -1,0 +1,151 @@
+"""Breaks of an image, each in a layer of its own, and what `check --image --only static` says of each.
+
+Where this machine has tested the image below them, every one is named. Where it has not, the image is asked what it is
+made of, and what cannot be known from inside is in ``UNSEEN``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, BuiltByCommand
+
+pytestmark = pytest.mark.engine
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+LIB = "/usr/lib/x86_64-linux-gnu"
+
+FILES = (
+    ("chmod 0700 /var/tmp", "/var/tmp "),
+    ("chmod 0777 /opt/venv", "/opt/venv "),
+    ("chown 1000 /usr/local/bin", "/usr/local/bin "),
+    ("chown -R 77:77 /usr/share/zoneinfo/Asia", "/usr/share/zoneinfo/Asia"),
+    ("chown -h 1000 /bin", "/bin "),
+    (f"ln -sfn libz.so.1 {LIB}/libsndfile.so.1", "libsndfile.so.1 "),
+    ("ln -sf /bin/true /usr/bin/ld", "/usr/bin/ld "),
+    ("rm /usr/bin/gcc && printf '#!/bin/sh\\n' > /usr/bin/gcc && chmod 755 /usr/bin/gcc", "/usr/bin/gcc "),
+    ("rm /etc/alternatives/c++", "/etc/alternatives/c\\+\\+ "),
+    ("ln -sfn /usr/share/zoneinfo/Asia/Tokyo /etc/localtime", "/etc/localtime "),
+    ("echo Asia/Tokyo > /etc/timezone", "/etc/timezone "),
+    ("sed -i 's/^nobody:x:/nobody::/' /etc/passwd", "/etc/passwd "),
+    ("sed -i '/^_apt:/d' /etc/passwd", "/etc/passwd "),
+    ("echo 'evil:x:0:0::/:/bin/sh' >> /etc/passwd", "/etc/passwd "),
+    ("sed -i 's/^games:[^:]*/games:/' /etc/shadow", "/etc/shadow "),
+    ("sed -i '/^tty:/d' /etc/group", "/etc/group "),
+    ("echo 'auth sufficient pam_permit.so' > /etc/pam.d/common-account", "/etc/pam.d/common-account "),
+    ("chmod u-s /usr/bin/passwd", "/usr/bin/passwd "),
+    ("chmod g-s /usr/bin/chage", "/usr/bin/chage "),
+    ("chmod u+s /usr/bin/env", "/usr/bin/env "),
+    ("chmod 0644 /usr/lib/git-core/git-mergetool", "git-mergetool "),
+    ("chmod 0600 /etc/ssl/certs/ca-certificates.crt", "ca-certificates.crt "),
+    ("chmod 0711 /usr/share/zoneinfo", "/usr/share/zoneinfo "),
+    ("ln -sf /dev/null /etc/ssl/certs/ISRG_Root_X2.pem", "ISRG_Root_X2.pem "),
+    ("cat /etc/ssl/certs/ISRG_Root_X1.pem >> /etc/ssl/certs/ca-certificates.crt", "ca-certificates.crt "),
+    ("echo 'print(1)' > /opt/trainworks/lib/trainworks_launcher/command/more.py", "command/more.py "),
+    ("echo >> /opt/trainworks/lib/stand-in", "lib/stand-in "),
+    ("ln -sfn /bin/true /usr/sbin/sshd", "/usr/sbin/sshd "),
+    ("ln -sfn /tmp /opt/amazon/openmpi/lib", "/opt/amazon/openmpi/lib "),
+    ("rm /opt/venv/bin/python && cp /usr/bin/python3 /opt/venv/bin/python", "/opt/venv/bin/python "),
+    (f"echo 'x = 1' >> {SITE}/requests/api.py", "requests/api.py "),
+    (f"rm {SITE}/numpy/version.py", "numpy/version.py"),
+    (
+        f"sed -i 's/^tqdm.std.py,sha256=[^,]*/tqdm\\/std.py,/' {SITE}/tqdm-*/RECORD; echo >> {SITE}/tqdm/std.py",
+        "tqdm/std.py ",
+    ),
+    (f"echo 'import evil' > {SITE}/zz.pth", "zz.pth"),
+    (f"truncate -s 1000 {SITE}/torch/lib/libtorch_global_deps.so", "libtorch_global_deps.so "),
+    (f"dd if=/dev/zero of={LIB}/libssl.so.3 bs=1 seek=99999 count=9 conv=notrunc", "libssl.so.3 "),
+    ("mkfifo /opt/ml/model/pipe", "/opt/ml/model/pipe"),
+    ("mknod /etc/null c 1 3", "/etc/null"),
+    ("echo /opt/x.so > /etc/ld.so.preload", "/etc/ld.so.preload"),
+    ("mkdir -p /etc/profile.d && echo 'cd /' > /etc/profile.d/z.sh", "/etc/profile.d/z.sh"),
+    ("sed -i '/^Package: zlib1g$/,/^$/s/ok installed/ok unpacked/' /var/lib/dpkg/status", "zlib1g"),
+    ("rm /var/lib/dpkg/info/openssl.md5sums", "openssl.md5sums"),
+    ("echo 'PermitEmptyPasswords yes' > /etc/ssh/sshd_config.d/a.conf", "sshd_config.d/a.conf"),
+    ("echo 'deb http://mirror.invalid/ x main' > /etc/apt/sources.list", "/etc/apt/sources.list "),
+    ("sed -i s/false/true/ /opt/venv/pyvenv.cfg", "/opt/venv/pyvenv.cfg "),
+    (": > /opt/venv/bin/activate", "/opt/venv/bin/activate "),
+)
+"""What is done to the image in one layer, and the pattern that a line of the answer has then."""
+
+UNSEEN = {"/etc/apt/sources.list ", "/opt/venv/pyvenv.cfg ", "/opt/venv/bin/activate "}
+"""Generated files of no fixed content: they are asked by a program, or by nothing but the layers."""
+
+SETTINGS = (
+    ('ENTRYPOINT ["/bin/sh"]', "ENTRYPOINT "),
+    ("CMD []", "CMD "),
+    ("USER nobody", "USER "),
+    ("WORKDIR /tmp", "WORKDIR "),
+    ("ENV LD_PRELOAD=/x.so", "ENV LD_PRELOAD "),
+    ("ENV PATH=/bin", "ENV PATH "),
+    ("LABEL more=1", "LABEL more "),
+    ("HEALTHCHECK CMD true", "HEALTHCHECK "),
+    ("ONBUILD ENV A=1", "ONBUILD "),
+    ("EXPOSE 80/udp", "EXPOSE "),
+    ("STOPSIGNAL 9", "STOPSIGNAL "),
+    ("VOLUME /opt/ml", "VOLUME "),
+    ('SHELL ["/bin/bash", "-c"]', "SHELL "),
+)
+
+
+@pytest.fixture(params=["tested on this machine", "not known"])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Return the variables of a machine that has tested the image, or has not."""
+    return (
+        dict(os.environ)
+        if request.param == "tested on this machine"
+        else {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    )
+
+
+def said_of(built: BuiltByCommand, lines: list[str], environment: dict[str, str]) -> str:
+    """Build an image of these lines on another one, check it, and return the lines that complain."""
+    tag = f"trainworks-test/breaks:{uuid.uuid4().hex[:12]}"
+    text = "\n".join((f"FROM {built.reference}", *lines))
+    subprocess.run(("docker", "build", "-q", "-t", tag, "-"), input=text.encode(), check=True, stdout=subprocess.PIPE)
+    try:
+        command = (sys.executable, str(ROOT / "build.py"), "check", "--image", tag, "--only", "static")
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    finally:
+        subprocess.run(("docker", "rmi", tag), stdout=subprocess.PIPE, check=True)
+    assert ended.returncode == 8, ended.stderr
+    return "\n".join(line for line in ended.stderr.splitlines() if not line.startswith("ok "))
+
+
+def test_breaks_of_files_are_named(docker_image: BuiltByCommand, environment: dict[str, str]) -> None:
+    said = said_of(docker_image, [f"RUN {command}" for command, _ in FILES], environment)
+    unseen = UNSEEN if "the one that was tested" not in said else set()
+    assert {needle for _, needle in FILES if not re.search(needle, said)} == unseen, said
+
+
+def test_breaks_of_the_configuration_are_named(docker_image: BuiltByCommand, environment: dict[str, str]) -> None:
+    said = said_of(docker_image, [line for line, _ in SETTINGS], environment)
+    assert [needle for _, needle in SETTINGS if not re.search(needle, said)] == [], said
+
+
+def test_a_sound_image_passes_and_its_files_alone_do_not_make_it_known(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "check",
+        "--image",
+        docker_image.reference,
+        "--only",
+        "static",
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(2):
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert "0 failed" in ended.stderr, (
+            "the second time is not asked: an image of which only files were asked is known"
+        )
