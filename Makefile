@@ -11,6 +11,9 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # One process more than there are cores, because some tests wait (tests/conftest.py), and at most four, because each
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+# Suites are run by tools/evidence.py, which writes a record of it; it counts the tests in this file.
+TESTS := -m pytest --junitxml=$$JUNIT
+PYTEST := $(BIN)/python $(TESTS)
 
 .PHONY: image test test-quick test-all gpu check fix proof arm64 release docs site golden benchmark setup engine engines peers torch clean
 
@@ -18,29 +21,23 @@ image: setup engine  ## set everything up, then build and test the PyTorch image
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
 test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 12 minutes
-	@echo "== 1 of 3: what needs no engine =="
-	$(BIN)/python -m pytest $(PARALLEL)
-	@echo "== 2 of 3: the core of smdistributed, on two and four ranks =="
-	cd smdistributed && $(TORCH) -m pytest -m core --numprocesses 2
-	@echo "== 3 of 3: the cpu image is built and tested, and jobs run in it =="
-	$(BIN)/python -m pytest -m core --verbose tests/image tests/push
+	@tools/evidence.py run "make test" \
+		'what needs no engine: $(PYTEST) $(PARALLEL)' \
+		'the core of smdistributed, on two and four ranks: cd smdistributed && $(TORCH) $(TESTS) -m core --numprocesses 2' \
+		'the cpu image is built and tested, and jobs run in it: $(PYTEST) -m core --verbose tests/image tests/push'
 
 test-quick: setup  ## the tests that need no engine; 5 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# Before a change of an engine, a recipe, the supervisor or a transport is called done. docs/status.md gets a line.
+# Before a change of an engine, a recipe, the supervisor or a transport is called done.
 test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; an hour
-	tools/note-test-run begin
-	@echo "== 1 of 3: what needs no engine =="
-	$(BIN)/python -m pytest $(PARALLEL)
-	@echo "== 2 of 3: smdistributed =="
-	cd smdistributed && $(TORCH) -m pytest --numprocesses 2
-	@echo "== 3 of 3: real images, real jobs =="
-	$(BIN)/python -m pytest -m engine --numprocesses 3
-	tools/note-test-run end
+	@tools/evidence.py run "make test-all" \
+		'what needs no engine: $(PYTEST) $(PARALLEL)' \
+		'smdistributed: cd smdistributed && $(TORCH) $(TESTS) --numprocesses 2' \
+		'real images, real jobs: $(PYTEST) -m engine --numprocesses 3'
 
-gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes report.json
-	$(PYTHON) tests/gpu/run.py --report report.json
+gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes a record
+	$(PYTHON) tests/gpu/run.py --report report.json; status=$$?; $(PYTHON) tools/evidence.py gpu report.json; exit $$status
 
 check: setup torch  ## lint, format, types, import contracts, generated and golden files; says what to run for a refusal
 	@tools/check
@@ -52,14 +49,17 @@ fix: setup  ## write everything that `make check` compares: lint, format, docume
 	$(MAKE) golden
 
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
-	TRAINWORKS_PROOF=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
+	@TRAINWORKS_PROOF=$(SOURCES) tools/evidence.py run "make proof" \
+		'source components of vendors: $(PYTEST) -m engine tests/image/test_source_page.py'
 
 arm64: setup engines  ## by hand: build, test and train images for arm64, emulated on another machine; hours
 	tools/set-up-emulation
-	QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
+	@QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 tools/evidence.py run "make arm64" \
+		'images for arm64: $(PYTEST) -m engine tests/image/test_arm64.py'
 
 release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
-	$(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")
+	@tools/evidence.py run "make release" \
+		'every target: $(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")'
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "tests" / "gpu" / "run.py"
-RECORD = ROOT / "tools" / "record-gpu"
+EVIDENCE = ROOT / "tools" / "evidence.py"
 TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
 PARTS = (
     "communication",
@@ -167,26 +167,35 @@ REPORT: dict[str, Any] = {
     ],
 }
 
-STATUS = "# Status\n\n## Jobs\n| what | date | result |\n|---|---|---|\n| a job | 2026-11-20 | green |\n"
 
-
-def record(report: dict[str, Any], folder: Path) -> tuple[int, str]:
+def record(report: dict[str, Any], folder: Path) -> tuple[int, str, list[dict[str, Any]]]:
+    """Run `tools/evidence.py gpu` on a report, in a checkout of its own; return its status, its errors, the records."""
+    (folder / "tools").mkdir()
+    program = folder / "tools" / "evidence.py"
+    program.write_bytes(EVIDENCE.read_bytes())
     (folder / "report.json").write_text(json.dumps(report))
-    (folder / "status.md").write_text(STATUS)
     ended = subprocess.run(
-        [sys.executable, str(RECORD), str(folder / "report.json"), "--page", str(folder / "status.md")],
-        capture_output=True,
-        text=True,
+        [sys.executable, str(program), "gpu", str(folder / "report.json")], capture_output=True, text=True
     )
-    return ended.returncode, ended.stderr
+    return ended.returncode, ended.stderr, [json.loads(path.read_text()) for path in folder.glob("evidence/*.json")]
 
 
-def test_a_report_becomes_a_row(tmp_path: Path) -> None:
-    assert record(REPORT, tmp_path) == (0, "")
-    assert (tmp_path / "status.md").read_text() == STATUS + (
-        "| `make gpu` at `0123456` on NVIDIA A / B: torch 2.11.0, CUDA 13.0, NCCL 2.28.9, driver 580.1 | 2026-11-25 | "
-        "passed in 2 min: communication; failed: pipelines (a / b c); not tested: plugin (no archive) |\n"
+def test_a_report_becomes_a_record(tmp_path: Path) -> None:
+    status, error, (found,) = record(REPORT, tmp_path)
+    assert (status, error) == (0, "")
+    assert (found["suite"], found["date"], found["commit"], found["changed"]) == (
+        "make gpu",
+        "2026-11-25",
+        "0123456789abcdef",
+        False,
     )
+    assert found["where"].items() >= {"gpus": ["NVIDIA A | B"], "driver": "580.1", "torch": "2.11.0"}.items()
+    assert [(each["name"], each["result"], each["cause"]) for each in found["parts"]] == [
+        ("communication", "passed", ""),
+        ("pipelines", "failed", "a | b\nc"),
+        ("plugin", "not tested", "no archive"),
+    ]
+    assert found["seconds"] == 121
 
 
 @pytest.mark.parametrize(
@@ -200,12 +209,12 @@ def test_a_report_becomes_a_row(tmp_path: Path) -> None:
     ids=["cpu", "no device", "nothing tested", "another schema"],
 )
 def test_a_report_that_shows_nothing_of_a_gpu_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    status, error = record({**REPORT, **change}, tmp_path)
-    assert status == 1
+    status, error, found = record({**REPORT, **change}, tmp_path)
+    assert (status, found) == (1, [])
     assert said in error
-    assert (tmp_path / "status.md").read_text() == STATUS
 
 
-def test_the_page_says_that_nothing_ran_on_a_gpu_until_a_report_is_recorded() -> None:
+def test_the_page_says_that_nothing_ran_on_a_gpu_until_there_is_evidence() -> None:
     page = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
-    assert "| a GPU |" in page.partition("## Images")[0]
+    records = [json.loads(path.read_text()) for path in ROOT.glob("evidence/*.json")]
+    assert any(each["where"].get("gpus") for each in records) or "| a GPU |" in page

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -156,6 +157,37 @@ def variables() -> str:
     return "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)]) + "\n"
 
 
+def evidence() -> str:
+    """Return the newest record of each suite and machine in evidence/: those that git has, where this is a checkout."""
+    folder = ROOT / "evidence"
+    listed = subprocess.run(("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False)
+    names = (
+        listed.stdout.split() if not listed.returncode else [f"evidence/{path.name}" for path in folder.glob("*.json")]
+    )
+    rows: dict[tuple[str, str], str] = {}
+    for name in sorted(names):
+        record = json.loads((ROOT / name).read_text(encoding="utf-8"))
+        where = ", ".join(record["where"].get("gpus", ())) or f"{record['where']['cores']} cores, no GPU"
+        if driver := record["where"].get("driver"):
+            where += f", driver {driver}"
+        counts = [part["tests"]["passed"] for part in record["parts"] if "tests" in part]
+        failed = [part["name"] for part in record["parts"] if part["result"] == "failed"]
+        result = f"failed: {', '.join(failed)}" if failed else "green"
+        result += f", {sum(counts):,} tests" if counts else f", {len(record['parts'])} parts"
+        commit = f"`{record['commit'][:8]}`" + (", with changes" if record["changed"] else "")
+        cells = (
+            f"[`{record['suite']}`](../{name})",
+            record["date"],
+            commit,
+            where,
+            result,
+            f"{record['seconds'] // 60} min",
+        )
+        rows[record["suite"], where] = f"| {' | '.join(map(cell, cells))} |"
+    head = "| what | date | commit | where | result | took |\n|---|---|---|---|---|---|\n"
+    return head + "".join(f"{row}\n" for row in rows.values()) if rows else "There is no record yet.\n"
+
+
 def exit_statuses() -> str:
     """Return what each exit status of build.py means, and which commands can end with it."""
     ends: dict[int, list[str]] = {}
@@ -192,6 +224,7 @@ def main() -> int:
         "usage": usage(),
         "variables": variables(),
         "exit-statuses": exit_statuses(),
+        "evidence": evidence(),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)

@@ -33,6 +33,9 @@ HERE = Path(__file__).resolve().parent
 TESTED = ("launcher", "smdistributed", "tests/gpu", "benchmarks/pipeline.py")
 PASSED, FAILED, NOT_TESTED = "PASSED", "FAILED", "NOT TESTED"
 NOTHING_STATUS = 3
+IMAGE = Path("/opt/trainworks/image.json")
+"""What the image is that this runs in, if it is one of ours."""
+
 LAST_LINES = 30
 LOOK_SECONDS = 120.0
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -207,6 +210,7 @@ def main(words: Sequence[str] | None = None) -> int:
             "versions": facts,
             "commit": commit(),
             "digest": digest(),
+            "image": f"sha256:{hashlib.sha256(IMAGE.read_bytes()).hexdigest()}" if IMAGE.is_file() else "",
             "parts": [asdict(result) for result in results],
         }
         given.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

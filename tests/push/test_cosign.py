@@ -6,18 +6,20 @@ import json
 import random
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from proof.support import Proven, tiny_proof
+from proof.test_evidence import gpu_record
 from push.hostile import Hostile, as_json, digest_of
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
+from trainworks.proof.evidence import EVIDENCE, EVIDENCE_FILE, statement_of
 from trainworks.proof.prove import CYCLONEDX_FILE, PROVENANCE_FILE, pushed_address
 from trainworks.proof.verify import TYPES
 from trainworks.registry.tools import Registries
@@ -43,17 +45,17 @@ class Signer:
     attesting: Sequence[str]
     verifying: Sequence[str]
 
-    def attest(self, address: str, folder: Path) -> None:
-        """Sign both documents of a folder, and attach them."""
-        for kind, name in FILES.items():
+    def attest(self, address: str, folder: Path, files: Mapping[str, str] = FILES) -> None:
+        """Sign the documents of a folder, and attach them."""
+        for kind, name in files.items():
             words = ("attest", "--yes", "--tlog-upload=false", *self.attesting, "--key", f"{self.key}.key")
             done = cosign(*words, "--type", kind, "--predicate", str(folder / name), address)
             assert done.returncode == 0, done.stderr
 
-    def verified(self, address: str) -> tuple[list[int], str]:
-        """Return the exit statuses of cosign for both types, and all that it prints."""
+    def verified(self, address: str, kinds: Sequence[str] = tuple(TYPES)) -> tuple[list[int], str]:
+        """Return the exit statuses of cosign for each type, and all that it prints."""
         words = ("verify-attestation", "--insecure-ignore-tlog", *self.verifying, "--key", f"{self.key}.pub")
-        done = [cosign(*words, "--type", kind, address) for kind in TYPES]
+        done = [cosign(*words, "--type", kind, address) for kind in kinds]
         return [each.returncode for each in done], "".join(each.stdout for each in done)
 
 
@@ -135,6 +137,23 @@ def test_nothing_that_was_changed_comes_through(
         statuses, output = mine.verified(address)
         assert 0 not in statuses
         assert check(folder, output, address) == ProofError.exit_status
+
+
+def test_evidence_is_signed_and_demanded_like_the_rest(
+    address: str, folder: Path, signer: Callable[[str], Signer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = gpu_record()
+    statement = statement_of(record, record["image"].removeprefix("sha256:"), address)
+    (folder / EVIDENCE_FILE).write_text(json.dumps(statement), encoding="utf-8")
+    mine, other = signer("mine"), signer("other")
+    mine.attest(address, folder)
+    other.attest(address, folder, {EVIDENCE: EVIDENCE_FILE})
+    assert check(folder, mine.verified(address)[1], address, "--gpu", "H100") == ProofError.exit_status
+    mine.attest(address, folder, {EVIDENCE: EVIDENCE_FILE})
+    statuses, output = mine.verified(address, (*TYPES, EVIDENCE))
+    assert statuses == [0, 0, 0]
+    assert check(folder, output, address, "--gpu", "H100") == 0
+    assert "tested    make gpu, 2026-11-26, NVIDIA H100 80GB HBM3" in capsys.readouterr().out
 
 
 def spoiled(

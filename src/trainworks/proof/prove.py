@@ -17,7 +17,8 @@ from trainworks.host.bootstrap import EPOCH
 from trainworks.host.settings import read_host_settings
 from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
-from trainworks.proof.provable_image import extended_image, target_image
+from trainworks.proof.evidence import EVIDENCE_FILE, MANIFEST, read_record, statement_of
+from trainworks.proof.provable_image import ProvableImage, extended_image, target_image
 from trainworks.proof.provenance import LOCAL_BUILDER, Builder, Documents
 from trainworks.proof.requests import ProveRequest
 from trainworks.registry.names import split_image
@@ -56,6 +57,7 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         RegistryError: The registry does not have the image, or does not answer.
     """
     time = _time(environment)
+    record = read_record(request.evidence) if request.evidence else None
     if request.extension is not None:
         provable = extended_image(request.extension, root, environment)
     else:
@@ -71,7 +73,18 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         engine=provable.engine.probe(),
     )
     texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, time=time)
+    if record:
+        texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
     return Proof(name=provable.name, bill=bill, files=_write(request.output, texts), address=address)
+
+
+def _manifest(provable: ProvableImage) -> str:
+    """Return the sha256 of the image's own plan. Raises ProofError where it has none."""
+    with provable.engine.container(provable.image.reference) as container:
+        done = container.run(("sha256sum", MANIFEST))
+    if done.status:
+        raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {done.output.strip()}"])
+    return done.output.split()[0]
 
 
 def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:

@@ -17,6 +17,7 @@ class ProveRequest:
         target: The target whose image it is; ``""`` with ``extension``.
         pushed: The image's address in a registry; ``""``: it is not looked at there.
         builder: The URI of the builder; ``""``: this machine.
+        evidence: A record of a run in the image, of ``evidence/``; ``None``: none is stated.
         engine: Which engine has the image; ``None``: the first that answers.
         with_components, without_components: The choice of components that the target was built with.
         extension: The request that the image was extended by; ``None``: the image is a target's.
@@ -26,6 +27,7 @@ class ProveRequest:
     target: str = ""
     pushed: str = ""
     builder: str = ""
+    evidence: Path | None = None
     engine: str | None = None
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()

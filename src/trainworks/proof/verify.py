@@ -9,7 +9,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from packageurl import PackageURL
 
 from trainworks.errors import ProofError
 from trainworks.proof.cyclonedx import serial_number
+from trainworks.proof.evidence import EVIDENCE, Evidence, stated
 from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 
 TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
@@ -38,6 +39,7 @@ class Verified:
         commit: The git commit that it was built from; ``""`` outside of git.
         changed: Whether the checkout had changes that are in no commit.
         components: How many components the bill of materials lists.
+        evidence: The runs that were recorded of the image, and fit the policy.
     """
 
     sha256: str
@@ -45,21 +47,24 @@ class Verified:
     commit: str
     changed: bool
     components: int
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What provenance has to say beside its signature.
+    """What the statements have to say beside their signatures.
 
     Attributes:
         builder: The URI of the builder; ``""``: any.
         commit: The git commit, or its first digits (at least seven); ``""``: any.
         unchanged: Whether the checkout must have been that of the commit, without changes.
+        gpu: A GPU on which all that was tested of the image passed, or a part of its name; ``""``: none is needed.
     """
 
     builder: str = ""
     commit: str = ""
     unchanged: bool = False
+    gpu: str = ""
 
     def problems(self, found: Verified) -> list[str]:
         """Return what a proof says otherwise."""
@@ -107,7 +112,7 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
         ProofError: Something does not hold; the error lists every problem.
     """
     passed_over: list[str] = []
-    statements: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in TYPES.values()}
+    statements: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in (*TYPES.values(), EVIDENCE)}
     for number, statement in _statements(output):
         kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
         if kind not in statements:
@@ -123,6 +128,10 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
             f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})" for name in missing
         ]
         raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
+    evidence, untrue = _evidence(statements[EVIDENCE], sha256, policy)
+    if policy.gpu and not evidence:
+        none = f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
+        raise ProofError([*passed_over, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}")
     bills: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for statement in statements[CYCLONEDX]:
@@ -134,11 +143,32 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
         found = _summary(sha256, provenance, bills)
         differs = policy.problems(found) if found else ["the provenance is of another bill of materials than is there"]
         if found and not differs:
-            return found
+            return replace(found, evidence=evidence)
         problems += differs
     raise ProofError(
         list(dict.fromkeys(problems)), hint="the signature is good; what it says is not what you demand of an image"
     )
+
+
+def _evidence(
+    statements: Sequence[Mapping[str, Any]], sha256: str, policy: Policy
+) -> tuple[tuple[Evidence, ...], list[str]]:
+    """Return the evidence that holds and fits the policy, and what is wrong with the rest."""
+    fitting: list[Evidence] = []
+    problems: list[str] = []
+    for statement in statements:
+        try:
+            found = stated(statement.get("predicate"), sha256)
+        except ProofError as error:
+            problems += error.problems
+            continue
+        differs = found.problems(policy.gpu) if policy.gpu else []
+        if policy.unchanged and found.changed:
+            differs.append(f"{found.suite} ran on a checkout with changes that are in no commit")
+        problems += differs
+        if not differs:
+            fitting.append(found)
+    return tuple(fitting), problems
 
 
 def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -203,10 +233,15 @@ def describe(image: str, proven: Verified) -> str:
     """Return what a good proof says, for people."""
     commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
     changed = ", with changes that are in no commit" if proven.changed else ""
+    tested = "".join(
+        f"  tested    {each.suite}, {each.date}, {', '.join(each.gpus) or 'no GPU'}, driver {each.driver or 'none'}: "
+        f"{len(each.passed)} passed, {len(each.failed)} failed, {len(each.not_tested)} not tested\n"
+        for each in proven.evidence
+    )
     return (
         f"{image}: proof holds\n"
         f"  image     sha256:{proven.sha256}\n"
         f"  builder   {proven.builder}\n"
         f"  built     from {commit}{changed}\n"
-        f"  contents  {proven.components} components\n"
+        f"  contents  {proven.components} components\n{tested}"
     )

@@ -69,6 +69,9 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--pushed", metavar="ADDRESS", help="check that a registry has it: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
+    grammar.add_argument(
+        "--evidence", type=Path, metavar="FILE", help="add a record of a run in this image; it needs --pushed"
+    )
     grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "name a component that the build added", "name one that it left out")
     grammar.add_argument("--base", metavar="IMAGE|TARGET", help="name the image that was extended")
@@ -81,6 +84,7 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
     from trainworks.extend.request import ExtendRequest
+    from trainworks.proof.evidence import EVIDENCE
     from trainworks.proof.prove import prove
     from trainworks.proof.requests import ProveRequest
 
@@ -107,6 +111,7 @@ def run(options: Namespace, root: Path) -> int:
         output=options.output,
         pushed=options.pushed or "",
         builder=options.builder or "",
+        evidence=options.evidence,
         engine=options.engine,
         with_components=() if extension else tuple(options.with_components),
         without_components=tuple(options.without_components),
@@ -121,7 +126,9 @@ def run(options: Namespace, root: Path) -> int:
         "files": [str(path) for path in proof.files],
         "address": proof.address,
     }
-    for kind, path in zip(("cyclonedx", "slsaprovenance1"), proof.files if proof.address else (), strict=False):
+    for kind, path in zip(
+        ("cyclonedx", "slsaprovenance1", EVIDENCE), proof.files if proof.address else (), strict=False
+    ):
         say(f"cosign attest --key KEY --type {kind} --predicate {path} {proof.address}")
     lines = "".join(f"{path}\n" for path in proof.files)
     put_result(options.format, content, lines)
@@ -135,5 +142,8 @@ def _check_choice(options: Namespace) -> None:
     if options.base:
         names, advice = ("without_components",), "is about a target's image, and --base is given"
     wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
-    if wrong:
-        raise CommandLineError([f"{option} {advice}" for option in wrong])
+    problems = [f"{option} {advice}" for option in wrong]
+    if options.evidence and not options.pushed:
+        problems.append("--evidence is about an image in a registry: give --pushed ADDRESS")
+    if problems:
+        raise CommandLineError(problems)

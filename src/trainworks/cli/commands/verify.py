@@ -17,9 +17,9 @@ def parser() -> Grammar:
     grammar = Grammar(
         "verify",
         summary="hold what cosign has verified of an image to a policy",
-        details="Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and cyclonedx: from "
-        "files, or stdin. cosign checks the signatures; this checks that both statements are about the image and say "
-        "what you demand. docs/ship.md has the whole command line.",
+        details="Reads what `cosign verify-attestation` printed for the types slsaprovenance1 and cyclonedx, and for "
+        "--gpu urn:trainworks:evidence:1: from files, or stdin. cosign checks the signatures; this checks that the "
+        "statements are about the image and say what you demand. docs/ship.md has the whole command line.",
         examples=(
             Example(
                 "verify r.example.org/pytorch@sha256:... proven.jsonl",
@@ -44,6 +44,7 @@ def parser() -> Grammar:
     grammar.add_argument("--builder", default="", metavar="URI", help="demand that this builder built the image")
     grammar.add_argument("--commit", default="", metavar="HASH", help="demand that it was built from this git commit")
     grammar.add_argument("--unchanged", action="store_true", help="demand a checkout without changes")
+    grammar.add_argument("--gpu", default="", metavar="NAME", help="demand evidence of a green run on such a GPU: H100")
     add_format(grammar)
     return grammar
 
@@ -66,7 +67,7 @@ def run(options: Namespace, _root: Path) -> int:
     """Check what cosign printed, and print what it proves."""
     from trainworks.proof.verify import Policy, describe, read_output, verify
 
-    policy = Policy(builder=options.builder, commit=options.commit, unchanged=options.unchanged)
+    policy = Policy(builder=options.builder, commit=options.commit, unchanged=options.unchanged, gpu=options.gpu)
     proven = verify(read_output(options.files), _digest(options.image), policy)
     put_result(options.format, {"image": options.image, **asdict(proven)}, describe(options.image, proven))
     return 0

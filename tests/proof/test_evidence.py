@@ -1,0 +1,201 @@
+"""Records of test runs: what `tools/evidence.py` writes, what a statement of one says, and which are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proof.support import ADDRESS, tiny_proof
+from proof.test_verify import IMAGE, check, line
+from trainworks.errors import ProofError
+from trainworks.facts.rows import Facts
+from trainworks.proof.evidence import EVIDENCE, digest_of, read_record, statement_of
+from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
+
+MANIFEST = "d" * 64
+STEPS = (
+    "two tests: {python} -m pytest -q --junitxml=$JUNIT -p no:cacheprovider test_toy.py",
+    "words: test -f test_toy.py",
+    "never: touch never",
+)
+
+
+@pytest.fixture
+def checkout(root: Path, tmp_path: Path) -> Path:
+    """Give a git repository with the program and a test."""
+    folder = tmp_path / "checkout"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "tools" / "evidence.py").write_bytes((root / "tools" / "evidence.py").read_bytes())
+    (folder / "test_toy.py").write_text("def test_a(): ...\ndef test_b(): ...\n", encoding="utf-8")
+    (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "-q", "--initial-branch=main"), ("add", "."), (*who, "commit", "-qm", "One")):
+        subprocess.run(("git", *words), cwd=folder, check=True)
+    return folder
+
+
+def recorded(checkout: Path, *steps: str) -> tuple[int, dict[str, Any]]:
+    words = (
+        sys.executable,
+        "tools/evidence.py",
+        "run",
+        "make toys",
+        *(each.format(python=sys.executable) for each in steps),
+    )
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300)
+    (path,) = checkout.glob("evidence/*-make-toys.json")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    return done.returncode, record
+
+
+def test_a_run_is_recorded_with_its_commit_and_its_tests(checkout: Path) -> None:
+    status, record = recorded(checkout, *STEPS[:2])
+    commit = subprocess.run(
+        ("git", "rev-parse", "HEAD"), cwd=checkout, capture_output=True, text=True, check=True
+    ).stdout
+    assert (status, record["commit"], record["changed"]) == (0, commit.strip(), False)
+    first, second = record["parts"]
+    assert (first["name"], first["result"]) == ("two tests", "passed")
+    assert first["tests"] == {"passed": 2, "failed": 0, "skipped": 0}
+    assert (second["name"], second["result"]) == ("words", "passed")
+    assert record["where"].keys() == {"cpu", "cores", "engine"}
+    assert record["digest"] == digest_of(record)
+
+
+def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) -> None:
+    with (checkout / "test_toy.py").open("a", encoding="utf-8") as file:
+        file.write("def test_c(): assert False\n")
+    status, record = recorded(checkout, *STEPS)
+    (part,) = record["parts"]
+    assert (status, part["result"], part["failures"], record["changed"]) == (1, "failed", ["test_toy.test_c"], True)
+    assert not (checkout / "never").exists()
+
+
+def gpu_record() -> dict[str, Any]:
+    """Return a record as `make gpu` leaves it on a machine with a GPU."""
+    record: dict[str, Any] = {
+        "schema": 1,
+        "suite": "make gpu",
+        "date": "2026-11-26",
+        "commit": "7" * 40,
+        "changed": False,
+        "image": f"sha256:{MANIFEST}",
+        "where": {"cpu": "a CPU", "cores": 8, "engine": "", "gpus": ["NVIDIA H100 80GB HBM3"], "driver": "580.65.06"},
+        "parts": [
+            {"name": "communication", "result": "passed", "cause": "", "seconds": 20},
+            {"name": "plugin", "result": "not tested", "cause": "no archive", "seconds": 0},
+        ],
+        "seconds": 20,
+    }
+    return record | {"digest": digest_of(record)}
+
+
+@pytest.fixture
+def lines(facts: Facts, tmp_path: Path) -> list[str]:
+    """Give both statements that each image has."""
+    documents = tiny_proof(facts, tmp_path / "tiny").documents()
+    inputs = documents["provenance.json"]["buildDefinition"]["resolvedDependencies"]
+    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = False
+    return [line(PROVENANCE, documents["provenance.json"]), line(CYCLONEDX, documents["sbom.cdx.json"])]
+
+
+def statement(record: dict[str, Any]) -> dict[str, Any]:
+    return dict(statement_of(record, MANIFEST, ADDRESS))
+
+
+def test_a_statement_is_found_by_the_name_of_its_gpu(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = line(EVIDENCE, statement(gpu_record()))
+    assert check(tmp_path, [*lines, evidence], "--gpu", "h100") == 0
+    assert "NVIDIA H100 80GB HBM3, driver 580.65.06: 1 passed, 0 failed, 1 not tested" in capsys.readouterr().out
+    assert check(tmp_path, [*lines, evidence], "--gpu", "H200") == ProofError.exit_status
+    assert "make gpu ran on NVIDIA H100 80GB HBM3, not on H200" in capsys.readouterr().err
+    assert check(tmp_path, lines, "--gpu", "H100") == ProofError.exit_status
+    assert f"cosign verify-attestation --type {EVIDENCE}" in capsys.readouterr().err
+    assert check(tmp_path, lines) == 0
+
+
+def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return what sets a value inside a predicate."""
+
+    def change(predicate: dict[str, Any]) -> None:
+        place: Any = predicate
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return change
+
+
+def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return what sets a value inside the record, with the digest that follows: another run, not an edit."""
+
+    def change(predicate: dict[str, Any]) -> None:
+        at("record", *path, value=value)(predicate)
+        predicate["record"]["digest"] = digest_of(predicate["record"])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(at("record", "where", "gpus", value=["NVIDIA H100", "NVIDIA H100"]), id="more GPUs"),
+        pytest.param(at("record", "where", "driver", value="999"), id="the driver"),
+        pytest.param(at("record", "commit", value="8" * 40), id="the commit"),
+        pytest.param(at("record", "changed", value=True), id="the checkout"),
+        pytest.param(at("record", "date", value="2027-01-01"), id="the date"),
+        pytest.param(at("record", "suite", value="make test-all"), id="the suite"),
+        pytest.param(at("record", "seconds", value=1), id="how long"),
+        pytest.param(at("record", "parts", 1, "result", value="passed"), id="a part that was not tested"),
+        pytest.param(at("record", "parts", 0, "cause", value="none"), id="a cause"),
+        pytest.param(at("record", "parts", value=[]), id="no part"),
+        pytest.param(at("record", "digest", value=f"sha256:{'0' * 64}"), id="the digest"),
+        pytest.param(at("record", "digest", value=5), id="a digest that is a number"),
+        pytest.param(at("record", "more", value="words"), id="one more key"),
+        pytest.param(at("record", value=None), id="no record"),
+        pytest.param(at("record", value=[]), id="a list"),
+        pytest.param(at("image", value=f"sha256:{'b' * 64}"), id="another image"),
+        pytest.param(at("image", value=IMAGE), id="an image without its algorithm"),
+        pytest.param(written_again("parts", 0, "result", value="failed"), id="a run that failed"),
+        pytest.param(written_again("parts", 0, "result", value="fine"), id="a result that nothing writes"),
+        pytest.param(written_again("parts", value=[]), id="a run of nothing"),
+        pytest.param(written_again("where", "gpus", value=[]), id="a run without a GPU"),
+        pytest.param(written_again("where", "gpus", value=["NVIDIA A10G"]), id="a run on another GPU"),
+        pytest.param(written_again("changed", value=True), id="a run of a changed checkout"),
+        pytest.param(written_again("schema", value=2), id="another schema"),
+        pytest.param(written_again("where", value=None), id="a run nowhere"),
+    ],
+)
+def test_what_was_changed_or_does_not_fit_is_refused(
+    change: Callable[[dict[str, Any]], None], lines: list[str], tmp_path: Path
+) -> None:
+    predicate = copy.deepcopy(statement(gpu_record()))
+    change(predicate)
+    policy = ("--gpu", "H100", "--unchanged")
+    changed, good = line(EVIDENCE, predicate), line(EVIDENCE, statement(gpu_record()))
+    assert check(tmp_path, [*lines, changed], *policy) == ProofError.exit_status
+    # Beside a good one it takes nothing away.
+    assert check(tmp_path, [*lines, changed, good], *policy) == 0
+
+
+def test_a_record_is_attached_to_the_image_that_it_ran_in(tmp_path: Path) -> None:
+    record = gpu_record()
+    with pytest.raises(ProofError, match="the record is of another image"):
+        statement_of(record, "e" * 64, ADDRESS)
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert read_record(path) == record
+    for text in ("", "[]", "{", json.dumps(record | {"date": "2027-01-01"}), "[" * 100_000):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ProofError):
+            read_record(path)
