@@ -166,6 +166,31 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
     assert re.search(r"summary: .* on 2 hosts, .* without progress", hosts[0].text)
 
 
+RECORDS = """
+def record():  # torch does the same in a rank that uses NCCL
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
+    os.mkfifo(pipe)
+    opened = os.open(pipe, os.O_RDWR)
+    while os.read(opened, 128):
+        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
+            file.write(torch._C._distributed_c10d._dump_fr_trace())
+threading.Thread(target=record, daemon=True).start()
+dist.all_reduce(ones)
+"""
+
+
+def test_the_call_that_a_rank_lacks_is_in_the_report(network: Network, manifest: Path, tmp_path: Path) -> None:
+    """The records are torch's own, of gloo; with NCCL torch has the thread itself."""
+    script, sentence = HANGS["sleeps in a lock"]
+    given = variables(True, TORCH_FR_BUFFER_SIZE="2000", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/record-")
+    with job_on(network, tmp_path, RANKS + RECORDS + script, MODE, manifest=manifest, variables=given) as hosts:
+        assert [host.wait() for host in hosts] == [names.EXIT_HANG] * 2, text_of(hosts)
+    for host in hosts:
+        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), host.failure
+        line = r"torch's flight recorder: rank 3 has not called all_reduce .* \(call \d+\), in which ranks 0-2 wait"
+        assert re.search(line, host.failure), host.failure
+
+
 WAITS_FOR_EVER = {
     "a loop of one line": "    while True: pass\n",
     "a file that never comes": "    while not os.path.exists('never'):\n        time.sleep(0.1)\n",

@@ -150,6 +150,9 @@ HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Path of torch's flight recorder's files, which end with the rank: the newer name and the older one."""
 
+RECORDER_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+"""Path of the FIFOs by which torch's ranks are asked for these files: RANK and ``.pipe`` are put behind it."""
+
 EMULATION_VARIABLE = "SMP_CPU_EMULATION"
 """``1``: smp and smddp run a script that asks for CUDA on CPUs. Read by this project's smdistributed."""
 

@@ -139,7 +139,8 @@ class _Supervisor:
         self._failed: tuple[int, output.Tail] | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
-        self._lookout = Lookout(self._loop, plan, environment, self._report, self._log, self._masker.text)
+        told = runtime.env
+        self._lookout = Lookout(self._loop, plan, environment, told, self._report, self._log, self._masker.text)
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
         self._rounds: Rounds | None = None
         self._overdue: Overdue | None = None

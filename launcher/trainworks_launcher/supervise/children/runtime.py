@@ -99,6 +99,8 @@ class Runtime:
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
+        if any(name in env for name in names.RECORDER_FILES):
+            env.setdefault(names.RECORDER_PIPE, f"{self.path}/recorder-rank-")
         self.by_file = split_long_values(env)
         for number, name in enumerate(self.by_file):
             file = self.path / f"value-{number}"

@@ -18,6 +18,7 @@ from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.naming import Row, row_of
 from trainworks_launcher.supervise.hang.progress import Look, Process
+from trainworks_launcher.supervise.hang.recorder import Recorder
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -25,7 +26,8 @@ _SPY_SECONDS = 5.0
 _NATIVE_SECONDS = 6.0
 _NATIVE_TRIES = 2
 _NCCL_SECONDS = 3.0
-LONGEST_SECONDS = _SPY_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
+RECORD_SECONDS = 3.0
+LONGEST_SECONDS = _SPY_SECONDS + RECORD_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
 """How long a host takes at most to look at its ranks for a report."""
 
 _PATH_BYTES = 4096
@@ -68,10 +70,18 @@ class Stat(NamedTuple):
 class Eyes:
     """How this host's processes are looked at."""
 
-    def __init__(self, py_spy: str, heartbeat: str) -> None:
-        """py_spy: path of the program, "" without one. heartbeat: path of the script's heartbeat file, or ""."""
+    def __init__(self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "") -> None:
+        """Nothing is looked at yet.
+
+        Args:
+            py_spy: Path of the program; "" without one.
+            heartbeat: Path of the script's heartbeat file; "" without one.
+            pipe: What torch's flight recorder puts a rank behind for its FIFO; "" without one.
+            file: The same for its record.
+        """
         self._py_spy = py_spy
         self._heartbeat = heartbeat
+        self.recorder = Recorder(pipe, file)
 
     def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
         """Look at the roots and all that descends from them.

@@ -47,16 +47,21 @@ class Lookout:
         loop: Loop,
         plan: NodePlan,
         environment: Environment,
+        told: Mapping[str, str],
         report: Callable[[Outcome], None],
         log: Callable[[str], None],
         mask: Callable[[str], str],
     ) -> None:
-        """Nothing happens before ``begin``. report: ends the job. log: prints a line. mask: hides secrets in a text."""
+        """Nothing happens before ``begin``.
+
+        told: variables of the job's processes. report: ends the job. log: prints a line. mask: hides secrets in a text.
+        """
         self.ranks: Ranks | None = None
         self.command: Child | None = None
         self._loop = loop
         self._plan = plan
         self._environment = environment
+        self._told = told
         self._report = report
         self._log = log
         self._mask = mask
@@ -131,8 +136,10 @@ class Lookout:
         )
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
+        told, name = self._told, next((name for name in names.RECORDER_FILES if name in self._told), "")
+        recorder = (told.get(names.RECORDER_PIPE, ""), str(Path(self._plan.cwd, told[name])) if name else "")
         # Once more: a requirement of the job may have brought it.
-        self._watch = Watch(self._loop, Eyes(_py_spy_of(self._environment), file), around)
+        self._watch = Watch(self._loop, Eyes(_py_spy_of(self._environment), file, *recorder), around)
         self._watch.begin(self._started)
 
     def _what_runs(self) -> list[tuple[int, int]]:

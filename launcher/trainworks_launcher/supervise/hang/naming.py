@@ -8,6 +8,7 @@ from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import Json, mapping, texts
 from trainworks_launcher.supervise.control.messages import one_line
+from trainworks_launcher.supervise.hang.lacking import Lacking
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
 
 COLLECTIVES = frozenset(
@@ -237,6 +238,9 @@ def in_compiled_code(natives: Sequence[Thread]) -> bool:
     )
 
 
+_NO_RECORDS = Lacking()
+
+
 class Verdict(NamedTuple):
     """What is said of a job that hangs. cause: one line. odd: ranks that differ; () if none does. text: for a person,
     the cause first."""
@@ -246,18 +250,21 @@ class Verdict(NamedTuple):
     text: str
 
 
-def name_the_odd(rows: Sequence[Row], silent: Sequence[str], limit: float) -> Verdict:
+def name_the_odd(rows: Sequence[Row], silent: Sequence[str], limit: float, records: Lacking = _NO_RECORDS) -> Verdict:
     """Return the verdict on a job none of whose ranks makes progress.
 
     Args:
         rows: Of all ranks of all hosts.
         silent: Hosts whose rows did not come.
         limit: Seconds without progress.
+        records: What torch's flight recorder says. It names the rank where the stacks show all ranks in collectives.
     """
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.rank, row.host)):
         groups.setdefault(row.key, []).append(row)
     odd = _odd(list(groups.values()))
+    if all(kind == "collective" for kind, _, _ in groups):
+        odd = [row for row in sorted(rows, key=lambda row: row.rank) if row.rank in records.ranks] or odd
     rest = [group for group in groups.values() if group[0] not in odd]
     said = [_one(row) for row in odd[:_SHOWN]]
     if len(odd) > _SHOWN:
@@ -266,10 +273,11 @@ def name_the_odd(rows: Sequence[Row], silent: Sequence[str], limit: float) -> Ve
     said += [f"{', '.join(silent)} did not answer"] if silent else []
     cause = f"no rank has made progress for {limit:g} s" + (f": {'; '.join(said)}" if said else "")
     advice = _advice(odd, list(groups.values()))
+    lacks = [f"torch's flight recorder: {line}" for line in records.lines]
     frames = [
         f"{_label(row)}:\n" + "\n".join(f"  {frame}" for frame in row.frames) for row in [*odd, *rows][:1] if row.frames
     ]
-    return Verdict(cause, tuple(odd), "\n".join(filter(None, (cause, advice, *frames))))
+    return Verdict(cause, tuple(odd), "\n".join(filter(None, (cause, *lacks, advice, *frames))))
 
 
 def _odd(groups: Sequence[Sequence[Row]]) -> list[Row]:

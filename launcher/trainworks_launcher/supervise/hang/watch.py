@@ -13,6 +13,7 @@ message     direction  meaning
 quiet       to leader  ``quiet``: 2 where nothing on this host has made progress for the limit, 1 for that of the pace
 pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
 look        to host    look once more; ``round`` comes back in the answer
+records     to leader  what torch's flight recorder has of each rank; comes before ``rows``
 rows        to leader  nothing has moved: where each rank is; ``works``: one computes in compiled code
 wait        to host    some rank does: begin again with the limit of the pace
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
@@ -33,7 +34,8 @@ from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.chart import chart
 from trainworks_launcher.supervise.hang.grid import grid, picture
-from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, Eyes, Root
+from trainworks_launcher.supervise.hang.lacking import lacking
+from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, RECORD_SECONDS, Eyes, Root
 from trainworks_launcher.supervise.hang.naming import (
     Row,
     documents,
@@ -130,6 +132,7 @@ class Watch:
         self._asking = _MOVES
         self._reported = _MOVES
         self._rows: dict[str, list[Row]] = {}
+        self._records: list[Json] = []
         self._works = False
 
     def begin(self, started: float) -> None:
@@ -160,6 +163,9 @@ class Watch:
             self._wait()
         elif what == "quiet" and self._around.leader:
             self._heard(host, number(message.get("quiet")))
+        elif what == "records" and self._around.leader and number(message.get("round")) == self._round:
+            records = message.get("records")
+            self._records += records if isinstance(records, list) else ()
         elif what == "rows" and self._around.leader and number(message.get("round")) == self._round:
             self._answered(host, read_documents(host, message.get("rows")), message.get("works") is True)
 
@@ -281,19 +287,21 @@ class Watch:
         roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
         printed = around.printed()
 
-        def look() -> tuple[str, Look, list[Row], bool, str, Mapping[int, int] | None]:
+        def look() -> tuple[str, Look, list[Row], list[Json], bool, str, Mapping[int, int] | None]:
             seen = self._eyes.look(roots, before)
             moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
-                return moved, seen, [], False, "", seen.wrote
+                return moved, seen, [], [], False, "", seen.wrote
+            # Before the stacks of compiled code, for which a rank is held: it could not write meanwhile.
+            records = self._eyes.recorder.of_ranks([root.rank for root in roots], RECORD_SECONDS)
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
             able = busy(before, seen) if before is not None else frozenset()
             works = any(in_compiled_code(natives.get(pid, ())) for pid in able)
-            return "", seen, rows, works, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
+            return "", seen, rows, records, works, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
 
-        def looked(found: tuple[str, Look, list[Row], bool, str, Mapping[int, int] | None]) -> None:
-            moved, seen, rows, works, self._stacks, wrote = found
+        def looked(found: tuple[str, Look, list[Row], list[Json], bool, str, Mapping[int, int] | None]) -> None:
+            moved, seen, rows, records, works, self._stacks, wrote = found
             self._hear(printed, seen.wrote, seen)
             self._hear(around.printed(), wrote, seen)  # while the stacks were read
             self._before = seen
@@ -301,8 +309,11 @@ class Watch:
                 self._moved_at = max(self._moved_at, seen.at)
                 self._judge()
             elif around.leader:
+                self._records += records
                 self._answered(around.member, rows, works)
             else:
+                if records:
+                    around.tell({"what": "records", "round": round_, "records": records})
                 around.tell({"what": "rows", "round": round_, "rows": documents(rows), "works": works})
 
         self._in_thread(look, looked)
@@ -320,6 +331,7 @@ class Watch:
         self._asking = least
         self._round += 1
         self._rows = {}
+        self._records = []
         self._works = False
         self._around.tell({"what": "look", "round": self._round})
         self._look_again(self._round)
@@ -351,7 +363,7 @@ class Watch:
         self._asking, self._reported = _MOVES, self._asking
         rows = [row for host_rows in self._rows.values() for row in host_rows]
         silent = sorted(set(self._all()) - set(self._rows))
-        verdict = name_the_odd(rows, silent, early or self._around.limit)
+        verdict = name_the_odd(rows, silent, early or self._around.limit, lacking(self._records))
         rest = f"it was silent for {self._pace.longest:.0f} s at most before, and goes on" if early else ""
         drawn = picture(rows, verdict.odd, silent)
         shown = "\n".join(filter(None, (verdict.text, rest, grid(drawn) if drawn is not None else "")))
