@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -31,8 +32,7 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
-from trainworks_launcher.supervise.hang.chart import chart
-from trainworks_launcher.supervise.hang.grid import Picture, grid, picture
+from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, busy, sign_of_life
@@ -181,10 +181,18 @@ PYTHON = "/usr/lib/libpython3.11.so.1.0"
 def test_who_computes_in_compiled_code(libraries: Sequence[str], computes: bool) -> None:
     frames = [Frame("f", "", 0, True, library) for library in libraries]
     own = (Frame("together", SCRIPT, 7), Frame(*MAIN), Frame("main", "", 0, True, f"{SITE}/a.so"))
-    assert naming.in_compiled_code((Thread(main=True, frames=(*frames, *own)),)) == computes
-    assert not naming.in_compiled_code((Thread(main=True, frames=(*frames, *ALL_REDUCE[0].frames)),))
-    assert not naming.in_compiled_code((Thread(main=False, frames=own), Thread(main=True, frames=own)))
-    assert not naming.in_compiled_code(())
+    inside, main = (*frames, *own), Thread(main=True, frames=own)
+    assert naming.may_compute(LOCK, (Thread(main=True, frames=inside),), {1}) == computes
+    assert not naming.may_compute(LOCK, (Thread(main=True, frames=(*frames, *ALL_REDUCE[0].frames)),), {1})
+    # Another thread counts where it is the one that takes the CPU.
+    assert naming.may_compute(LOCK, (Thread(main=False, frames=inside, id=7), main), {7}) == computes
+    assert not naming.may_compute(LOCK, (Thread(main=False, frames=inside, id=7), main), {1})
+
+
+def test_what_cannot_be_seen_may_compute() -> None:
+    assert naming.may_compute(LOCK, (), {1})
+    assert naming.may_compute((), (), {1})
+    assert not naming.may_compute(ALL_REDUCE, (), {1})
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:
@@ -202,16 +210,45 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "algo-9 did not answer" in text
 
 
-def drawn(made: Sequence[Row], odd: Sequence[Row] = (), silent: Sequence[str] = ()) -> Picture:
-    found = picture(made, odd, silent)
-    assert found is not None
-    return found
+@pytest.mark.parametrize(
+    ("calls", "what"), [(("recv", "recv"), "every rank waits in recv"), (("send", "recv"), "recv and send")]
+)
+def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) -> None:
+    made = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
+    text = name_the_odd(rows(*((each, "S", "", "") for each in made)), (), 600).text
+    assert what in text
+    assert "collective" not in text
+    assert "network" not in text
+
+
+IMPORT = stack(("create_module", "<frozen importlib._bootstrap_external>", 1233), MAIN)
+INSIDE = stack(("<module>", SCRIPT, 3), ("exec_module", "<frozen importlib._bootstrap_external>", 940), MAIN)
+
+
+@pytest.mark.parametrize(
+    ("where", "then", "works"),
+    [
+        (IMPORT, {"faults": 8}, True),  # it waits for pages
+        (IMPORT, {"threads": {1: (5, 9 * 10**8)}}, True),  # for a CPU
+        (IMPORT, {"threads": {1: (9 * 10**8, 5)}}, True),
+        (IMPORT, {"state": "D"}, True),
+        (IMPORT, {}, False),  # for another thread's import
+        (INSIDE, {"faults": 8, "threads": {1: (9 * 10**8, 5)}}, False),  # the module's own lines run
+        (ALL_REDUCE, {"faults": 8}, False),
+    ],
+)
+def test_an_import_that_waits_for_pages_or_a_cpu_works(
+    where: tuple[Thread, ...], then: dict[str, Any], works: bool
+) -> None:
+    old = Process("1", python=True, threads={1: (5, 5)}, stack=where, state="S", faults=7)
+    sign = sign_of_life(Look(0.0, (1,), {1: old}), Look(1.0, (1,), {1: old._replace(**then)}))
+    assert bool(sign) == works
 
 
 def test_a_hang_is_a_grid_of_ranks_and_places() -> None:
     made = rows(WAITS, WAITS, (LOADER, "S", "", ""), WAITS, (BARRIER, "S", "", ""), WAITS)
     assert (
-        grid(drawn(made, made[2:3], ("algo-9",)))
+        as_text(grid(made, made[2:3], ("algo-9",)))
         == """\
 ranks, a letter for the place of each:
   algo-1  0-1        aa
@@ -226,18 +263,18 @@ ranks, a letter for the place of each:
 
 def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
     made = rows(*[WAITS] * 400, (LOADER, "S", "", ""))
-    lines = grid(drawn(made, made[400:])).splitlines()
+    lines = as_text(grid(made, made[400:])).splitlines()
     assert lines[1] == "  algo-201  400        B"
     assert lines[21:] == [
         "  and 181 more hosts",
         "  B = 1 is in DataLoader (train.py:38) (differs)",
         "  a = 400 wait in all_reduce (train.py:41)",
     ]
-    assert picture(made[:1], ()) is None
+    assert grid(made[:1], ()) == []
     alone = [Row(-1, f"algo-{number}", "code", "main", "train.py:1") for number in (1, 2)]
-    assert grid(drawn(alone)).splitlines()[1] == "  algo-1  -          a"
+    assert as_text(grid(alone, ())).splitlines()[1] == "  algo-1  -          a"
     wide = [Row(number, "h" * 160, "code", f"f{number}", "x" * 160) for number in range(999)]
-    assert len(grid(drawn(wide, wide))) < 4096
+    assert len(as_text(grid(wide, wide))) < 4096
 
 
 def svg_texts(svg: str) -> list[str]:
@@ -251,15 +288,13 @@ def test_golden_chart_of_the_documentation() -> None:
     wheres[13] = (LOADER, "S", "which waits for data of other processes", "")
     made = [row_of(rank, f"algo-{rank // 8 + 1}", *where) for rank, where in enumerate(wheres)]
     path = REPOSITORY / "docs" / "hangs.svg"
-    svg = chart(drawn(made, made[13:14]), "no rank has made progress for 600 s", str)
+    lines = grid(made, made[13:14])
+    svg = as_svg(lines, "no rank has made progress for 600 s", str)
     if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
         path.write_text(svg, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == svg, "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
-    text = grid(drawn(made, made[13:14]))
-    assert text in (REPOSITORY / "docs" / "hangs.md").read_text(encoding="utf-8")
-    joined = " ".join(svg_texts(svg)).replace(" ", "")
-    for line in text.splitlines()[1:]:
-        assert line.replace(" ", "").replace("=", "") in joined
+    assert as_text(lines) in (REPOSITORY / "docs" / "hangs.md").read_text(encoding="utf-8")
+    assert "".join(svg_texts(svg)[1:]) == as_text(lines).replace("\n", "")
 
 
 HOSTILE = "</text><script>alert('&')</script>\x00\x1b[31m\ud800\uffff\u202e]]>\"\n"
@@ -268,30 +303,20 @@ HOSTILE = "</text><script>alert('&')</script>\x00\x1b[31m\ud800\uffff\u202e]]>\"
 def test_a_chart_is_well_formed_and_keeps_secrets_whatever_names_the_script_has() -> None:
     made = [Row(number, HOSTILE, "code", f"{HOSTILE}{number} s<cret", HOSTILE, HOSTILE) for number in range(4)]
     made.append(Row(4, "algo-2", "code", "log_in s<cret", "train.py:1"))
-    svg = chart(drawn(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***"))
+    svg = as_svg(grid(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***"))
     written = svg.encode("utf-8")
     assert b"<script" not in written
-    assert "1 is in log_in *** (train.py:1)" in svg_texts(written.decode())
+    assert " = 1 is in log_in *** (train.py:1)" in svg_texts(written.decode())
     assert "s<cret" not in "".join(ElementTree.fromstring(svg).itertext())
 
 
 def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
-    def size(made: Sequence[Row], odd: Sequence[Row] = ()) -> tuple[float, float]:
-        root = ElementTree.fromstring(chart(drawn(made, odd), "h" * 999, str))
-        boxes = [each for each in root.iter() if each.tag.endswith("rect")]
-        assert max(float(box.get("x", 0)) + float(box.get("width", 0)) for box in boxes) <= float(root.get("width", 0))
-        assert max(float(each.get("y", 0)) for each in root.iter()) < float(root.get("height", 0))
-        return float(root.get("width", 0)), float(root.get("height", 0))
-
-    def ranks(count: int, each: int) -> list[Row]:
-        return [Row(number, f"algo-{number // each}", "code", "main", "train.py:1") for number in range(count)]
-
-    width, height = size(ranks(512, 8))
-    assert height < 1500
-    assert size(ranks(512, 512))[0] == size(ranks(2, 1))[0] == width < 1000
     wide = [Row(number, "h" * 99 + str(number // 99), "code", f"f{number}" * 99, "x" * 160) for number in range(9999)]
-    assert size(wide, wide[9990:]) < (width + 1, 9000)
-    assert "rank 9990 on" in chart(drawn(wide, wide[9990:]), "", str)
+    for made, odd in ((wide, wide[9990:]), (wide[:2], ())):
+        root = ElementTree.fromstring(as_svg(grid(made, odd), "h" * 999, str))
+        ends = [float(each.get("x", 0)) + float(each.get("textLength", 0)) for each in root.iter()]
+        assert max(ends) <= float(root.get("width", 0)) < 1000
+        assert max(float(each.get("y", 0)) for each in root.iter()) < float(root.get("height", 0)) < 1000
 
 
 def test_rows_survive_the_way_to_the_leader() -> None:
@@ -426,6 +451,9 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
         assert bool(sign_of_life(Look(0.0), started)) == (share > 0.25), (seed, share, crowd)
 
 
+IN_A_THREAD = "from concurrent.futures import *\nThreadPoolExecutor().submit(lambda: {}).result()"
+
+
 @pytest.mark.parametrize(
     ("script", "computes"),
     [
@@ -433,8 +461,10 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
         ("while True: pass", False),
         ("import os\nwhile not os.path.exists('/no/such/file'): pass", False),
         ("import threading\nthreading.Event().wait()", False),
+        (IN_A_THREAD.format("hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"), True),
+        (IN_A_THREAD.format("[None for _ in iter(int, 1)]"), False),
     ],
-    ids=["compiled", "loop", "poll", "lock"],
+    ids=["compiled", "loop", "poll", "lock", "thread", "loop in a thread"],
 )
 def test_a_real_call_of_compiled_code_is_told_from_a_loop(tmp_path: Path, script: str, computes: bool) -> None:
     begins = f"import hashlib\nprint('begins', flush=True)\n{script}"
@@ -449,8 +479,9 @@ def test_a_real_call_of_compiled_code_is_told_from_a_loop(tmp_path: Path, script
             def found() -> bool:
                 before = eyes.look(roots)
                 time.sleep(0.3)
-                able = busy(before, eyes.look(roots))
-                return process.pid in able and naming.in_compiled_code(eyes.natives(roots)[process.pid])
+                able = busy(before, eyes.look(roots)).get(process.pid)
+                natives = eyes.natives(roots)[process.pid]
+                return bool(able and natives and naming.may_compute((), natives, able))
 
             deadline = time.monotonic() + TIME_OUT
             while computes and not found():

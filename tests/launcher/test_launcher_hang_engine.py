@@ -157,11 +157,7 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
         assert "all_reduce" in stacks
     assert hosts[0].failure == hosts[1].failure
     svg = ElementTree.parse(hosts[0].base / "output/data/hang.svg")
-    titles = ["".join(each.itertext()) for each in svg.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == [
-        hosts[0].failure.partition(":")[0],
-        *(f"rank {rank} on algo-{rank // 2 + 1}" for rank in range(4)),
-    ]
+    assert hosts[0].failure.partition(":")[0] in "".join(svg.getroot().itertext())
     assert not (hosts[1].base / "output/data/hang.svg").exists()
     assert re.search(r"summary: .* on 2 hosts, .* without progress", hosts[0].text)
 

@@ -1,69 +1,29 @@
-"""A hang as a picture: a line a host, a letter a rank, a letter for each place. Pure."""
+"""A hang in one sight: a line a host, a letter a rank and its place; as text, and the same lines as SVG. Pure."""
 
 from __future__ import annotations
 
+import html
 from itertools import chain
-from typing import Mapping, NamedTuple, Sequence
+from typing import Callable, Sequence
 
+from trainworks_launcher.contract.values import printable
 from trainworks_launcher.supervise.hang.naming import Row
+
+Line = Sequence[tuple[str, str]]
+"""Pieces of a line: a text, and the letter whose colour it has; ``""`` for none."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _HOSTS = 20
 _RANKS = 64
 _PLACES = 8
+_HEADING = "ranks, a letter for the place of each:"
 
 
-class Place(NamedTuple):
-    """Where some ranks are. letter: a capital one where they differ. rows: those ranks. differs: whether they do."""
+def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) -> list[Line]:
+    """Return where the ranks of a job are: hosts below each other, and a legend of the letters.
 
-    letter: str
-    rows: Sequence[Row]
-    differs: bool
-
-    @property
-    def words(self) -> str:
-        """What the legend says beside the letter."""
-        several = len(self.rows) > 1
-        return f"{len(self.rows)} {self.rows[0].words(many=several)}{' (differs)' if self.differs else ''}"
-
-
-class Picture(NamedTuple):
-    """Which rank is in which place: what every drawing of it shows.
-
-    Attributes:
-        hosts: Host -> its ranks, in their order.
-        places: All places; those of ranks that differ come first, then the largest.
-        silent: Hosts whose rows did not come.
-    """
-
-    hosts: Mapping[str, Sequence[Row]]
-    places: Sequence[Place]
-    silent: Sequence[str]
-
-    @property
-    def at(self) -> Mapping[tuple[str, str, str], Place]:
-        """Key of a row -> its place."""
-        return {place.rows[0].key: place for place in self.places}
-
-    def foremost(self, most: int) -> list[str]:
-        """Return so many hosts; those with a rank that differs come first where not all have room."""
-        if len(self.hosts) <= most:
-            return [*self.hosts]
-        at = self.at
-        return sorted(self.hosts, key=lambda host: not any(at[row.key].differs for row in self.hosts[host]))[:most]
-
-    def numbers(self, host: str) -> str:
-        """Return the ranks of a host: ``8-15``, ``-`` for programs without a number."""
-        rows = self.hosts[host]
-        first, last = rows[0].rank, rows[-1].rank
-        through = f"{first}-{last}" if last - first + 1 == len(rows) > 1 else f"{first}{',...' if last > first else ''}"
-        return through if first >= 0 else "-"
-
-
-def picture(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) -> Picture | None:
-    """Return where the ranks of a job are.
-
-    The place of most ranks is ``a``; that of a rank which differs has a capital letter.
+    The place of most ranks is ``a``; that of a rank which differs has a capital letter. Of many hosts those with a rank
+    that differs come first.
 
     Args:
         rows: Of all ranks of all hosts.
@@ -71,35 +31,83 @@ def picture(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ())
         silent: Hosts whose rows did not come.
 
     Returns:
-        None for a single rank.
+        [] for a single rank.
     """
     if len(rows) + len(silent) < 2:
-        return None
+        return []
     places: dict[tuple[str, str, str], list[Row]] = {}
     hosts: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.rank, row.host)):
         places.setdefault(row.key, []).append(row)
         hosts.setdefault(row.host, []).append(row)
     differ = {row.key for row in odd}
-    by_size = sorted(places.items(), key=lambda item: len(item[1]), reverse=True)
-    found = [
-        Place(letter.upper() if key in differ else letter, group, key in differ)
-        for (key, group), letter in zip(by_size, chain(_LETTERS, "*" * len(by_size)))
-    ]
-    return Picture(hosts, sorted(found, key=lambda place: not place.differs), silent)
-
-
-def grid(of: Picture) -> str:
-    """Return a picture as text: hosts below each other, and a legend of the letters."""
-    at, shown = of.at, of.foremost(_HOSTS)
+    by_size = sorted(places, key=lambda key: len(places[key]), reverse=True)
+    letters = {
+        key: letter.upper() if key in differ else letter
+        for key, letter in zip(by_size, chain(_LETTERS, "*" * len(by_size)))
+    }
+    shown = [*hosts]
+    if len(hosts) > _HOSTS:
+        shown = sorted(hosts, key=lambda host: not any(row.key in differ for row in hosts[host]))[:_HOSTS]
     width = max(map(len, shown), default=0)
-    lines = []
+    lines: list[Line] = [[(_HEADING, "")]]
     for host in shown:
-        letters = "".join(at[row.key].letter for row in of.hosts[host][:_RANKS])
-        more = "..." if len(of.hosts[host]) > _RANKS else ""
-        lines.append(f"  {host:<{width}}  {of.numbers(host):<9}  {letters}{more}")
-    lines += [f"  and {len(of.hosts) - len(shown)} more hosts"] if len(of.hosts) > len(shown) else []
-    lines += [f"  {host}: no answer" for host in of.silent[:_HOSTS]]
-    lines += [f"  {place.letter} = {place.words}" for place in of.places[:_PLACES]]
-    lines += [f"  {len(of.places) - _PLACES} more places"] if len(of.places) > _PLACES else []
-    return "\n".join(("ranks, a letter for the place of each:", *lines))
+        cells = [(letters[row.key], letters[row.key]) for row in hosts[host][:_RANKS]]
+        more = "..." if len(hosts[host]) > _RANKS else ""
+        lines.append([(f"  {host:<{width}}  {_numbers(hosts[host]):<9}  ", ""), *cells, (more, "")])
+    words = [f"and {len(hosts) - len(shown)} more hosts"] if len(hosts) > len(shown) else []
+    lines += [[(f"  {each}", "")] for each in (*words, *(f"{host}: no answer" for host in silent[:_HOSTS]))]
+    for key in sorted(by_size, key=lambda key: key not in differ)[:_PLACES]:
+        group = places[key]
+        said = f"{len(group)} {group[0].words(many=len(group) > 1)}{' (differs)' if key in differ else ''}"
+        lines.append([("  ", ""), (letters[key], letters[key]), (f" = {said}", "")])
+    lines += [[(f"  {len(places) - _PLACES} more places", "")]] if len(places) > _PLACES else []
+    return lines
+
+
+def _numbers(rows: Sequence[Row]) -> str:
+    """Return the ranks of a host: ``8-15``, ``-`` for programs without a number."""
+    first, last = rows[0].rank, rows[-1].rank
+    through = f"{first}-{last}" if last - first + 1 == len(rows) > 1 else f"{first}{',...' if last > first else ''}"
+    return through if first >= 0 else "-"
+
+
+def as_text(lines: Sequence[Line]) -> str:
+    """Return the lines for a log."""
+    return "\n".join("".join(text for text, _ in line) for line in lines)
+
+
+_COLUMNS, _LETTER, _LINE, _MARGIN = 120, 8, 20, 12
+"""The picture's width in letters; the width of a letter, the height of a line and the margin in pixels."""
+
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+"""Colours that people with any colour vision tell apart. Source: Okabe and Ito, Color Universal Design, 2008."""
+
+_STYLE = (
+    ":root{color:#1f2328;background:#fff}"
+    "@media(prefers-color-scheme:dark){:root{color:#e6edf3;background:#0d1117}}"
+    "text{fill:currentColor;white-space:pre}rect{fill-opacity:.45}"
+)
+
+
+def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> str:
+    """Return the same lines as a picture, with a colour for each letter. heading: above them. mask: hides secrets."""
+    drawn: list[str] = []
+    for number, line in enumerate([[(heading, "")], *lines]):
+        column, y = 0, _MARGIN + 14 + _LINE * number
+        for text, letter in line:
+            said = printable(mask(text)).replace("\n", " ").replace("\t", " ")[: _COLUMNS - column]
+            x = _MARGIN + column * _LETTER
+            if letter and said:
+                place = _LETTERS.find(letter.lower())
+                colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
+                edge = ' stroke="currentColor"' if letter.isupper() else ""
+                drawn.append(f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>')
+            if said:
+                size = f'textLength="{len(said) * _LETTER}" lengthAdjust="spacingAndGlyphs"'
+                drawn.append(f'<text x="{x}" y="{y}" {size}>{html.escape(said)}</text>')
+            column += len(said)
+    width, height = 2 * _MARGIN + _COLUMNS * _LETTER, 2 * _MARGIN + _LINE * (len(lines) + 1)
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="monospace" font-size="13">'
+    return "\n".join((head, f"<style>{_STYLE}</style>", *drawn, "</svg>\n"))

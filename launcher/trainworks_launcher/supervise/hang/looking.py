@@ -1,4 +1,4 @@
-"""Looks at the processes of this host: /proc, py-spy or faulthandler, NCCL's RAS. Runs in a thread of its own.
+"""Looks at the processes of this host: /proc, py-spy or faulthandler. Runs in a thread of its own.
 
 py-spy reads a process's memory without stopping it, so the looks before a verdict cost the ranks nothing. A process
 that took no CPU time since the last look has the stack that it had, and is not read again.
@@ -17,6 +17,7 @@ from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.naming import Row, row_of
+from trainworks_launcher.supervise.hang.nccl import nccl_report
 from trainworks_launcher.supervise.hang.progress import Look, Process
 from trainworks_launcher.supervise.hang.recorder import Recorder
 from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
@@ -58,19 +59,21 @@ class Root(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its ended children."""
+    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its ended children, major
+    page faults."""
 
     parent: int
     state: str
     started: str
     cpu: float
     children: float
+    faults: int
 
 
 class Eyes:
     """How this host's processes are looked at."""
 
-    def __init__(self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "") -> None:
+    def __init__(self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "", ras: str = "") -> None:
         """Nothing is looked at yet.
 
         Args:
@@ -78,10 +81,12 @@ class Eyes:
             heartbeat: Path of the script's heartbeat file; "" without one.
             pipe: What torch's flight recorder puts a rank behind for its FIFO; "" without one.
             file: The same for its record.
+            ras: Address of NCCL's RAS, as the job has it; "" for the usual one.
         """
         self._py_spy = py_spy
         self._heartbeat = heartbeat
         self.recorder = Recorder(pipe, file)
+        self._ras = ras
 
     def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
         """Look at the roots and all that descends from them.
@@ -119,7 +124,19 @@ class Eyes:
             with contextlib.suppress(OSError, ValueError, StopIteration):
                 wrote = _writes(pid)
         return Process(
-            now.started, python, now.cpu, threads, now.children, moved, stack, sleeps, now.state, waits, path, wrote
+            now.started,
+            python,
+            now.cpu,
+            threads,
+            now.children,
+            moved,
+            stack,
+            sleeps,
+            now.state,
+            waits,
+            path,
+            wrote,
+            now.faults,
         )
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
@@ -176,11 +193,11 @@ class Eyes:
                 if not threads and pid in seen.processes:
                     threads = seen.processes[pid].stack
                 lines += stacks.lines(threads)
-        from trainworks_launcher.supervise.hang.nccl import nccl_report  # with sockets; only a report needs it
-
-        said = nccl_report(_NCCL_SECONDS)
-        lines += ["=== NCCL's RAS", said] if said else []
         return "\n".join(lines) + "\n"
+
+    def ras(self) -> str:
+        """Return what NCCL's RAS says; "" where it does not answer."""
+        return nccl_report(_NCCL_SECONDS, self._ras)
 
     def _with_native(self, pid: int, state: str, deadline: float) -> tuple[Thread, ...]:
         """Return the stacks with those of compiled code. The process is held for that; a stopped one is not read.
@@ -219,7 +236,8 @@ def _all_stats() -> dict[int, Stat]:
 def _stat(pid: int) -> Stat:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     ticks = [int(field) for field in fields[11:15]]
-    return Stat(int(fields[1]), fields[0], fields[19], (ticks[0] + ticks[1]) / _TICKS, (ticks[2] + ticks[3]) / _TICKS)
+    own, ended = (ticks[0] + ticks[1]) / _TICKS, (ticks[2] + ticks[3]) / _TICKS
+    return Stat(int(fields[1]), fields[0], fields[19], own, ended, int(fields[9]))
 
 
 def _descendants(known: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:

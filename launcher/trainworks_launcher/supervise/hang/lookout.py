@@ -137,7 +137,11 @@ class Lookout:
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
         told, name = self._told, next((name for name in names.RECORDER_FILES if name in self._told), "")
-        recorder = (told.get(names.RECORDER_PIPE, ""), str(Path(self._plan.cwd, told[name])) if name else "")
+        recorder = (
+            told.get(names.RECORDER_PIPE, ""),
+            str(Path(self._plan.cwd, told[name])) if name else "",
+            told.get("NCCL_RAS_ADDR", ""),
+        )
         # Once more: a requirement of the job may have brought it.
         self._watch = Watch(self._loop, Eyes(_py_spy_of(self._environment), file, *recorder), around)
         self._watch.begin(self._started)

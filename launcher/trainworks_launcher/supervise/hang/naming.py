@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import NamedTuple, Sequence
+from typing import Collection, NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import Json, mapping, texts
 from trainworks_launcher.supervise.control.messages import one_line
@@ -47,6 +47,9 @@ COLLECTIVES = frozenset(
 )
 """Functions in which a rank waits for others. Source: torch/distributed/distributed_c10d.py,
 torch/distributed/_functional_collectives.py."""
+
+_TO_ONE = re.compile(r"send|recv", re.IGNORECASE)
+"""Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and are no collectives."""
 
 _LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
 _DATA = "/torch/utils/data/"
@@ -160,7 +163,8 @@ def row_of(
         return Row(rank, host, "stopped", what, place, frames=shown)
     if path:
         return Row(rank, host, "opens", path, place, frames=shown)
-    collective = _collective(frames) or _native_collective(natives)
+    native = main_thread(natives)
+    collective = _collective(frames) or _native_collective(native.frames if native is not None else ())
     if collective:
         return Row(rank, host, "collective", collective, place, waits, shown)
     data = next((frame for frame in frames if _DATA in frame.file), None)
@@ -200,10 +204,9 @@ _NATIVE = re.compile(
 """Functions of compiled libraries in which a rank waits for others, or for its GPU, which waits for others in NCCL."""
 
 
-def _native_collective(threads: Sequence[Thread]) -> str:
-    """Return the outermost call of compiled code in which the main thread waits for others, ``""`` for none."""
-    main = main_thread(threads)
-    for frame in reversed(main.frames if main is not None else ()):
+def _native_collective(frames: Sequence[Frame]) -> str:
+    """Return the outermost call of compiled code in which a thread waits for others, ``""`` for none."""
+    for frame in reversed(frames):
         found = _NATIVE.match(frame.name) if frame.native else None
         if found:
             return next(name for name in found.groups() if name)
@@ -220,14 +223,25 @@ _WAITS = re.compile(
 """Libraries in which a rank waits for a GPU or for others, and may spin."""
 
 
-def in_compiled_code(natives: Sequence[Thread]) -> bool:
-    """Return whether the main thread is in a call of a compiled library that waits for nobody, as a tokenizer's.
+def may_compute(threads: Sequence[Thread], natives: Sequence[Thread], able: Collection[int]) -> bool:
+    """Return whether a process that takes CPU time may be in a call of a compiled library that waits for nobody.
 
-    natives: stacks with the frames of compiled code; () if they cannot be read.
+    Such as a tokenizer's, in any of its threads. Where that cannot be seen, it may.
+
+    Args:
+        threads: Its Python stacks.
+        natives: Those with the frames of compiled code; () if they cannot be read.
+        able: Its threads that take CPU time; () if that is not known.
     """
-    main = main_thread(natives)
-    frames = main.frames if main is not None else ()
-    if _collective([frame for frame in frames if not frame.native]) or _native_collective(natives):
+    if not natives:
+        main = main_thread(threads)
+        return main is None or not _collective([frame for frame in main.frames if not frame.native])
+    return any(_in_compiled_code(each) for each in natives if each.main or not able or each.id in able)
+
+
+def _in_compiled_code(thread: Thread) -> bool:
+    frames = thread.frames
+    if _collective([frame for frame in frames if not frame.native]) or _native_collective(frames):
         return False
     inner = [frame.library for frame in itertools.takewhile(lambda frame: frame.native, frames)]
     if not inner or any(map(_WAITS.search, inner)):
@@ -318,6 +332,14 @@ def _advice(odd: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
     if odd and all(group[0].kind in ("code", "data", "kernel") for group in groups):
         return "nothing shows who waits for whom: a rank that differs may be waiting for the others"
     kinds = {group[0].key for group in groups} if not odd else set()
+    to_one = [what for kind, what, _ in kinds if kind == "collective" and _TO_ONE.search(what)]
+    if to_one:
+        every = (
+            f"every rank waits in {to_one[0]}"
+            if len(kinds) == 1
+            else f"{' and '.join(sorted(to_one))} wait for one rank"
+        )
+        return f"{every}: look at what the other side has called"
     if len(kinds) > 1 and all(kind == "collective" for kind, _, _ in kinds):
         return "the ranks wait in different collectives: one of them left out a call, or made one more"
     if len(kinds) == 1 and next(iter(kinds))[0] == "collective":

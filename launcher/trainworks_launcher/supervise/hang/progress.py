@@ -12,6 +12,7 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
   tasks all look alike. One that waits for ever does one of the two at most;
 - bytes that were read or written: a checkpoint, data;
 - bytes of TCP connections: a download into memory reads no file;
+- an import that waits for pages or for a CPU: on an image that is fetched while it runs one may take minutes;
 - a heartbeat file that the script writes.
 """
 
@@ -50,6 +51,7 @@ class Process(NamedTuple):
         waits: The kernel's words of what its main thread waited for.
         path: The file that the main thread was in the middle of opening, or the FIFO that it read.
         wrote: How often its main thread called write(2); -1 where that is not known, or not its own doing.
+        faults: How often it waited for a page that had to be read (proc(5), ``majflt``).
     """
 
     started: str
@@ -64,6 +66,7 @@ class Process(NamedTuple):
     waits: str = ""
     path: str = ""
     wrote: int = -1
+    faults: int = 0
 
     @property
     def main(self) -> tuple[int, int]:
@@ -141,6 +144,8 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
             new.append(process)
     if any(process.stack for process in new):
         return "a Python process was started"
+    if any(_imports(process, old, seconds) for process, old in pairs):
+        return "a module is being imported"
     for process, old in pairs:
         moved = process.stack and old.stack and process.stack != old.stack
         if moved and id(process) not in repeats and not _only_polls(process, old, seconds):
@@ -166,14 +171,33 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
     return ""
 
 
-def busy(before: Look, after: Look) -> frozenset[int]:
-    """Return the processes that take CPU time, or would if they got any. They may compute, or spin."""
+def busy(before: Look, after: Look) -> Mapping[int, frozenset[int]]:
+    """Return the processes that take CPU time, or would if they got any, with the threads of them that do.
+
+    They may compute, or spin.
+    """
     seconds = max(after.at - before.at, 0.001)
-    return frozenset(
-        pid
-        for pid, process in after.processes.items()
-        if pid in before.processes and _wanted(process, before.processes[pid], seconds) >= WORKING_SHARE * seconds
-    )
+    found = {}
+    for pid, process in after.processes.items():
+        old = before.processes.get(pid)
+        if old is not None and _wanted(process, old, seconds) >= WORKING_SHARE * seconds:
+            shares = {at: _share(now, old.threads.get(at, (0, 0)), seconds) for at, now in process.threads.items()}
+            found[pid] = frozenset(thread for thread, share in shares.items() if share >= WORKING_SHARE)
+    return found
+
+
+def _imports(process: Process, old: Process, seconds: float) -> bool:
+    """Return whether Python is importing a module, and waits for pages or a CPU meanwhile, or takes one.
+
+    The import itself is the innermost call: a module whose own lines run has another one.
+    """
+    mains = main_thread(process.stack), main_thread(old.stack)
+    if not all(
+        main is not None and main.frames and main.frames[0].file.startswith("<frozen importlib") for main in mains
+    ):
+        return False
+    took = sum(process.main) - sum(old.main)
+    return process.faults > old.faults or process.state == "D" or took >= POLLING_SHARE * seconds * 1e9
 
 
 def _only_polls(process: Process, old: Process, seconds: float) -> bool:

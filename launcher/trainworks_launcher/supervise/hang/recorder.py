@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import re
+import select
 import time
 from collections import Counter
 from pathlib import Path
@@ -55,7 +56,7 @@ class Recorder:
                     del waiting[rank]
             if time.monotonic() >= deadline:
                 break
-            time.sleep(_LOOK_SECONDS if waiting else 0)
+            select.select((), (), (), _LOOK_SECONDS if waiting else 0)
         return found
 
     def _ask(self, rank: int) -> int | None:

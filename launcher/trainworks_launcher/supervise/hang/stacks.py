@@ -45,13 +45,14 @@ class Thread(NamedTuple):
     """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
     the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
     The standard library's own are left out, because waits with a limit count the seconds. outer: the same of packages
-    alone, outside of the user's innermost function: of the loop that calls it."""
+    alone, outside of the user's innermost function: of the loop that calls it. id: the kernel's; 0: not known."""
 
     main: bool
     frames: tuple[Frame, ...]
     name: str = ""
     values: int = 0
     outer: int = 0
+    id: int = 0
 
 
 def from_py_spy(words: str) -> tuple[Thread, ...]:
@@ -71,7 +72,8 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
         outer = [one for place, one in shown if place > own and not stack[place].is_own]
         values = [one for _, one in shown]
-        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer)))
+        id_ = number(thread.get("os_thread_id"))
+        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer), id_))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ message     direction  meaning
 quiet       to leader  ``quiet``: 2 where nothing on this host has made progress for the limit, 1 for that of the pace
 pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
 look        to host    look once more; ``round`` comes back in the answer
-records     to leader  what torch's flight recorder has of each rank; comes before ``rows``
+records     to leader  what torch's flight recorder has of each rank, and NCCL's RAS of all; comes before ``rows``
 rows        to leader  nothing has moved: where each rank is; ``works``: one computes in compiled code
 wait        to host    some rank does: begin again with the limit of the pace
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
@@ -30,20 +30,20 @@ from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, number
-from trainworks_launcher.supervise.control.messages import words
-from trainworks_launcher.supervise.hang.chart import chart
-from trainworks_launcher.supervise.hang.grid import grid, picture
+from trainworks_launcher.contract.values import Json, number, texts
+from trainworks_launcher.supervise.control.messages import one_line, words
+from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
 from trainworks_launcher.supervise.hang.lacking import lacking
 from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, RECORD_SECONDS, Eyes, Root
 from trainworks_launcher.supervise.hang.naming import (
     Row,
     documents,
-    in_compiled_code,
+    may_compute,
     name_the_odd,
     read_documents,
     waits_in_a_package,
 )
+from trainworks_launcher.supervise.hang.nccl import remarks
 from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
 from trainworks_launcher.supervise.hang.progress import Look, Seen, busy, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -61,6 +61,19 @@ _MOVES, _EARLY, _WHOLE = 0, 1, 2
 """How quiet a host is: something moves, nothing did for the limit of the pace, nothing did for the limit."""
 
 T = TypeVar("T")
+
+
+class _Last(NamedTuple):
+    """What a last look at this host shows: see ``Watch._look_again``. wrote: as in ``Look``. text: for the file."""
+
+    seen: Look
+    wrote: Mapping[int, int] | None
+    rows: Sequence[Row] = ()
+    records: Sequence[Json] = ()
+    ras: Sequence[str] = ()
+    works: bool = False
+    text: str = ""
+    moved: bool = False
 
 
 class Surroundings(NamedTuple):
@@ -133,6 +146,7 @@ class Watch:
         self._reported = _MOVES
         self._rows: dict[str, list[Row]] = {}
         self._records: list[Json] = []
+        self._ras: list[str] = []
         self._works = False
 
     def begin(self, started: float) -> None:
@@ -163,11 +177,8 @@ class Watch:
             self._wait()
         elif what == "quiet" and self._around.leader:
             self._heard(host, number(message.get("quiet")))
-        elif what == "records" and self._around.leader and number(message.get("round")) == self._round:
-            records = message.get("records")
-            self._records += records if isinstance(records, list) else ()
-        elif what == "rows" and self._around.leader and number(message.get("round")) == self._round:
-            self._answered(host, read_documents(host, message.get("rows")), message.get("works") is True)
+        elif self._around.leader:
+            self._answer(host, message)
 
     # ------------------------------------------------------------------------------------------------ this host's looks
     def _tick(self) -> None:
@@ -287,34 +298,38 @@ class Watch:
         roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
         printed = around.printed()
 
-        def look() -> tuple[str, Look, list[Row], list[Json], bool, str, Mapping[int, int] | None]:
+        def look() -> _Last:
             seen = self._eyes.look(roots, before)
             moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
-                return moved, seen, [], [], False, "", seen.wrote
+                return _Last(seen, seen.wrote, moved=True)
             # Before the stacks of compiled code, for which a rank is held: it could not write meanwhile.
             records = self._eyes.recorder.of_ranks([root.rank for root in roots], RECORD_SECONDS)
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
-            able = busy(before, seen) if before is not None else frozenset()
-            works = any(in_compiled_code(natives.get(pid, ())) for pid in able)
-            return "", seen, rows, records, works, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
+            able = busy(before, seen) if before is not None else {}
+            works = any(may_compute(seen.processes[pid].stack, natives.get(pid, ()), able[pid]) for pid in able)
+            ras = self._eyes.ras()
+            text = self._eyes.report(roots, seen, natives) + (f"=== NCCL's RAS\n{ras}\n" if ras else "")
+            return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), works, text)
 
-        def looked(found: tuple[str, Look, list[Row], list[Json], bool, str, Mapping[int, int] | None]) -> None:
-            moved, seen, rows, records, works, self._stacks, wrote = found
+        def looked(found: _Last) -> None:
+            seen, self._stacks = found.seen, found.text
             self._hear(printed, seen.wrote, seen)
-            self._hear(around.printed(), wrote, seen)  # while the stacks were read
+            self._hear(around.printed(), found.wrote, seen)  # while the stacks were read
             self._before = seen
-            if moved or self._last_sign() > seen.at:
+            if found.moved or self._last_sign() > seen.at:
                 self._moved_at = max(self._moved_at, seen.at)
                 self._judge()
-            elif around.leader:
-                self._records += records
-                self._answered(around.member, rows, works)
-            else:
-                if records:
-                    around.tell({"what": "records", "round": round_, "records": records})
-                around.tell({"what": "rows", "round": round_, "rows": documents(rows), "works": works})
+                return
+            said: dict[str, Json] = {"records": [*found.records], "ras": [*found.ras]}
+            where: dict[str, Json] = {"rows": documents(found.rows), "works": found.works}
+            for what, fields in (("records", said), ("rows", where)):
+                message = {"what": what, "round": round_, **fields}
+                if around.leader:
+                    self._answer(around.member, message)
+                elif what == "rows" or found.records or found.ras:
+                    around.tell(message)
 
         self._in_thread(look, looked)
 
@@ -332,6 +347,7 @@ class Watch:
         self._round += 1
         self._rows = {}
         self._records = []
+        self._ras = []
         self._works = False
         self._around.tell({"what": "look", "round": self._round})
         self._look_again(self._round)
@@ -341,9 +357,17 @@ class Watch:
     def _all(self) -> tuple[str, ...]:
         return (self._around.member, *self._around.others())
 
-    def _answered(self, host: str, rows: list[Row], works: bool) -> None:
-        self._rows[host] = rows
-        self._works |= works
+    def _answer(self, host: str, message: Mapping[str, Json]) -> None:
+        """A host, also this one, answers the question of a round."""
+        if number(message.get("round")) != self._round:
+            return
+        if message.get("what") == "records":
+            records = message.get("records")
+            self._records += records if isinstance(records, list) else ()
+            self._ras = self._ras or [one_line(line) for line in texts(message.get("ras"))]
+            return
+        self._rows[host] = read_documents(host, message.get("rows"))
+        self._works |= message.get("works") is True
         if self._asking and set(self._rows) >= set(self._all()):
             self._decide(self._round)
 
@@ -365,16 +389,17 @@ class Watch:
         silent = sorted(set(self._all()) - set(self._rows))
         verdict = name_the_odd(rows, silent, early or self._around.limit, lacking(self._records))
         rest = f"it was silent for {self._pace.longest:.0f} s at most before, and goes on" if early else ""
-        drawn = picture(rows, verdict.odd, silent)
-        shown = "\n".join(filter(None, (verdict.text, rest, grid(drawn) if drawn is not None else "")))
+        drawn = grid(rows, verdict.odd, silent)
+        ras = [f"NCCL's RAS: {line}" for line in self._ras]
+        shown = "\n".join(filter(None, (verdict.text, *ras, rest, as_text(drawn))))
         self._around.tell({"what": "verdict", "text": shown})
         heading = verdict.cause.partition(":")[0]
-        written = self._report(shown, chart(drawn, heading, self._around.mask) if drawn is not None else "")
+        written = self._report(shown, as_svg(drawn, heading, self._around.mask) if drawn else "")
         self._tell_pace(self._around.limit)
         if ends:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""
-            more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:])))
+            more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:], *ras)))
             self._around.end(
                 Outcome(
                     FAILED,
