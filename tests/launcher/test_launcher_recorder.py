@@ -8,20 +8,24 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from launcher_support import TIME_OUT, environment, manifest_document, plan
 
+from ports import free_port
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.children.runtime import Runtime
 from trainworks_launcher.supervise.hang.lacking import lacking, short
 from trainworks_launcher.supervise.hang.naming import name_the_odd, row_of
+from trainworks_launcher.supervise.hang.nccl import nccl_report, remarks
 from trainworks_launcher.supervise.hang.recorder import Recorder, record_of
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 
@@ -244,3 +248,81 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
     without = Runtime({"TMPDIR": str(tmp_path)}, {})
     assert names.RECORDER_PIPE not in without.env
     without.remove()
+
+
+# ------------------------------------------------------------------------------------------------------------------ RAS
+TABLE = """
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+      2          4            1          8        8
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         2         4         8         8   RUNNING  {}
+"""
+BEHIND = """
+Errors
+======
+
+
+Warnings
+========
+
+#0-0 (78db921d1c117b4a) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 64
+  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 165 on node node1
+"""
+DEAD = """
+Errors
+======
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 3487984 on node 172.16.64.213 managing GPU 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "first", "last"),
+    [
+        ("", "", ""),
+        (TABLE.format("OK"), "", ""),
+        (
+            TABLE.format("MISMATCH") + BEHIND,
+            "#0-0 (78db921d1c117b4a) MISMATCH",
+            "Rank 7 has launched up to operation 60",
+        ),
+        (TABLE.format("INCOMPLETE") + DEAD + BEHIND, "DEAD", "Communicator ranks have different"),
+        (TABLE.format("x") + "\nWarnings\n========\n" + "word\n" * 999, "word", "word"),
+    ],
+)
+def test_what_ras_lists_as_wrong_is_quoted(report: str, first: str, last: str) -> None:
+    """Answers in the form of NCCL's user guide."""
+    found = remarks(report)
+    assert (found[:1] or [""])[0] == first
+    assert (found[-1:] or [""])[0].startswith(last)
+    assert len(found) <= 6
+
+
+def test_ras_is_asked_at_the_jobs_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                asked.append(connection.recv(99))
+                connection.sendall(BEHIND.encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert nccl_report(TIME_OUT, f"127.0.0.1:{server.getsockname()[1]}") == BEHIND
+        thread.join(TIME_OUT)
+    assert asked == [b"verbose status\n"]
+    assert nccl_report(TIME_OUT, f"127.0.0.1:{free_port()}") == nccl_report(TIME_OUT, "no address") == ""
