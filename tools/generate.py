@@ -124,7 +124,7 @@ def compatibility_rules(facts: Facts) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what `trainworks-preflight` knows: instance types, file systems, the newest image; one row per line."""
+    """Return what `trainworks-preflight` knows: instance types, the newest image; one row per line."""
     rows_of_packages = [row for row in facts.targets if row.framework == "pytorch" and not row.image]
     newest = max(rows_of_packages, key=lambda row: (version_key(row.version), facts.cuda_by_name[row.cuda].version))
     plan = make_plan(request_for(newest, facts), facts)
@@ -134,12 +134,11 @@ def launcher_facts(facts: Facts) -> str:
         row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
         for row in facts.instances
     }
-    storages = [{key: value for key, value in asdict(row).items() if key != "source"} for row in facts.storages]
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items())
     families = json.dumps([row.name for row in facts.families])
     return (
         f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
-        f'  "families": {families},\n  "storages": {json.dumps(storages)},\n  "image": {json.dumps(image)}\n}}\n'
+        f'  "families": {families},\n  "image": {json.dumps(image)}\n}}\n'
     )
 
 

@@ -2,7 +2,7 @@
 
 The platform's files are written to a temporary folder and read by the launcher's own reader. The hosts' devices come
 from the instance table. Then ``make_job`` and ``plan_host`` do what they would do in a container. The training script
-is not executed, and no property of this machine counts.
+is not read, and no property of this machine counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
-from trainworks_launcher.contract.hyperparameters import split_reserved
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json, readable
 from trainworks_launcher.given.entry import Code
@@ -31,15 +30,12 @@ from trainworks_launcher.job.job import Job, make_job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
-from trainworks_preflight.distribution import Group, Translation, is_trainers, translate
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Situation, advise
+from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
-from trainworks_preflight.script import Finding, check_script, read_script
-from trainworks_preflight.sdk import Case, ask
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
-_COMPILER = "compiler"  # the image manifest's name of that component
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
@@ -88,45 +84,22 @@ def check(parsed: Parsed) -> Result:
         inputs.problems.append(Problem("is not a dict", "option --hyperparameters", 'for example {"epochs": 3}'))
         user = {}
     framework = value_of(parsed, "--framework", "pytorch")
-    distribution = inputs.distribution()
-    translation = translate(distribution, groups, framework)
-    data = inputs.data()
+    translation = translate(inputs.distribution(), groups, framework)
     usable = not inputs.problems and bool(groups)
     problems = [*inputs.problems, *translation.problems]
     if not usable:
         return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
-    translation, assumed = _by_the_sdk(parsed, distribution, groups, entry, translation)
-    problems = [*inputs.problems, *translation.problems]
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
     problems += _other_processors(environment.manifest, groups, inputs.facts)
-    result = _plan(environment, groups, inputs.facts, translation, data, folder / entry)
+    result = _plan(environment, groups, inputs.facts, translation)
     return replace(
         result,
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
-        assumptions=(*_assumptions(parsed, environment, inputs.facts), *assumed),
+        assumptions=_assumptions(parsed, environment, inputs.facts),
     )
-
-
-def _by_the_sdk(
-    parsed: Parsed, distribution: Json, groups: Sequence[Group], entry: str, ours: Translation
-) -> tuple[Translation, tuple[str, ...]]:
-    """Return what the SDK itself sends or refuses; our translation, and an assumption, where it cannot be asked."""
-    if not isinstance(distribution, dict) or not distribution or is_trainers(distribution):
-        return ours, ()
-    framework, version = value_of(parsed, "--framework", "pytorch"), value_of(parsed, "--framework-version")
-    unknown = framework == "tensorflow" and not version
-    answers = None if unknown else ask((Case(distribution, groups, entry, framework, version),))
-    if not answers:
-        why = "it needs --framework-version" if unknown else "version 2 of sagemaker is not installed here"
-        return ours, (f"the SDK was not asked whether it takes the distribution: {why}",)
-    (answer,) = answers
-    if answer.refused:
-        problem = Problem(f"the SDK refuses it: {answer.refused}", "distribution", "")
-        return replace(ours, problems=(*ours.problems, problem)), ()
-    return replace(ours, hyperparameters=answer.sent), ()
 
 
 def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
@@ -147,14 +120,7 @@ _SDK_OWN = 5
 """Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name, region."""
 
 
-def _plan(
-    environment: Environment,
-    groups: Sequence[Group],
-    facts: Facts,
-    translation: Translation,
-    data: Data | None,
-    script: Path,
-) -> Result:
+def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, translation: Translation) -> Result:
     """Return the plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
     try:
         job = make_job(environment)
@@ -165,44 +131,22 @@ def _plan(
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
     placement = job.placement
-    user = split_reserved(environment.hyperparameters)[0]
     row = _row(facts, environment.manifest, placement.instance_type)
     situation = Situation(
         mode=placement.mode,
         hosts=len(placement.distribution_hosts),
         per_host=placement.processes_per_host,
-        processes=placement.processes if placement.mode != "none" else 1,
         instance_type=placement.instance_type,
         row=row,
-        hyperparameters=user,
-        data=data,
         cuda=not environment.manifest.components or not CUDA_COMPONENTS.isdisjoint(environment.manifest.components),
         open_library=OPEN_LIBRARY in environment.manifest.protected,
     )
-    findings: tuple[Finding, ...] = ()
-    if script.suffix == ".py":
-        parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
-        findings = check_script(parsed, arguments=tuple(user), compiled=_not_compiled(environment.manifest))
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
         plans=plans,
-        advice=advise(situation, facts, findings),
+        advice=advise(situation, facts),
     )
-
-
-def _not_compiled(manifest: Manifest) -> dict[str, str]:
-    """Return what a script may call that compiles code while the job runs -> why this image cannot."""
-    found = {
-        name: f"the image has no compiler: {missing.cost}"
-        for missing in manifest.missing
-        if missing.component == _COMPILER
-        for name in ("torch.compile", "triton")
-    }
-    for name, component in manifest.compiled_by.items():
-        why = "it may compile code for GPUs when it is first used, and the image has no"
-        found[name.replace("-", "_")] = f"{why} {component}: take one that was built --with {component}"
-    return found
 
 
 def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
@@ -335,9 +279,7 @@ def _as_json(result: Result, masker: Masker | None) -> str:
     problems: list[Json] = [
         {"what": hidden(problem.what), "where": problem.where, "advice": problem.advice} for problem in result.problems
     ]
-    advice: list[Json] = [
-        {"subject": piece.subject, "text": piece.text, "why": piece.why, "line": piece.line} for piece in result.advice
-    ]
+    advice: list[Json] = [{"subject": piece.subject, "text": piece.text, "why": piece.why} for piece in result.advice]
     plans: list[Json] = [(plan.masked(masker) if masker else plan).document() for plan in result.plans]
     document: dict[str, Json] = {
         "ready": not result.problems,
@@ -381,8 +323,7 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
     if result.advice:
         lines += ["", "Advice:"]
     for piece in result.advice:
-        place = f"{piece.subject}, line {piece.line}" if piece.line else piece.subject
-        lines += _wrapped(hidden(f"{place}: {piece.text}"), width, "  - ", "    ")
+        lines += _wrapped(hidden(f"{piece.subject}: {piece.text}"), width, "  - ", "    ")
         lines += _wrapped(hidden(f"why: {piece.why}"), width, "    ", "    ")
     lines.append("")
     for text in result.assumptions:

@@ -27,10 +27,6 @@ COMMAND = Command(
             "--framework", "NAME", "whose SDK estimator; default: pytorch", choices=("pytorch", "tensorflow", "mxnet")
         ),
         Option("--framework-version", "VERSION", "version of the framework in the image, without a manifest"),
-        Option("--data-gb", "GB", "size of the data set, for advice on its storage"),
-        Option("--epoch-seconds", "SECONDS", "longest time in which to read the data set once"),
-        Option("--ram-cache-gb", "GB", "part of the data set that the hosts' memory keeps; default: what fits"),
-        Option("--storage-gb-per-second", "GB/S", "throughput of an existing file system"),
         Option("--format", "FORMAT", "text (default) or json", choices=("text", "json")),
         SECRETS,
     ),
@@ -40,7 +36,7 @@ COMMAND = Command(
 _HELP = """\
 usage: trainworks-preflight --entry-point FILE [OPTION...]
 
-Check a job on a laptop or in CI, before you pay for a cluster. Nothing is started. The script is parsed, not executed.
+Check a job on a laptop or in CI, before you pay for a cluster. Nothing is started.
 
 Try it:  echo "{{'torch_distributed': {{'enabled': True}}}}" > distribution.txt
          echo 'print("hello")' > train.py

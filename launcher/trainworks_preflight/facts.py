@@ -1,6 +1,6 @@
-"""Facts about instance types, file systems and the newest image, which preflight cannot look at. Pure.
+"""Facts about instance types and the newest image, which preflight cannot look at. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml, storage.toml), and the newest image is what it plans:
+The rows are the builder's (images/instances.toml, families.toml), and the newest image is what it plans:
 ``tools/generate.py`` writes both to facts.json beside this file. In an image its own manifest says what a job needs.
 """
 
@@ -23,7 +23,6 @@ class InstanceFacts:
 
     Attributes:
         instance: What the image manifest has too.
-        memory_gib: Memory of the host in GiB; 0 if not known.
         architecture: ``amd64`` or ``arm64``: what its processors run.
         smp_loader_workers: Data loaders may have worker processes under smp.
         smddp: The SDK lists the type for smdistributed.dataparallel.
@@ -31,22 +30,10 @@ class InstanceFacts:
     """
 
     instance: Instance
-    memory_gib: int = 0
     architecture: str = AMD64
     smp_loader_workers: bool = True
     smddp: bool = False
     torchrun_only: bool = False
-
-
-@dataclass(frozen=True)
-class Storage:
-    """A file system whose throughput grows with its size: each ``step_gib`` adds ``step_megabytes_per_second``; above
-    one step, capacities are multiples of ``increment_gib``."""
-
-    name: str
-    step_gib: int
-    step_megabytes_per_second: int
-    increment_gib: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,6 @@ class Facts:
     Attributes:
         instances: Instance type -> row.
         families: Prefixes of types without accelerators (``ml.m5``).
-        storages: File systems.
         image: Name of this project's newest image, which a job is taken to have where no manifest is given.
         open_mpi: Its version of Open MPI.
         programs: Paths of its programs, by name.
@@ -64,7 +50,6 @@ class Facts:
 
     instances: Mapping[str, InstanceFacts]
     families: tuple[str, ...] = ()
-    storages: tuple[Storage, ...] = ()
     image: str = ""
     open_mpi: str = ""
     programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -92,27 +77,15 @@ def parse_facts(document: str) -> Facts:
                 efa=row.get("efa") is True,
                 efa_rdma=row.get("efa_rdma") is True,
             ),
-            memory_gib=number(row.get("memory_gib")),
             architecture=text(row.get("architecture"), AMD64),
             smp_loader_workers=row.get("smp_loader_workers") is not False,
             smddp=row.get("smddp") is True,
             torchrun_only=row.get("smdistributed_by_torchrun_only") is True,
         )
     image = mapping(content.get("image"))
-    listed = content.get("storages")
-    storages = [mapping(value) for value in listed] if isinstance(listed, list) else []
     return Facts(
         instances=MappingProxyType(instances),
         families=texts(content.get("families")),
-        storages=tuple(
-            Storage(
-                name=text(row.get("name")),
-                step_gib=number(row.get("step_gib")),
-                step_megabytes_per_second=number(row.get("step_megabytes_per_second")),
-                increment_gib=number(row.get("increment_gib")),
-            )
-            for row in storages
-        ),
         image=text(image.get("name")),
         open_mpi=text(image.get("open_mpi")),
         programs=MappingProxyType({name: text(path) for name, path in mapping(image.get("programs")).items()}),

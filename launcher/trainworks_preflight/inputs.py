@@ -1,4 +1,4 @@
-"""The preflight's command line: its files and numbers, read once, with everything that is wrong with them."""
+"""The preflight's command line: its files, read once, with everything that is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.values import Json, decode, mapping
 from trainworks_launcher.job.placement import unknown_type
-from trainworks_preflight.advice import Data
 from trainworks_preflight.distribution import Group
 from trainworks_preflight.facts import FILE, parse_facts
 
@@ -73,20 +72,6 @@ class Inputs:
             return {**value, "smdistributed": {"modelparallel": {**parallel, "parameters": read}}}
         return value
 
-    def number(self, option: str) -> float | None:
-        """Return a number greater than 0; None if it is not given or wrong."""
-        text = value_of(self._parsed, option)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not 0 < value < 1e12:
-            self.problems.append(Problem(f"{text!r} is not a number above 0", f"option {option}", "for example 100"))
-            return None
-        return value
-
     def count(self, text: str, option: str) -> int:
         """Return a number of hosts; 1 if it is wrong."""
         if text.isdecimal() and 1 <= int(text) <= _HOSTS_LIMIT:
@@ -128,18 +113,6 @@ class Inputs:
             if row is None and group.instance_type:
                 self.warnings.append(unknown_type(group.instance_type, self.facts.instances))
         return tuple(groups)
-
-    def data(self) -> Data | None:
-        """Return what the options say about the training data."""
-        size, seconds = self.number("--data-gb"), self.number("--epoch-seconds")
-        cached, throughput = self.number("--ram-cache-gb"), self.number("--storage-gb-per-second")
-        if size is None or seconds is None:
-            if {"--data-gb", "--epoch-seconds", "--ram-cache-gb", "--storage-gb-per-second"} & self._parsed.keys():
-                advice = "for example: --data-gb 100 --epoch-seconds 30"
-                where = "options --data-gb and --epoch-seconds"
-                self.problems.append(Problem("advice on storage needs both", where, advice))
-            return None
-        return Data(size, seconds, cached, throughput or 0.0)
 
     def entry(self) -> tuple[Path, str]:
         """Return (the code directory, the entry point in it). Without --source-dir the SDK sends the script alone."""

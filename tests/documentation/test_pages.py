@@ -66,7 +66,7 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
         check=True,
     )
     assert "torch_distributed" in done.stdout
-    assert "16 processes" in done.stdout
+    assert "16 in all" in done.stdout
 
 
 def test_the_changelog_begins_with_the_version_of_the_builder(root: Path) -> None:

@@ -27,7 +27,6 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
         for rows in (
             facts.instances,
             facts.families,
-            facts.storages,
             facts.fabric,
             facts.generated_files,
             facts.privileged_files,
@@ -147,10 +146,9 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
 
 def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> None:
     table = json.loads((root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8"))
-    for key, rows in (("instances", facts.instances), ("storages", facts.storages)):
-        written = [{"name": name, **row} for name, row in table[key].items()] if key == "instances" else table[key]
-        expected = [dataclasses.asdict(row) for row in rows]
-        assert written == [{name: row[name] for name in row if name != "source"} for row in expected], "make docs"
+    written = [{"name": name, **row} for name, row in table["instances"].items()]
+    expected = [dataclasses.asdict(row) for row in facts.instances]
+    assert written == [{name: row[name] for name in row if name != "source"} for row in expected], "make docs"
     assert table["families"] == [row.name for row in facts.families]
 
 

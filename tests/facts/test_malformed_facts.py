@@ -371,10 +371,10 @@ source = "test"
     ),
     Damage(
         "arrays that are nested too deeply for a row",
-        "images/storage.toml",
+        "images/families.toml",
         'source = "',
         f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "',
-        "images/storage.toml: ",
+        "images/families.toml: ",
     ),
 )
 

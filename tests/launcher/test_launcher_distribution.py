@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT
+from real_sdk import Case, ask
 
 from trainworks_launcher.contract.values import Json
 from trainworks_preflight.distribution import Group, translate
-from trainworks_preflight.sdk import Case, ask
 
 P4D = "ml.p4d.24xlarge"
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v2" / "bin" / "python"

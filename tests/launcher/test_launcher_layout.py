@@ -115,7 +115,7 @@ PURE += [
     *("command/explain.py", "command/options.py"),
     *("supervise/phase.py", "supervise/preparation/installing.py", "supervise/preparation/steps.py"),
     *(f"supervise/hang/{name}.py" for name in ("naming", "progress", "stacks")),
-    *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts", "script")),
+    *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts")),
 ]
 
 

@@ -17,11 +17,9 @@ from launcher_support import LAUNCHER, TIME_OUT
 
 from trainworks_launcher.command.options import parse
 from trainworks_launcher.contract.values import Json
-from trainworks_preflight.advice import Data, describe_size, epoch_seconds, steps_for
 from trainworks_preflight.check import Result, check, preflight
 from trainworks_preflight.cli import COMMAND
 from trainworks_preflight.facts import FILE, parse_facts
-from trainworks_preflight.script import check_script, read_script
 
 FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
@@ -163,8 +161,6 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
         ),
         (TORCH, ("--framework-version", "1.12"), "torch_distributed needs torch 1.13 or later"),
         ({"mpi": {"processes_per_host": 8}}, (), "'enabled' is missing"),
-        (TORCH, ("--data-gb", "100"), "advice on storage needs both"),
-        (TORCH, ("--data-gb", "many", "--epoch-seconds", "3"), "'many' is not a number above 0"),
         (TORCH, ("--image-manifest", "/does/not/exist.json"), "file not found"),
         (
             TORCH,
@@ -272,44 +268,11 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     assert "mpirun is not installed" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
 
 
-def test_what_compiles_at_run_time_is_told_for_an_image_without_a_compiler(tmp_path: Path) -> None:
-    document: dict[str, Json] = {"schema": 1, "components": {"cuda": {"version": "12.1"}}, "programs": {"python": "/p"}}
-    script = "import torch\nimport triton.language as tl\n@torch.compile\ndef f(): ...\nmodel = torch.compile(net)\n"
-
-    def told(missing: list[Json]) -> list[str]:
-        (tmp_path / "image.json").write_text(json.dumps({**document, "missing": missing}), encoding="utf-8")
-        option = ("--image-manifest", f"{tmp_path}/image.json")
-        made = run(words(tmp_path, {}, *option, count=1, script=script))
-        assert made.problems == ()
-        return [f"{piece.line} {piece.text}: {piece.why}" for piece in made.advice if piece.subject == "script"]
-
-    why = "the image has no compiler: Triton fails"
-    assert told([{"component": "compiler", "cost": "Triton fails"}]) == [
-        f"2 triton: {why}",
-        f"3 torch.compile: {why}",
-        f"5 torch.compile: {why}",
-    ]
-    assert told([]) == []
-
-
-def test_what_compiles_for_gpus_is_told_for_an_image_without_nvcc(tmp_path: Path) -> None:
-    document = {"schema": 1, "programs": {"python": "/p"}, "compiled_by": {"deepspeed": "nvcc", "flash-attn": "nvcc"}}
-    (tmp_path / "image.json").write_text(json.dumps(document), encoding="utf-8")
-    script = "import torch\nfrom deepspeed.ops.adam import FusedAdam\nimport deepspeed\n"
-    option = ("--image-manifest", f"{tmp_path}/image.json")
-    (piece,) = [
-        each for each in run(words(tmp_path, {}, *option, count=1, script=script)).advice if each.subject == "script"
-    ]
-    assert (piece.line, piece.text) == (2, "deepspeed")
-    assert "the image has no nvcc: take one that was built --with nvcc" in piece.why
-
-
 # ------------------------------------------------------------------------------------------------------------- advice
 def test_one_host_with_smddp(tmp_path: Path) -> None:
     advice = advice_of(run(words(tmp_path, SMDDP, count=1)))
     assert "use torch_distributed" in advice["smddp on one host"]
     assert "NVLink" in advice["smddp on one host"]
-    assert "CPUBottleneck" in advice["CPUs"]
     assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP)))
     assert "smddp on this instance type" in advice_of(run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge")))
 
@@ -331,11 +294,8 @@ def test_the_open_library_runs_anywhere(tmp_path: Path) -> None:
     open_image = open_library(tmp_path)
     advice = advice_of(run(words(tmp_path, SMDDP, *open_image, kind="ml.g5.48xlarge", count=1)))
     assert "every instance type" in advice["smddp"]
-    assert not {"smddp on one host", "smddp on this instance type", "CPUs"} & advice.keys()
-    loads = "loader = torch.utils.data.DataLoader(data, drop_last=True, num_workers=8)"
-    script = f"import torch\nimport smdistributed.modelparallel.torch as smp\nsmp.init()\n{loads}"
-    told = [row.subject for row in run(words(tmp_path, SMP, *open_image, script=script)).advice]
-    assert not {"data loaders", "script"} & set(told)
+    assert not {"smddp on one host", "smddp on this instance type"} & advice.keys()
+    assert "data loaders" not in {row.subject for row in run(words(tmp_path, SMP, *open_image)).advice}
 
 
 def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
@@ -344,16 +304,6 @@ def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
     assert FACTS.programs["mpirun"] in text
     assert f"Open MPI {FACTS.open_mpi}, are those of {FACTS.image}" in " ".join(text.split())
     assert "btl_vader" not in text, "an option of Open MPI 4"
-
-
-def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -> None:
-    numbers: dict[str, Json] = {"batch_size": 32, "lr": 0.1}
-    advice = advice_of(run(words(tmp_path, hyperparameters=numbers)))
-    assert "512 = 32 x 16" in advice["batch"]
-    assert "go to 1.6 with a gradual warm-up" in advice["learning rate"]
-    split = advice_of(run(words(tmp_path, SMP, hyperparameters=numbers)))
-    assert "256 = 32 x 8" in split["batch"]
-    assert "learning rate" not in advice_of(run(words(tmp_path, {}, count=1)))
 
 
 def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) -> None:
@@ -403,69 +353,6 @@ def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
     assert "ml.c7g.xlarge is not in the instance table" in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
 
 
-def test_the_guides_example_of_a_file_system(tmp_path: Path) -> None:
-    """100 GB per epoch in 30 s need about 3 GB/s; 2.4 GB/s with 67 GB in memory was enough."""
-    (storage,) = FACTS.storages
-    data = Data(gigabytes=100, seconds=30, cached=67, throughput=2.4)
-    assert steps_for(100 / 30, storage) == 14
-    assert steps_for(2.4, storage) == 10
-    assert epoch_seconds(data, 0) > data.seconds > epoch_seconds(data, 67)
-    options = ("--data-gb", "100", "--epoch-seconds", "30", "--ram-cache-gb", "67", "--storage-gb-per-second", "2.4")
-    advice = advice_of(run(words(tmp_path, SMDDP, *options)))
-    assert "14 step(s) of 1.2 TiB" in advice["storage"]
-    assert "100 GB in 30 s are 3.33 GB/s" in advice["storage"]
-    assert "the other epochs read 33 GB, 1.10 GB/s: 5 step(s)" in advice["storage cache"]
-    assert "2.4 GB/s is enough: 13.8 s per epoch" in advice["storage throughput"]
-    whole = advice_of(run(words(tmp_path, SMDDP, *options[:4])))
-    assert "only the first epoch reads" in whole["storage cache"]
-    assert describe_size(3.3, storage) == "14 step(s) of 1.2 TiB, 240 MB/s each: 16.8 TiB"
-    assert describe_size(0.1, storage) == "1 step(s) of 1.2 TiB, 240 MB/s each: 1.2 TiB"
-    assert describe_size(0.7, storage).endswith("3.6 TiB (sold as 4,800 GiB)")
-
-
-# ------------------------------------------------------------------------------------------------------------- scripts
-OPTIONS = """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", "-e", type=int)
-parser.add_argument("--learning-rate")
-arguments = parser.parse_args()
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "expected"),
-    [
-        ("def f(:\n", (), [(1, "this Python cannot parse it: invalid syntax")]),
-        ("import torch.sagemaker as tsm\ntsm.init()", (), [(1, "torch.sagemaker")]),
-        (SCRIPT, (), []),
-        (OPTIONS, ("epochs", "e", "learning"), []),
-        (OPTIONS, ("epochs", "lr"), [(6, "hyperparameter 'lr' is not declared")]),
-        (OPTIONS.replace("parse_args", "parse_known_args"), ("lr",), []),
-        (OPTIONS + "for name in names: parser.add_argument(name)", ("lr",), []),
-        (OPTIONS.replace("ArgumentParser()", "ArgumentParser(parents=[base])"), ("lr",), []),
-    ],
-)
-def test_what_a_script_gives_away(text: str, arguments: tuple[str, ...], expected: list[tuple[int, str]]) -> None:
-    found = check_script(read_script(text), arguments=arguments)
-    assert [(finding.line, finding.what) for finding in found] == expected
-    assert all(finding.why for finding in found)
-
-
-def test_where_the_sdk_is_not_installed_the_report_says_that_it_was_not_asked(tmp_path: Path) -> None:
-    _, text = report(words(tmp_path), 200)
-    said = "(the SDK was not asked whether it takes the distribution: version 2 of sagemaker is not installed here)"
-    assert " ".join(said.split()) in " ".join(text.split())
-    assert "the SDK was not asked" not in report(words(tmp_path, {"torchrun": {}}))[1]
-
-
-def test_the_scripts_advice_has_its_line(tmp_path: Path) -> None:
-    script = "import torch.sagemaker as tsm\ntsm.init()\nraise SystemExit('never executed')\n"
-    _, text = report(words(tmp_path, SMP, script=script))
-    assert "script, line 1: torch.sagemaker" in text
-    assert "never executed" not in text
-
-
 # --------------------------------------------------------------------------------------------------------- any input
 KEYS = st.sampled_from(
     (
@@ -497,9 +384,3 @@ def test_any_dict_gets_an_answer_and_never_a_traceback(
     assert status == (0 if text.endswith("ready: the job would start\n") else 64)
     assert (status == 64) == bool(run(line).problems)
     shutil.rmtree(folder)
-
-
-@given(text=st.text(max_size=200))
-def test_any_text_is_a_script_that_can_be_read(text: str) -> None:
-    script = read_script(text)
-    check_script(script, arguments=("epochs",))

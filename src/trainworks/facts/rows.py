@@ -365,24 +365,6 @@ class EndOfPatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage:
-    """A file system whose throughput grows with its size.
-
-    Attributes:
-        name: What a person calls it.
-        step_gib: Capacity of one step.
-        step_megabytes_per_second: What each step adds to the throughput, 10**6 bytes per second.
-        increment_gib: Above one step, capacities are multiples of this.
-    """
-
-    name: str
-    step_gib: int
-    step_megabytes_per_second: int
-    increment_gib: int
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
     """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
 
@@ -613,7 +595,6 @@ class Facts:
     ends: tuple[EndOfPatch, ...] = _table(
         "end-of-patch", "ended", EndOfPatch, names=lambda row: (f"{row.framework} {row.version}",)
     )
-    storages: tuple[Storage, ...] = _table("storage", "storage", Storage)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
     privileged_files: tuple[PrivilegedFiles, ...] = _table(

@@ -12,8 +12,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from trainworks_launcher.contract.values import Json, decode, mapping
 from trainworks_preflight.distribution import GROUPS, Group, group_names
@@ -27,7 +28,7 @@ _ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
 }
-_START = "import sys; sys.path.append(sys.argv[1]); from trainworks_preflight import sdk; sdk.answer()"
+_START = "import sys; sys.path += sys.argv[1:]; import real_sdk; real_sdk.answer()"
 
 
 class Case(NamedTuple):
@@ -60,10 +61,10 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
     if python == sys.executable and importlib.util.find_spec("sagemaker") is None:
         return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2] / "launcher"
     try:
         done = subprocess.run(
-            (python, "-c", _START, str(root)),
+            (python, "-c", _START, str(root), str(Path(__file__).parent)),
             input=json.dumps([{**case._asdict(), "groups": [vars(group) for group in case.groups]} for case in cases]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -117,6 +118,6 @@ def answer() -> None:
     for case in cases:
         try:
             answers.append({"sent": _sent(case, session)})
-        except Exception as error:  # noqa: BLE001, PERF203  (whatever the SDK raises is its refusal)
+        except Exception as error:  # noqa: BLE001  (whatever the SDK raises is its refusal)
             answers.append({"refused": f"{type(error).__name__}: {error}"})
     json.dump(answers, stdout)
