@@ -7,14 +7,13 @@ from collections.abc import Mapping
 import pytest
 
 from engine.helpers import LOGS, events_of, log_of
-from trainworks.engine.failures import Failure, explain, host_in, shorten
+from trainworks.engine.failures import Failure, explain, shorten
 from trainworks.engine.progress import FailedStep, StepLog
 from trainworks.engine.protocol import StepEvent
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
 
 COMPONENTS = {"first": "python", "second": "metis"}
 LOOP = 'RUN for i in 1 2 3; do echo line $i; done; echo "exit code: 3"; echo err >&2; printf unfinished; exit 7'
-WHEEL = "demo-1.0-py3-none-any.whl"
 SPACE = "/somewhere is on a disk with 0.01 GB free of 0.06 GB."
 
 
@@ -34,42 +33,12 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
 
 
 @pytest.mark.parametrize("engine", ["buildkit", "buildah"])
-@pytest.mark.parametrize(
-    ("log", "first_line", "hint"),
-    [
-        (
-            "uv-hash",
-            "building cpu failed in component torch: the hash of demo==1.0 is not the locked one",
-            "lock",
-        ),
-        (
-            "pip-hash",
-            "building cpu failed in component torch: the hash of demo==1.0 is not the locked one",
-            "lock",
-        ),
-        (
-            "sha256sum",
-            f"building cpu failed in component metis: the hash of {WHEEL} is not the locked one",
-            "lock",
-        ),
-        ("uv-unreachable", "building cpu failed in component torch: index.invalid cannot be reached", "pip and apt"),
-        ("pip-unreachable", "building cpu failed in component torch: index.invalid cannot be reached", "pip and apt"),
-        ("apt-unreachable", "building cpu failed in component base: mirror.invalid cannot be reached", "pip and apt"),
-        (
-            "pip-refused",
-            "building cpu failed in component torch: no package index that answered has demo==1.0",
-            "pip and apt",
-        ),
-        ("failed", "building cpu failed in component metis", "--until render"),
-    ],
-)
-def test_the_first_line_says_what_and_the_hint_what_to_do(engine: str, log: str, first_line: str, hint: str) -> None:
-    component = first_line.partition("component ")[2].partition(":")[0]
-    error = explained(f"{engine}-{log}.txt", COMPONENTS if log == "failed" else {component: component})
+def test_what_a_program_says_of_its_failure_is_shown_without_passwords(engine: str) -> None:
+    error = explained(f"{engine}-uv-hash.txt", {"torch": "torch"})
     assert isinstance(error, BuildError)
-    assert error.message.splitlines()[0] == first_line
-    assert hint in error.hint
-    assert "user:password" not in str(error)
+    assert error.message.splitlines()[0] == "building cpu failed in component torch"
+    assert "Hash mismatch for `demo==1.0`" in error.message
+    assert "user:password" not in str(explained(f"{engine}-uv-unreachable.txt", {"torch": "torch"}))
 
 
 @pytest.mark.parametrize("engine", ["buildkit", "buildah"])
@@ -145,64 +114,6 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
     reason = "executor failed running [/bin/sh -c echo connection refused no space left on device]: exit code: 1"
     error = explain(failure(reason=reason, lines=("something else",)), alive=str, space=str)
     assert isinstance(error, BuildError)
-    assert "cannot be reached" not in error.message
-
-
-@pytest.mark.parametrize(
-    ("line", "first_line"),
-    [
-        (
-            "curl: (60) SSL certificate problem: unable to get local issuer certificate (https://files.invalid/x)",
-            "the certificate of files.invalid is not trusted",
-        ),
-        ("curl: (6) Could not resolve host: files.invalid", "files.invalid cannot be reached"),
-        ("curl: (7) Failed to connect to files.invalid port 443 after 2 ms", "files.invalid cannot be reached"),
-        ("E: Unable to locate package libmetis9", "no package index that answered has libmetis9"),
-        ("E: Failed to fetch http://mirror.invalid/x.deb  404  Not Found", "mirror.invalid cannot be reached"),
-        (
-            "HTTP status client error (404 Not Found) for url (https://index.invalid/simple/x/)",
-            "index.invalid answers 404 Not Found",
-        ),
-        (
-            "E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch",
-            "http://mirror.invalid/x.deb does not have the hash of its archive's index (Hash Sum mismatch)",
-        ),
-        (
-            "Because there is no version of py-spy==0.4.3 and you require py-spy==0.4.3, we can conclude that",
-            "no package index that answered has py-spy==0.4.3",
-        ),
-        (
-            "  cause: Failed to extract archive: demo-1.0-py3-none-any.whl",
-            "what the package index gave for demo-1.0-py3-none-any.whl is not that file, or not all of it",
-        ),
-        (
-            "  cause: Because demo==1.0 has an invalid package format and you require demo==1.0, we can conclude that",
-            "what the package index gave for demo==1.0 is not that file, or not all of it",
-        ),
-        (
-            "ERROR: Wheel 'demo' located at /tmp/pip-unpack-x/demo-1.0-py3-none-any.whl is invalid.",
-            "what the package index gave for demo is not that file, or not all of it",
-        ),
-        ("error: Hash mismatch", "a downloaded file does not have the locked hash"),
-    ],
-)
-def test_single_lines_of_known_tools(line: str, first_line: str) -> None:
-    error = explain(failure(lines=(line,)), alive=str, space=str)
-    assert first_line in error.message.splitlines()[0]
-    assert ("a page to sign in" in error.hint) == ("package index" in first_line)
-
-
-@pytest.mark.parametrize(
-    ("line", "host"),
-    [
-        ("see https://user:password@index.invalid:8443/simple", "index.invalid:8443"),
-        ("HTTPSConnectionPool(host='index.invalid', port=443): Max retries exceeded", "index.invalid"),
-        ("Could not resolve 'mirror.invalid'", ""),
-        ("nothing", ""),
-    ],
-)
-def test_the_host_of_a_line(line: str, host: str) -> None:
-    assert host_in(line) == host
 
 
 def test_a_build_that_fails_before_its_first_step_shows_the_engines_words() -> None:

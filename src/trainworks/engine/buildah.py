@@ -15,8 +15,6 @@ import os
 import re
 import resource
 import shutil
-import signal
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,9 @@ from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.building import build_arguments, run_build
-from trainworks.engine.failures import OWN_FAULT, Failure, explain, free_space
+from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
+from trainworks.engine.marked import Marked
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -59,11 +58,6 @@ _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
 
-# buildah's own processes hand on what a command prints, and end when it ends: what they have not read by then is lost.
-# So each command's output has an end that can be seen, and a job, which is run once, ends a moment after its output.
-_MARKED_STREAMS: Final = (1, 2)
-_DRAIN: Final = "sleep 0.2; "
-
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
 """What buildah raises these limits to from 1.35 on (containers/buildah pull request 5275)."""
@@ -74,12 +68,8 @@ _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 # configuration holds the name of the working container and hence differs from build to build.
 _DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE)
 
-_NOISE: Final = re.compile(
-    rb"(?:process failed to start with error: (?P<start>[^\n]*?)(?:process exited with error: exec: not started)?)?"
-    rb"(?P<exits>(?:subprocess exited (?:with status \d+|on [a-z ]+)\n)+)?Error: (?P<error>exit status \d+|[^\n]*)\n?$"
-)
-_EXIT: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n")
-_SIGNALLED: Final = re.compile(rb"subprocess exited on ([a-z ]+)\n")
+_EXITS: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n")
+"""Lines of buildah's own processes, which may come before the last ones of the command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,39 +278,30 @@ class BuildahEngine:
         timeout: float,
         split: bool,
         job: bool,
-        bare: bool = False,
     ) -> tuple[int, bytes, bytes]:
-        mark = f"end-{uuid.uuid4().hex}"
-        ended = "".join(f"printf %s {mark} >&{stream}; " for stream in _MARKED_STREAMS)
-        script = f'"$@"; status=$?; {ended}{_DRAIN if job else ""}exit $status'
-        wrapped = command if bare else ("/bin/sh", "-c", script, "sh", *command)
+        marked = Marked(command=command, job=job)
         with self._temporary_files() as (_, environment):
             for name in _PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
-            argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *wrapped)
+            argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *marked.argv)
             done = processes.run(
                 argv, timeout=timeout, environment=environment, merge=not split, strays=_with_mounts_of
             )
-        said = done.errors if split else done.output
-        doing = f"running {command[0]} in a container"
+        told = marked.read(done, split=split)
+        texts = [_EXITS.sub(b"", text) for text in (told.output, told.errors)]
+        note = b""
         if done.timed_out:
             note = f"\n(stopped after {timeout:g} seconds)\n".encode()
-            status, said, whole = done.status, _NOISE.sub(b"", said) + note, True
-        else:
-            status, said, fault = _verdict(done.status, said)
-            if fault:
-                raise self._fault(doing, fault)
-            if status == 127 and b'"/bin/sh"' in said and not bare:
-                # The image has no shell.
-                return self._execute(container, command, options, timeout=timeout, split=split, job=job, bare=True)
-            whole = bare or (said + (done.output if split else b"")).count(mark.encode()) == len(_MARKED_STREAMS)
-        output, said = (text.replace(mark.encode(), b"") for text in (done.output, said))
-        if not whole and not job:
-            raise self._fault(doing, "the end of what it printed was lost")
-        if not whole:
-            said += b"\n(buildah lost the end of this output)\n"
-        return (status, output, said) if split else (status, said, b"")
+        elif not told.whole:
+            if not job or (told.status is None and done.status != 0 and done.words):
+                said = _EXITS.sub(b"", (done.errors or done.output)).decode(errors="replace").splitlines()
+                words = next((line for line in said if told.status is None and line), "")
+                words = words or "the end of what it printed was lost"
+                raise self._fault(f"running {command[0]} in a container", words)
+            note = b"\n(buildah lost the end of this output)\n"
+        texts[split] += note
+        return done.status if told.status is None else told.status, texts[0], texts[1]
 
     def _run_build(
         self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
@@ -571,38 +552,6 @@ def _layer_sizes(description: dict[str, Any]) -> list[int]:
     """Return the size of each layer, lowest first. buildah stores layers uncompressed."""
     manifest = json.loads(description["Manifest"] or "{}")
     return [int(layer["size"]) for layer in manifest.get("layers") or ()]
-
-
-def _verdict(status: int, said: bytes) -> tuple[int, bytes, str]:
-    """Return the command's own exit status and words, without what ``buildah run`` adds at the end; or its own fault.
-
-    With chroot isolation buildah ends with 1 for a program that a signal ended or that does not exist, and prints that.
-    Where it says nothing of a subprocess's end, or one of its own processes ended before the command began, no command
-    was run: the third value is buildah's words then, else it is empty.
-    """
-    if status == 0:
-        return status, said, ""
-    noise = _NOISE.search(said)
-    if noise is None:
-        return status, said, ""
-    own = said[: noise.start()]
-    if noise["start"] is not None:
-        return 127, own + noise["start"] + b"\n", ""
-    # Two processes tell each other's end, while one of them may still hand on what the command printed.
-    exits = b"".join(match[0] for match in _EXIT.finditer(said))
-    own = _EXIT.sub(b"", own)
-    words = own.decode(errors="replace").strip()
-    if not exits:
-        error = noise["error"].decode(errors="replace")
-        return status, own, words if words and error.startswith("exit status") else error
-    # Of a command's end there are two such lines.
-    if exits.count(b"\n") == 1 and OWN_FAULT.fullmatch(words):
-        return status, own, words
-    signalled = _SIGNALLED.search(exits)
-    if signalled is not None:
-        names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
-        return 128 + names.get(signalled[1].decode(), 0), own, ""
-    return status, own, ""
 
 
 def _with_mounts_of(child: int) -> Iterator[int]:

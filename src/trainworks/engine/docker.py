@@ -14,7 +14,6 @@ import re
 import shutil
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
+from trainworks.engine.marked import Marked
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -72,22 +72,11 @@ _DENIED: Final = (
     "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
 )
 
-_NO_PROGRAM: Final = re.compile(
-    r'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file|permission denied|is a directory)'
-    r"|exec format error"
-)
-"""The daemon's text for a program that the image lacks, or that cannot be executed. Other failures are the engine's."""
-
 _NO_IMAGE: Final = "trainworks.invalid/no-image:none"
 """A name that no image has."""
 
-_STOPPED: Final = re.compile(r"is not running|is paused|is restarting|is marked for removal")
-
-_UNSTARTED: Final = re.compile(
-    rb"\A(?:OCI runtime exec failed|failed to (?:exec in container|start exec|create (?:shim|task))"
-    rb"|(?:rpc|connection) error|ttrpc|containerd): [^\n]*\s*\Z"
-)
-"""The whole output if the daemon could not start a command; the status is 126 then."""
+_CONFLICT: Final = 409
+"""The daemon's answer about a container that was stopped, paused or removed."""
 
 
 class DockerEngine:
@@ -316,7 +305,39 @@ class DockerEngine:
             missing = again(lambda: self._start(sdk, reference))
             if missing:
                 raise BuildError(f"docker failed starting a container of {reference}: {missing}")
-            yield DockerContainer(self, self._client(), sdk)
+            yield DockerContainer(self, str(sdk.name))
+
+    def execute(
+        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command in a container and return status, stdout and stderr (merged into one unless split).
+
+        Raises:
+            EngineError: The daemon could not start it, or its output was lost, three times.
+            EngineUnavailableError: The daemon does not answer.
+        """
+        return again(lambda: self._execute(container, command, timeout=timeout, split=split))
+
+    def _execute(
+        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
+    ) -> tuple[int, bytes, bytes]:
+        marked = Marked(command=command)
+        program, environment = self.probe().program, self._environment({})
+        argv = (program, "exec", container, *marked.argv)
+        done = processes.run(argv, timeout=timeout, environment=environment, merge=not split)
+        told = marked.read(done, split=split)
+        if told.status is not None and told.whole:
+            return told.status, told.output, told.errors
+        if done.timed_out:
+            # A restart ends every process and keeps the files.
+            processes.run((program, "restart", "--time", "0", container), timeout=_SHORT_CALL, environment=environment)
+            note = f"\n(stopped after {timeout:g} seconds)\n".encode()
+            return done.status, told.output + (b"" if split else note), told.errors + (note if split else b"")
+        words = self._silence()
+        if words:
+            raise EngineUnavailableError(words, hint=_HINT)
+        words = "the end of what it printed was lost" if told.status is not None or not done.status else done.words
+        raise EngineError(f"docker failed running {command[0]} in a container: {words}", hint=_AGAIN)
 
     def run(
         self,
@@ -330,8 +351,6 @@ class DockerEngine:
         """Run the image like a job: its entry point, with ``command`` as arguments."""
         from docker.types import LogConfig
         from docker.types import Mount as SdkMount
-        from requests.exceptions import ConnectionError as TransportError
-        from requests.exceptions import ReadTimeout
 
         options: dict[str, Any] = {
             "command": list(command) or None,
@@ -343,20 +362,20 @@ class DockerEngine:
             # The daemon's default log driver may not be readable.
             "log_config": LogConfig(type="json-file"),
         }
-        with self._temporary(reference, **options) as sdk, self._asking(f"running {reference}"):
+        with self._temporary(reference, **options) as sdk:
             missing = again(lambda: self._start(sdk, reference))
             if missing:
                 return Completed(status=127, output=f"{missing}\n")
-            try:
-                status = int(sdk.wait(timeout=timeout)["StatusCode"])
-                late = ""
-            except (ReadTimeout, TransportError) as error:
-                if "timed out" not in str(error).lower():
-                    raise
-                sdk.kill()
-                status, late = 124, f"\n(stopped after {timeout:g} seconds)\n"
-            output = sdk.logs(stdout=True, stderr=True)
-        return Completed(status=status, output=output.decode(errors="replace") + late)
+            program, variables = self.probe().program, self._environment({})
+            waited = processes.run((program, "wait", str(sdk.id)), timeout=timeout, environment=variables)
+            late = f"\n(stopped after {timeout:g} seconds)\n" if waited.timed_out else ""
+            with self._asking(f"running {reference}"):
+                if late:
+                    sdk.kill()
+                sdk.reload()
+            logs = processes.run((program, "logs", str(sdk.id)), timeout=_SHORT_CALL, environment=variables, merge=True)
+        status = waited.status if late else int(sdk.attrs["State"]["ExitCode"])
+        return Completed(status=status, output=logs.output.decode(errors="replace") + late)
 
     def remove(self, reference: str) -> None:
         """Remove a name, and the image with its last name; an unknown name is not an error."""
@@ -576,10 +595,11 @@ class DockerEngine:
         with self._asking(f"starting a container of {reference}"):
             try:
                 sdk.start()
-            except APIError as error:
-                words = str(error.explanation or error)
-                if _NO_PROGRAM.search(words):
-                    return words
+            except APIError:
+                sdk.reload()
+                # As a shell has it: of a program that does not exist, or cannot be executed.
+                if sdk.attrs["State"]["ExitCode"] in (126, 127):
+                    return str(sdk.attrs["State"]["Error"])
                 raise
         return ""
 
@@ -595,7 +615,7 @@ class DockerEngine:
             words = str(error.explanation or error).strip()
             if "no space left on device" in words:
                 raise OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}") from error
-            if error.is_server_error() or _STOPPED.search(words):
+            if error.is_server_error() or error.status_code == _CONFLICT:
                 raise EngineError(f"docker failed {doing}: {words}", hint=_AGAIN) from error
             raise BuildError(f"docker failed {doing}: {words}") from error
         except ImageLoadError as error:
@@ -608,20 +628,19 @@ class DockerEngine:
 class DockerContainer:
     """A running, idle container."""
 
-    def __init__(self, engine: DockerEngine, client: docker.DockerClient, sdk: SdkContainer) -> None:
+    def __init__(self, engine: DockerEngine, name: str) -> None:
         """Made by ``DockerEngine.container``."""
         self._engine = engine
-        self._client = client
-        self._sdk = sdk
+        self._name = name
 
     @property
     def identifier(self) -> str:
         """The container's name."""
-        return str(self._sdk.name)
+        return self._name
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
         """Run a command with the image's environment; its status is 124 after a time-out."""
-        status, output, _ = self._execute(command, timeout=timeout, split=False)
+        status, output, _ = self._engine.execute(self._name, command, timeout=timeout, split=False)
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def testinfra_backend(self) -> ContainerBackend:
@@ -629,67 +648,8 @@ class DockerContainer:
         from trainworks.engine.backend import ContainerBackend
 
         return ContainerBackend(
-            self.identifier, lambda command: self._execute(command, timeout=_SHORT_CALL * 5, split=True)
+            self._name, lambda command: self._engine.execute(self._name, command, timeout=_SHORT_CALL * 5, split=True)
         )
-
-    def _execute(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
-        """Run a command; raises ``EngineError`` if the daemon could not start it, three times."""
-        return again(lambda: self._attempt(command, timeout=timeout, split=split))
-
-    def _attempt(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
-        """Run a command with a time-out, which the daemon's API does not have."""
-        from docker.utils.socket import STDERR, frames_iter
-
-        with self._engine._asking(f"running {command[0]} in a container"):  # noqa: SLF001 (one module, one class pair)
-            api = self._client.api
-            identifier = api.exec_create(self._sdk.id, list(command))["Id"]
-            outputs: list[bytes] = []
-            errors: list[bytes] = []
-            problems: list[Exception] = []
-
-            def pump() -> None:
-                try:
-                    # ``stream=True`` would leave the connection open.
-                    with contextlib.closing(api.exec_start(identifier, socket=True)) as connection:
-                        for stream, content in frames_iter(connection, tty=False):  # type: ignore[no-untyped-call]
-                            (errors if split and stream == STDERR else outputs).append(content)
-                        # The SDK has no other way to close the connection.
-                        response = getattr(connection, "_response", None)
-                        if response is not None:
-                            response.close()
-                except Exception as problem:  # noqa: BLE001 (raised again below, in the caller's thread)
-                    problems.append(problem)
-
-            thread = threading.Thread(target=pump, daemon=True)
-            thread.start()
-
-            def ended(seconds: float | None) -> bool:
-                thread.join(seconds)
-                return not thread.is_alive()
-
-            if not processes.wait_for(ended, timeout):
-                # A restart ends every process and keeps the files.
-                self._sdk.restart(timeout=0)
-                thread.join(_SHORT_CALL)
-                note = f"\n(stopped after {timeout:g} seconds)\n".encode()
-                return 124, b"".join(outputs) + (b"" if split else note), b"".join(errors) + (note if split else b"")
-            if problems:
-                raise problems[0]
-            status = self._status(identifier, command[0])
-        output, said = b"".join(outputs), b"".join(errors)
-        words = (output or said).decode(errors="replace").strip()
-        if status in (126, 127) and _UNSTARTED.match(output or said) and not _NO_PROGRAM.search(words):
-            raise EngineError(f"docker failed running {command[0]} in a container: {words}", hint=_AGAIN)
-        return status, output, said
-
-    def _status(self, identifier: str, program: str) -> int:
-        """Return the exit status of a command whose output has ended; the daemon may record it a moment later."""
-        deadline = time.monotonic() + _SHORT_CALL
-        while (status := self._client.api.exec_inspect(identifier)["ExitCode"]) is None:
-            if time.monotonic() > deadline:
-                raise EngineError(f"docker does not report the exit status of {program} in a container", hint=_AGAIN)
-            time.sleep(0.05)
-        return int(status)
 
 
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:

@@ -1,7 +1,7 @@
-"""Turn the output of a failed build into an error that says what happened and what to do.
+"""Turn the output of a failed build into an error that says which step failed, with its last lines, and what to do.
 
-The kinds of failures are recognised by the tools' own texts, because an engine reports only an exit status. Comments
-name the tools and versions that a pattern was written for; recorded outputs are in ``tests/engine/logs``.
+An engine reports an exit status only: its own faults and a full disk are known by its words. Recorded outputs are in
+``tests/engine/logs``.
 """
 
 from __future__ import annotations
@@ -18,50 +18,7 @@ _SHORT: Final = 160
 
 _DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
-# uv 0.9 ("Hash mismatch for `six==1.16.0`"), pip 23 (a list below its headline), coreutils sha256sum ("x: FAILED").
-_HASHES: Final = (
-    re.compile(r"Hash mismatch for `(?P<what>[^`]+)`"),
-    re.compile(r"^\s{2,}(?P<what>\S+==\S+)(?: \(from .*| from .*)?:$"),
-    re.compile(r"^(?P<what>\S+): FAILED$"),
-)
-# apt 2.6: nothing of it is locked, its own index has the hash.
-_APT_HASH: Final = re.compile(r"(?:Failed to fetch (?P<what>\S+)\s.*)?Hash Sum mismatch")
-_HASH_HEADLINE: Final = re.compile(
-    r"hash mismatch|do not match the hashes|checksum did not match|: FAILED$|hash sum", re.IGNORECASE
-)
-
-# apt 2.6, pip 23, uv 0.9, curl 7.88, git 2.39, Go's net (docker and buildah pulling).
-_UNREACHABLE: Final = re.compile(
-    r"could not resolve|temporary failure (?:in name resolution|resolving)|name or service not known|no such host"
-    r"|dns error|failed to lookup address|connection refused|connection timed out|connection reset"
-    r"|network is unreachable|no route to host|could not connect to|failed to connect to|max retries exceeded"
-    r"|failed to fetch|newconnectionerror|tcp connect error|i/o timeout|could not fetch url|connection broken"
-    r"|operation timed out",
-    re.IGNORECASE,
-)
-_FETCH: Final = re.compile(r"fetch|error sending request|requested url|https?://", re.IGNORECASE)
-_ANSWER: Final = re.compile(r"(?<![\d.])(?P<answer>[45]\d\d (?:[A-Z][A-Za-z]+)(?: [A-Z][A-Za-z]+)*)")
-# pip, uv, apt: the name is unknown, or its index did not answer and the tool does not report that.
-_ABSENT: Final = re.compile(
-    r"No matching distribution found for (\S+)|Because (\S+) was not found in|Unable to locate package (\S+)"
-    r"|Because there is no version of (\S+) and"
-)
-# uv 0.9 (with and without hashes), pip 26: what the index gave is no wheel, or a part of one.
-_SPOILED: Final = re.compile(
-    r"Failed to extract archive: (\S+)|Because (\S+) has an invalid package format"
-    r"|Wheel '(\S+)' located at \S+ is invalid"
-)
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
-_CERTIFICATE: Final = re.compile(
-    r"certificate verify failed|unknownissuer|self[- ]signed certificate|certificate signed by unknown authority"
-    r"|server certificate verification failed|ssl certificate problem|certificate verification failed",
-    re.IGNORECASE,
-)
-_HOSTS: Final = (
-    re.compile(r"https?://(?:[^@/\s'\"`]*@)?(?P<host>[^/\s'\"`:)]+(?::\d+)?)"),
-    re.compile(r"host='(?P<host>[^']+)'(?:, port=\d+)?"),
-    re.compile(r"(?:resolve host:?|resolving|connect to|lookup) '?(?P<host>[\w.-]+)"),
-)
 _DEAD: Final = re.compile(
     r"error reading from server: EOF|code = Unavailable|error during connect|cannot connect to the docker daemon"
     r"|transport is closing|http2: server sent goaway|failed to dial grpc|use of closed network connection",
@@ -79,26 +36,12 @@ OWN_FAULT: Final = re.compile(
 )
 """A line that an engine's own processes print if they fail before a command is started."""
 
-_CHANGED: Final = (
-    "the publisher, or a proxy on the way, changed the file: compare it with the publisher's own hash before you run "
-    "`build.py lock`"
+_LOOK: Final = (
+    "the last lines are of the program that failed. Builds use the pip and apt settings of this machine (index, mirror, "
+    "proxy, CA): try a download that fails on this machine. A hash that is not the locked one means that the publisher, "
+    "or a proxy on the way, changed the file. `build.py ... --until render --output DIR` writes the Dockerfile, to try "
+    "the step by hand; finished steps are cached"
 )
-_MIRROR: Final = (
-    "the archive is being updated, or a proxy or mirror changes files: build again in a few minutes, or set another "
-    "mirror in /etc/apt/sources.list"
-)
-_UNTRUSTED: Final = (
-    "the build uses this machine's CA bundle, pip and apt settings: add the CA to this machine, then build again"
-)
-_NO_WAY: Final = (
-    "the build uses this machine's pip and apt settings (index, mirror, proxy, CA): try the same download on this "
-    "machine, correct the settings, and build again: finished steps are cached"
-)
-_OTHER_ANSWER: Final = (
-    "a proxy, a mirror or a page to sign in answers in the index's place, or half of a file was kept: open the index's "
-    "page of this package on this machine (INDEX/NAME/), correct the settings of pip, and build again"
-)
-_LOOK: Final = "`build.py ... --until render --output DIR` writes the Dockerfile, to try the step by hand"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +96,7 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
             f"{failure.engine} itself failed during {_during(failure)}: {fault}",
             hint="this is not a fault of the step: build again, finished steps are cached",
         )
-    headline, hint = _cause(evidence)
-    return BuildError(_CREDENTIALS.sub("//", _paragraph(failure, headline)), hint=hint)
+    return BuildError(_CREDENTIALS.sub("//", _paragraph(failure)), hint=_LOOK)
 
 
 def shorten(step: str) -> str:
@@ -168,65 +110,9 @@ def free_space(folder: str, *, free: int, total: int) -> str:
     return f"{folder} is on a disk with {free / 1e9:.2f} GB free of {total / 1e9:.2f} GB."
 
 
-def host_in(text: str) -> str:
-    """Return the host that a line names, without credentials; ``""`` if it names none."""
-    for pattern in _HOSTS:
-        found = pattern.search(text)
-        if found is not None:
-            return found["host"].rstrip(".")
-    return ""
-
-
 def _all_words(failure: Failure) -> tuple[str, ...]:
     step = failure.step
     return ((*step.lines, step.reason) if step is not None else ()) + failure.lines
-
-
-def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
-    """Return the cause for the first line of the error, and the hint."""
-    changed = next((found for line in evidence if (found := _APT_HASH.search(line))), None)
-    if changed is not None:
-        what = changed["what"] or "a package"
-        return f"{what} does not have the hash of its archive's index (Hash Sum mismatch)", _MIRROR
-    if _found(_HASH_HEADLINE, evidence):
-        for pattern in _HASHES:
-            found = next((match for line in evidence if (match := pattern.search(line))), None)
-            if found is not None:
-                return f"the hash of {found['what']} is not the locked one", _CHANGED
-        return "a downloaded file does not have the locked hash", _CHANGED
-    broken = next((line for line in evidence if _CERTIFICATE.search(line)), None)
-    if broken is not None:
-        return (
-            f"the certificate of {_host(evidence, _CERTIFICATE)} is not trusted",
-            _UNTRUSTED,
-        )
-    refused = next((found for line in evidence if _FETCH.search(line) and (found := _ANSWER.search(line))), None)
-    if refused is not None:
-        return f"{_host(evidence, _FETCH)} answers {refused['answer']}", _NO_WAY
-    if _found(_UNREACHABLE, evidence):
-        return (
-            f"{_host(evidence, _UNREACHABLE)} cannot be reached",
-            _NO_WAY,
-        )
-    spoiled = next((found for line in evidence if (found := _SPOILED.search(line))), None)
-    if spoiled is not None:
-        what = next(name for name in spoiled.groups() if name)
-        return f"what the package index gave for {what} is not that file, or not all of it", _OTHER_ANSWER
-    absent = next((found for line in evidence if (found := _ABSENT.search(line))), None)
-    if absent is not None:
-        what = next(name for name in absent.groups() if name)
-        return f"no package index that answered has {what}", f"{_NO_WAY}. Or {_OTHER_ANSWER}"
-    return "", _LOOK
-
-
-def _host(evidence: tuple[str, ...], pattern: re.Pattern[str]) -> str:
-    """Return the host that the lines name; lines with the error come first."""
-    ordered = [line for line in evidence if pattern.search(line)]
-    return next((host for line in (*ordered, *evidence) if (host := host_in(line))), "a package index")
-
-
-def _found(pattern: re.Pattern[str], evidence: tuple[str, ...]) -> bool:
-    return any(pattern.search(line) for line in evidence)
 
 
 def _during(failure: Failure) -> str:
@@ -237,10 +123,10 @@ def _during(failure: Failure) -> str:
     return f"the build of {failure.target}, {owner}{shorten(step.step)}"
 
 
-def _paragraph(failure: Failure, headline: str) -> str:
+def _paragraph(failure: Failure) -> str:
     step = failure.step
     component = f" in component {step.component}" if step is not None and step.component else ""
-    first = f"building {failure.target} failed{component}" + (f": {headline}" if headline else "")
+    first = f"building {failure.target} failed{component}"
     if step is None:
         return f"{first} ({failure.engine} ended with status {failure.status})" + _indented(failure.lines)
     if step.status is not None:
