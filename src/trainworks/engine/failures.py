@@ -37,10 +37,10 @@ OWN_FAULT: Final = re.compile(
 """A line that an engine's own processes print if they fail before a command is started."""
 
 _LOOK: Final = (
-    "the last lines are of the program that failed. Builds use the pip and apt settings of this machine (index, mirror, "
-    "proxy, CA): try a download that fails on this machine. A hash that is not the locked one means that the publisher, "
-    "or a proxy on the way, changed the file. `build.py ... --until render --output DIR` writes the Dockerfile, to try "
-    "the step by hand; finished steps are cached"
+    "the last lines are of the program that failed. It uses this machine's pip and apt settings (index, mirror, proxy, "
+    "CA): try a failed download outside of the build. A hash that is not the locked one means that the publisher, or a "
+    "proxy on the way, changed the file. `build.py ... --until render --output DIR` writes the Dockerfile, to try the "
+    "step by hand; finished steps are cached"
 )
 
 
