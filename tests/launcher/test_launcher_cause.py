@@ -70,23 +70,13 @@ def talk():
     for number in range(12): print("prefetcher: queue", number, file=sys.stderr, flush=True)
 threading.Thread(target=lambda: (threading.main_thread().join(), talk())).start()
 """
-GLOG = "".join(f"I1126 10:00:0{n}.1 1234 client.cc:{n}] shutting down channel {n}\n" for n in range(9))
-BOTO = "".join(f"WARNING:botocore.credentials:refresh failed {n}\n" for n in range(3))
-TENSORFLOW = "".join(f"2026-11-26 10:00:0{n}.1: W dataset_op.cc:108] Error: finalizing CANCELLED\n" for n in range(3))
-WORKERS = "".join(f"(EngineCore_0 pid=77) INFO 11-26 10:00:0{n} [core.py:10] shutting down {n}\n" for n in range(3))
 STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(2000))"
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (DIES, "ValueError: loss is nan"),
-        (IMPORTS + IGNORED + DIES, "ValueError: loss is nan"),
         (IMPORTS + TALKS + DIES, "ValueError: loss is nan"),
-        (after(GLOG), "ValueError: loss is nan"),
-        (after(BOTO), "ValueError: loss is nan"),
-        (after(TENSORFLOW), "ValueError: loss is nan"),
-        (after(WORKERS), "ValueError: loss is nan"),
         (after("error: cannot reach the tracker\n" * 30), "ValueError: loss is nan"),
         (IMPORTS + "atexit.register(time.sleep, 2.5)\n" + DIES, "ValueError: loss is nan"),
         (IMPORTS + "atexit.register(lambda: 1 / 0)\n" + DIES, "ValueError: loss is nan"),

@@ -134,11 +134,24 @@ AS_WITHOUT = {
 }
 
 
+IMPORTS_NOTHING = {
+    "raises, and has imported nothing": "1 / 0",
+    "is interrupted, and has imported nothing": "import os\nos.kill(os.getpid(), 2)\nfor _ in range(10**9): pass",
+    "raises KeyboardInterrupt": "raise KeyboardInterrupt",
+    "raises KeyboardInterrupt in another": "try: 1 / 0\nfinally: raise KeyboardInterrupt('by hand')",
+    "raises a KeyboardInterrupt of its own": "class K(KeyboardInterrupt): pass\nraise K",
+    "raises SystemExit": "raise SystemExit('no data')",
+    "raises GeneratorExit": "raise GeneratorExit",
+    "raises in what it runs": "exec('1 / 0')",
+}
+
+
 @pytest.mark.parametrize("runtime", ["", "gone"])
-@pytest.mark.parametrize("name", AS_WITHOUT)
+@pytest.mark.parametrize("name", [*AS_WITHOUT, *IMPORTS_NOTHING])
 def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtime: str) -> None:
     """Its status, and every byte that it prints, are those of plain Python."""
-    (tmp_path / "x.py").write_text(IMPORTS + AS_WITHOUT[name], encoding="utf-8")
+    script = IMPORTS_NOTHING.get(name) or IMPORTS + AS_WITHOUT[name]
+    (tmp_path / "x.py").write_text(script, encoding="utf-8")
     hooked = {
         "PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"),
         names.PYTHON_HOOKS_VARIABLE: "stacks exit end",

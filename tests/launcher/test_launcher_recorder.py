@@ -298,7 +298,7 @@ DEAD
             "#0-0 (78db921d1c117b4a) MISMATCH",
             "Rank 7 has launched up to operation 60",
         ),
-        (TABLE.format("INCOMPLETE") + DEAD + BEHIND, "DEAD", "Communicator ranks have different"),
+        (TABLE.format("INCOMPLETE") + DEAD + BEHIND, "DEAD", "7 ranks have launched up to operation 64"),
         (TABLE.format("x") + "\nWarnings\n========\n" + "word\n" * 999, "word", "word"),
     ],
 )

@@ -110,6 +110,9 @@ def _note_the_end() -> None:
         sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
         try:
             noted.append(os.getpid())
+            if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
+                write(', "message": "KeyboardInterrupt"')
+                return
             found: dict[str, Any] = {}
             path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
             with open(path, encoding="utf-8") as opened:  # noqa: PTH123

@@ -131,10 +131,16 @@ class Verdict:
         return len({row.outcome.rank for row in self._suspects}) >= self._plan.processes
 
     # ------------------------------------------------------------------------------------------------------ the end
-    def reported(self, tail: Tail) -> Report:
-        """Return what the command says of the rank that failed first, also a starter that the user's script started."""
-        from trainworks_launcher.supervise.outcome.starters import report_of  # only a failure needs it
+    def reported(self, tail: Tail, pid: int = 0) -> Report:
+        """Return what the command says of the rank that failed first, also a starter that the user's script started.
 
+        A command that died of an exception of its own started none, whatever it printed. pid: its process id.
+        """
+        from trainworks_launcher.supervise.outcome.starters import Report, report_of  # only a failure needs it
+
+        own = [row for row in self._records() if pid and row.pid == pid and row.message and not row.thread]
+        if self.ranks is None and own and not own[-1].is_of_a_child:
+            return Report()
         return report_of(tail.read(), self._plan.ranks_by)
 
     def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0) -> Outcome:
@@ -147,7 +153,7 @@ class Verdict:
             stop_signal: Stop signal that came before; 0 for none.
             pid: Its process id; 0 if it is none of a program of the user's.
         """
-        report = self.reported(tail)
+        report = self.reported(tail, pid)
         if self.ranks is not None and not stop_signal:
             report = self._as_seen(report, tail)
         number, reported = report.rank, report.code
