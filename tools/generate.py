@@ -29,6 +29,7 @@ from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import patches_until, summary_markdown  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
 from trainworks.plan.select import request_for, sorted_rows, version_key  # noqa: E402
+from trainworks.render.manifest import render_manifest  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -128,8 +129,9 @@ def launcher_facts(facts: Facts) -> str:
     rows_of_packages = [row for row in facts.targets if row.framework == "pytorch" and not row.image]
     newest = max(rows_of_packages, key=lambda row: (version_key(row.version), facts.cuda_by_name[row.cuda].version))
     plan = make_plan(request_for(newest, facts), facts)
-    open_mpi = next(step.version for step in plan.steps if step.component == "open-mpi")
-    image = {"name": plan.target.name, "open_mpi": open_mpi, "programs": dict(plan.programs)}
+    manifest = json.loads(render_manifest(plan))
+    image = {name: manifest[name] for name in ("schema", "name", "target", "components", "fabric")}
+    image["programs"] = dict(plan.programs)
     instances = {
         row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
         for row in facts.instances

@@ -253,10 +253,13 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
     if "--image-manifest" in parsed:
         programs = manifest.programs
     else:
-        programs = MappingProxyType({name: facts.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS})
-        assumed = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), names.OPEN_MPI: facts.open_mpi}
-        components = {**assumed, **components}
-        manifest = manifest._replace(framework=manifest.framework or component)
+        newest = facts.image
+        programs = MappingProxyType({name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS})
+        # The newest image's framework may be another one than the job's.
+        others = set(_COMPONENT_OF.values()) - {component}
+        versions = {name: each for name, each in newest.components.items() if name not in others}
+        components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **versions, **components}
+        manifest = manifest._replace(framework=manifest.framework or component, fabric=newest.fabric)
     if version:
         components[component] = version
     return manifest._replace(components=MappingProxyType(components)), programs
@@ -266,7 +269,7 @@ def _assumptions(parsed: Parsed, environment: Environment, facts: Facts) -> tupl
     """Return what the answer rests on."""
     if "--image-manifest" in parsed:
         return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
-    like = f"; paths, and Open MPI {facts.open_mpi}, are those of {facts.image}" if facts.image else ""
+    like = f"; paths and versions are those of {facts.image.name}"
     return (f"no --image-manifest is given: the image is assumed to have every program and library{like}",)
 
 

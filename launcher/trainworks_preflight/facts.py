@@ -6,12 +6,16 @@ The rows are the builder's (images/instances.toml, families.toml), and the newes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract.values import decode, mapping, number, text, texts
-from trainworks_launcher.given.manifest import AMD64, Instance
+from trainworks_launcher.given.manifest import AMD64, Instance, Manifest, parse_manifest
+
+GENERIC = Manifest()
+"""An image that says nothing of itself."""
 
 FILE = "facts.json"
 """Name of the data file, beside this one."""
@@ -43,16 +47,12 @@ class Facts:
     Attributes:
         instances: Instance type -> row.
         families: Prefixes of types without accelerators (``ml.m5``).
-        image: Name of this project's newest image, which a job is taken to have where no manifest is given.
-        open_mpi: Its version of Open MPI.
-        programs: Paths of its programs, by name.
+        image: This project's newest image, which a job is taken to have where no manifest is given.
     """
 
     instances: Mapping[str, InstanceFacts]
     families: tuple[str, ...] = ()
-    image: str = ""
-    open_mpi: str = ""
-    programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    image: Manifest = GENERIC
 
     def find(self, instance_type: str) -> InstanceFacts | None:
         """Return the row of a type.
@@ -86,7 +86,5 @@ def parse_facts(document: str) -> Facts:
     return Facts(
         instances=MappingProxyType(instances),
         families=texts(content.get("families")),
-        image=text(image.get("name")),
-        open_mpi=text(image.get("open_mpi")),
-        programs=MappingProxyType({name: text(path) for name, path in mapping(image.get("programs")).items()}),
+        image=parse_manifest(json.dumps(image), "facts.json") if image else GENERIC,
     )
