@@ -59,9 +59,9 @@ elif words[0] == "run":
     import json
 
     labels = json.loads(said(image("sha256:" + "1" * 64)))["OCIv1"]["config"]["Labels"]
-    script = words[words.index("--") + 1 :][2]
+    script, mark = words[words.index("--") + 1 :][2:4]
     text = labels.get("trainworks.archives", "").replace(", ", "\\n")
-    os.execv("/bin/sh", ["sh", "-c", script, "sh", "printf", "%s", text])
+    os.execv("/bin/sh", ["sh", "-c", script, mark, "printf", "%s", text])
 elif words[0] == "build":
     tags = [words[number + 1] for number, word in enumerate(words) if word == "--tag"]
     labels = dict(words[number + 1].split("=", 1) for number, word in enumerate(words) if word == "--label")
