@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import StepEvent
 from trainworks.terminal.build_progress import BuildProgress
 
@@ -20,13 +21,26 @@ def lines(*events: StepEvent, verbose: bool = False) -> list[str]:
 
 def test_steps_are_shown_without_their_mounts() -> None:
     done = StepEvent(component="torch", step=STEP, state="done", seconds=12.34)
-    cached = StepEvent(component="metis", step=STEP, state="cached")
+    cached = StepEvent(component="cuda", stage="cuda-nvidia-cublas-cu12", step=STEP, state="cached")
     failed = StepEvent(component="nccl", step=STEP, state="failed", seconds=0.1)
     assert lines(done, cached, failed) == [
         "  torch                  12.3 s  RUN make all",
-        "  metis                cached    RUN make all",
         "  nccl                    0.1 s  FAILED: RUN make all",
     ]
+    assert lines(done, cached, failed, verbose=True) == [
+        "  torch                  12.3 s  RUN make all",
+        "  cuda-nvidia-cublas-cu12 cached    RUN make all",
+        "  nccl                    0.1 s  FAILED: RUN make all",
+    ]
+
+
+def test_steps_from_the_cache_are_counted() -> None:
+    stream = io.StringIO()
+    progress = BuildProgress(stream)
+    with progress.following(StepTally(())):
+        for _ in range(2):
+            progress(StepEvent(component="metis", step=STEP, state="cached"))
+    assert stream.getvalue() == "  2 steps from the cache\n"
 
 
 def test_steps_of_no_time_and_the_engines_own_are_not_shown() -> None:

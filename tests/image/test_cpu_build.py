@@ -47,12 +47,13 @@ class Recorder(BuildProgress):
         return [event for event in self.events if event.state == state and event.step.startswith(("RUN", "COPY"))]
 
 
-def test_every_promise_is_kept_and_said_in_one_line(image: BuiltByCommand) -> None:
+def test_every_promise_is_kept_and_counted(image: BuiltByCommand) -> None:
     plan = make_plan(REQUEST, load(ROOT))
     checks = image.report["checks"]
     assert [check["title"] for check in checks if not check["passed"]] == []
     assert len(checks) == len(set(plan.checks))
-    assert sum(line.startswith("ok  ") for line in image.progress.splitlines()) == len(checks)
+    assert f"{len(checks)} checks passed, 0 failed" in image.progress
+    assert not any(line.startswith("ok  ") for line in image.progress.splitlines())
     assert image.report["size"] <= plan.budget_megabytes * 1_000_000
 
 

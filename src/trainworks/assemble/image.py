@@ -33,6 +33,9 @@ from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 from trainworks.terminal.words import megabytes
 
+NAMED = 3
+"""The most files of this machine's folders that are named: of more, as of a CUDA image's wheels, there are dozens."""
+
 ARCHIVE_HINT = "`build.py lock --upgrade system` locks that of today, and TRAINWORKS_SNAPSHOT names one of other days"
 
 
@@ -273,7 +276,8 @@ def fill_context(spec: ImageSpec, folder: Path) -> None:
     """Write an image's context into an empty folder, with what this machine has of its downloads."""
     write_context(spec.rendering, folder)
     if found := spec.add_files(folder):
-        say(f"  from this machine's own folders: {', '.join(found)}")
+        files = ", ".join(found) if len(found) <= NAMED else f"{len(found)} files"
+        say(f"  from this machine's own folders: {files}")
 
 
 def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> PassedChecks | None:
@@ -289,14 +293,14 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
 def test_image(
     spec: ImageSpec, image: BuiltImage, engine: Engine, *, junit: Path | None, every_line: bool, whole: bool
 ) -> PassedChecks:
-    """Run each check on an image: one line for each as soon as it is known, and a line that sums up.
+    """Run each check on an image: one line for each that fails as soon as it is known, and a line that sums up.
 
     Args:
         spec: What the image should be.
         image: The image.
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
-        every_line: Whether a terminal keeps the lines of checks that pass, as a log always does.
+        every_line: Whether checks that pass get a line, too.
         whole: Whether these are all checks of the image: one that passes them is known by its content from then on.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
@@ -306,7 +310,7 @@ def test_image(
     with DISPLAY.task("checking", len(set(spec.checks)), "checks", log=False) as task:
 
         def report(outcome: CheckResult) -> None:
-            if every_line or not outcome.passed or not DISPLAY.live:
+            if every_line or not outcome.passed:
                 say(line(outcome, width=width))
             task.note = outcome.component
             task.advance()

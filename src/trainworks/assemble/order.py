@@ -21,7 +21,7 @@ class BuildOptions:
         no_cache: Whether every step is built again.
         pull: Whether the base image is pulled or made again.
         locked: Whether another state of the package archive than the locked one is an error.
-        verbose: Whether every line that the build prints is shown, and on a terminal every check that passes.
+        verbose: Whether every line is shown, also of each step from the cache and each check that passes.
         test_again: Whether an image that has passed its checks is asked again.
     """
 

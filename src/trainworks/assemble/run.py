@@ -46,11 +46,13 @@ def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: 
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
     # A strict build fails where a source cannot be downloaded.
     until = patches_until(row_named(plan.target.name, facts), facts)
+    recorded = facts.built_by_target.get(plan.target.name)
+    if request.with_components or request.without_components:
+        recorded = None  # of the target's own image
     names = {} if order.strict or order.record else names_without(request, missing, facts)
     return BuildReport(
         report={**json.loads(plan.as_json()), "name_without": names},
-        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components, names, until)
-        + describe_sources(missing),
+        text=describe_plan(plan, recorded, facts.components, names, until) + describe_sources(missing),
     )
 
 

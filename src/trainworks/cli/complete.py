@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,11 @@ def complete(root: Path) -> None:
 def _add_completers(grammar: Grammar, root: Path) -> None:
     for action in grammar._actions:  # noqa: SLF001 - argparse has no other list of its options
         for placeholder in str(action.metavar or "").split("|"):
-            if completer := _completer(placeholder, root):
+            if completer := _completer(placeholder, root, action.option_strings):
                 action.completer = completer  # type: ignore[attr-defined]
 
 
-def _completer(placeholder: str, root: Path) -> Callable[..., list[str]] | None:
+def _completer(placeholder: str, root: Path, flags: Sequence[str]) -> Callable[..., list[str]] | None:
     """Return what completes the values of a placeholder; ``None`` leaves files, or nothing, to the shell."""
 
     def values(parsed_args: Namespace, **_: Any) -> list[str]:
@@ -79,8 +79,9 @@ def _completer(placeholder: str, root: Path) -> Callable[..., list[str]] | None:
             return list(ENGINES)
         if placeholder == "COMPONENT":
             from trainworks.facts.load import load
+            from trainworks.plan.select import optional
 
-            return [row.name for row in load(place).components if not row.required]
+            return optional("--without" if "--without" in flags else "--with", load(place).components)
         return _values(COLUMNS[placeholder], parsed_args, place)
 
     return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None

@@ -411,7 +411,9 @@ def add_build_options(container: Container) -> None:
     container.add_argument("--output", type=Path, metavar="DIR", help="write the build context to this folder")
     add_junit(container)
     container.add_argument("--no-cache", action="store_true", help="build every step again")
-    container.add_argument("--verbose", action="store_true", help="show every line that the build prints")
+    container.add_argument(
+        "--verbose", action="store_true", help="show every line, and every step and check that passes"
+    )
 
 
 def add_junit(container: Container) -> None:

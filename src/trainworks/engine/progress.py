@@ -25,6 +25,7 @@ class _Vertex:
 
     component: str
     step: str
+    stage: str = ""
 
 
 class BuildKitParser:
@@ -61,7 +62,7 @@ class BuildKitParser:
         vertex = self._vertices.get(number)
         if vertex is None:
             vertex = self._vertices[number] = self._vertex(rest)
-            yield StepEvent(component=vertex.component, step=vertex.step, state="started")
+            yield StepEvent(component=vertex.component, step=vertex.step, stage=vertex.stage, state="started")
             return
         # Output without a newline at its end is followed by the step's own end on the same line.
         glued = self._GLUED.search(rest)
@@ -81,11 +82,19 @@ class BuildKitParser:
         if named["stage"] is None and len(self._components) == 1:
             # BuildKit leaves the name out where the Dockerfile has one stage only.
             return _Vertex(component=next(iter(self._components.values())), step=named["step"])
-        return _Vertex(component=self._components.get(named["stage"] or "", ""), step=named["step"])
+        stage = named["stage"] or ""
+        return _Vertex(component=self._components.get(stage, ""), step=named["step"], stage=stage)
 
     def _say(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
         def event(state: str, words: str = "", seconds: float | None = None) -> StepEvent:
-            return StepEvent(component=vertex.component, step=vertex.step, state=state, text=words, seconds=seconds)
+            return StepEvent(
+                component=vertex.component,
+                step=vertex.step,
+                stage=vertex.stage,
+                state=state,
+                text=words,
+                seconds=seconds,
+            )
 
         end = self._END.match(text)
         if end is not None:

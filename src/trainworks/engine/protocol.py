@@ -163,6 +163,7 @@ class StepEvent:
 
     Attributes:
         component: The step's component; ``""`` for the engine's own work (context, export).
+        stage: The step's stage; ``""`` where the engine does not name it.
         step: The instruction's text, or the engine's description.
         state: ``started``, ``output`` (``text`` is one line), ``cached``, ``done`` or ``failed``.
         text: A line of output, or the engine's reason for a failed step; else empty.
@@ -174,6 +175,7 @@ class StepEvent:
     state: str
     text: str = ""
     seconds: float | None = None
+    stage: str = ""
 
 
 class Progress(Protocol):

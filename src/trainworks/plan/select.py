@@ -81,7 +81,10 @@ def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
         known = [component.name for component in facts.components]
         names = (("--with", request.with_components), ("--without", request.without_components))
         problems += [
-            unknown(f"component in {flag}:", name, known) for flag, all_ in names for name in all_ if name not in known
+            unknown(f"component in {flag}:", name, optional(flag, facts.components), hidden=known)
+            for flag, all_ in names
+            for name in all_
+            if name not in known
         ]
         return problems
     try:
@@ -209,6 +212,15 @@ def row_named(name: str, facts: Facts) -> TargetRow:
     return rows[name]
 
 
+def optional(flag: str, components: Iterable[Component]) -> list[str]:
+    """Return what ``--with`` can add to packages, or what ``--without`` can leave out of them."""
+    return [
+        row.name
+        for row in components
+        if "packages" in row.sources and not row.required and row.default == (flag == "--without")
+    ]
+
+
 def select_components(request: Request, target: TargetContext, facts: Facts) -> tuple[Component, ...]:
     """Return the components that a request has of a target, in the order of their layers.
 
@@ -223,7 +235,9 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
     for flag, names in (("--with", request.with_components), ("--without", request.without_components)):
         for name in names:
             if name not in everywhere:
-                problems.append(unknown(f"component in {flag}:", name, available, hidden=everywhere))
+                problems.append(
+                    unknown(f"component in {flag}:", name, optional(flag, available.values()), hidden=everywhere)
+                )
             elif name not in available:
                 problems.append(_unavailable(flag, everywhere[name], target, facts))
             elif flag == "--without" and available[name].required:

@@ -28,6 +28,7 @@ class BuildProgress:
         self.display = DISPLAY if stream is None else Display(stream)
         self.verbose = verbose
         self.running: dict[tuple[str, str], Task] = {}
+        self.cached = 0
         self.tally = StepTally(())
         self._task: Task | None = None
 
@@ -52,15 +53,21 @@ class BuildProgress:
             self._task.reach(self.tally.done)
 
     def ended(self, event: StepEvent, seconds: float | None) -> None:
-        """Write a line about a step that ended, unless it is the engine's own or took almost no time."""
+        """Write a line about a step that ended, unless it is the engine's own or took almost no time.
+
+        Steps from the cache are counted, and get a line each if every line is shown.
+        """
         if not event.component and event.state != "failed":
             return
+        name = event.stage or event.component
         if event.state == "cached":
-            self.line(f"  {event.component:<20} cached    {readable(event.step)}")
+            self.cached += 1
+            if self.verbose:
+                self.line(f"  {name:<20} cached    {readable(event.step)}")
         elif event.state == "failed" or (seconds or 0) >= MENTIONED_SECONDS:
             duration = f"{seconds:6.1f} s" if seconds is not None else " " * 8
             verdict = "FAILED: " if event.state == "failed" else ""
-            self.line(f"  {event.component:<20} {duration}  {verdict}{readable(event.step)}")
+            self.line(f"  {name:<20} {duration}  {verdict}{readable(event.step)}")
 
     def line(self, text: str) -> None:
         """Write one row above the bars."""
@@ -75,5 +82,8 @@ class BuildProgress:
                 yield
             finally:
                 self._task = None
+                if self.cached and not self.verbose:
+                    self.line(f"  {self.cached} steps from the cache")
+                self.cached = 0
                 while self.running:
                     self.display.remove(self.running.popitem()[1])
