@@ -135,6 +135,13 @@ def test_a_job_names_an_image_by_digest_as_push_prints_it(facts: Facts) -> None:
     assert uris == ["ACCOUNT.dkr.ecr.REGION.amazonaws.com/pytorch-training@sha256:..."]
 
 
+def test_what_stands_between_backticks_is_code(facts: Facts) -> None:
+    entry = catalogue_of(facts)[0]
+    spoiled = replace(entry, missing=(Missing(component="one", cost="`a < b` fails"),))
+    text = render_catalogue((spoiled,), facts.templates[TEMPLATE])
+    assert "<li><strong>one</strong>: <code>a &lt; b</code> fails</li>" in text
+
+
 def test_facts_are_text_and_never_markup(facts: Facts) -> None:
     entry = catalogue_of(facts)[0]
     evil = "</script><script>window.evil=1</script>"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
 
 from trainworks.errors import CompatibilityError, LockError, OutputError, UnknownNameError
 from trainworks.facts.rows import Built, EndOfPatch, Facts, TargetRow
@@ -299,6 +300,7 @@ FACETS: Mapping[str, str] = {
 def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
     """Return the page. The same entries and template give the same bytes."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     facets = {
         name: {"title": title, "values": sorted({str(getattr(entry, name)) for entry in entries}, key=_order)}
         for name, title in FACETS.items()

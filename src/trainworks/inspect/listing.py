@@ -33,8 +33,7 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
     """Return what was built of a target: the image, an image of an older recipe, some components, or nothing."""
     name = facts.name_of(row)
     if built := current.get(name):
-        seconds = f" {built.seconds} s," if built.seconds else ""
-        return f"{built.date}, {built.engine},{seconds} {built.megabytes} MB"
+        return f"{built.date}, {built.engine}, {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
         return f"built from an older recipe ({older.date})"
     why = row.unbuilt or "rendered only"
