@@ -73,7 +73,7 @@ SCHEMA = {
 }
 
 
-SOME = "pytorch-2.1[3-5].*"
+SOME = "pytorch-2.[01][3-5.]*"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 
 from image.libraries import Tree
 from image.support import ROOT, BuiltByCommand
-from image.test_imagetest import LocalEngine, ask, ignore, run
+from image.test_imagetest import ask, ignore
 from trainworks.engine.protocol import BuildRequest, Completed
 from trainworks.errors import ImageTestError
 from trainworks.facts.load import load
@@ -36,7 +36,6 @@ from trainworks.plan.checks import (
     OwnedFilesCheck,
     PrivilegedFilesCheck,
     PythonPackageCheck,
-    RpmPackageCheck,
     WorldWritableCheck,
 )
 from trainworks.plan.model import Request
@@ -389,33 +388,6 @@ def test_rpm_listings(tmp_path: Path) -> None:
     assert owners.owns("/usr/bin/demo")
     assert not owners.owns("/usr/bin/other")
     assert owners.names == {"demo-tools"}
-    assert promises.rpm_versions("demo-tools\t2.1.4\n") == {"demo-tools": "2.1.4"}
-    assert promises.rpm_versions("no package provides nothere\n") == {}
-
-
-@pytest.mark.parametrize(
-    ("package", "version", "reason"),
-    [
-        ("demo-tools", "2.1", ""),
-        ("demo-tools", "2.1.4", ""),
-        ("demo-tools", "", ""),
-        ("demo-tools", "2.1.40", "demo-tools is 2.1.4, declared is 2.1.40"),
-        ("demo-tools", "2.1.4.1", "demo-tools is 2.1.4"),
-        ("nothere", "", "nothere is not installed"),
-    ],
-)
-def test_rpm_package(package: str, version: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No RPM here: a program of its name that answers as the real one did.
-    rpm = tmp_path / "rpm"
-    rpm.write_text(
-        "#!/bin/sh\n"
-        "case \"$*\" in *demo-tools*) printf 'demo-tools\\t2.1.4\\n';; *) echo no package provides; exit 1;; esac\n"
-    )
-    rpm.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (result,) = run(LocalEngine(), RpmPackageCheck(component="c", package=package, version=version))
-    assert result.passed == (not reason), result.detail
-    assert reason in result.detail
 
 
 def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:

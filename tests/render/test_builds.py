@@ -132,7 +132,6 @@ HTOP = """
 name = "htop"
 summary = "htop, to look at processes"
 debian = ["htop"]
-rpm = ["htop"]
 without = "no htop"
 source = "Debian archive: htop"
 """

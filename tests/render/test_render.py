@@ -39,7 +39,6 @@ WHOLE = {
     "pytorch-2.15.0-cu132-py313-debian13": "packages of the newest CUDA, on Debian 13 with its Python",
     "tensorflow-2.21.0-cu129-py311-debian12": "packages of another framework",
     "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": "vendor sources with apt: every part is compiled, Python too",
-    "pytorch-2.13.0-cu133-py312-amzn2023-vendor": "vendor sources with RPM packages, on an image of NVIDIA's",
 }
 """The targets whose Dockerfiles are golden files, one of each kind, and why. Of the others there is a digest."""
 
@@ -259,7 +258,7 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
         # Docker takes at most 127, those of the base image and of what people build on top with them.
         image = rendering.dockerfile.rpartition("\nFROM ")[2]
         assert len(re.findall(r"^(COPY|RUN|ADD) ", image, re.MULTILINE)) < 80, name
-    assert divided == {"cuda", "cuda-wheels", "mxnet", "sagemaker-training", "tensorflow", "torch"}
+    assert divided == {"cuda", "mxnet", "sagemaker-training", "tensorflow", "torch"}
 
 
 def test_a_second_target_sends_little_but_its_own_wheels(

@@ -17,10 +17,6 @@ Source = Literal["packages", "vendor"]
 """Where a target's parts come from: Debian and Python packages only, or the vendors' own installers."""
 
 
-PackageManager = Literal["apt", "dnf"]
-"""What installs a distribution's packages."""
-
-
 Architecture = Literal["amd64", "arm64"]
 """A processor's instruction set, by the name that images give it."""
 
@@ -40,7 +36,6 @@ class Base:
         python: Its ``/usr/bin/python3``, ``MAJOR.MINOR``; the launcher runs on it.
         image: The reference to pull where a registry answers.
         digest: ``sha256:...`` of that image.
-        package_manager: What installs its packages.
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
         archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
         archives: The suites that its packages come from, each with the name of its archive.
@@ -58,7 +53,6 @@ class Base:
     image: str
     source: str
     digest: str = ""
-    package_manager: PackageManager = "apt"
     bootstrap: bool = False
     archive: str = ""
     archives: Mapping[str, str] = field(default_factory=dict)
@@ -255,9 +249,7 @@ class Component:
     recipe: str = ""
     artifact: bool = False
     debian: tuple[str, ...] = ()
-    rpm: tuple[str, ...] = ()
     build_debian: tuple[str, ...] = ()
-    build_rpm: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
     python_cpu: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()

@@ -54,8 +54,6 @@ def title_of(check: kinds.Check) -> str:
             return f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be imported"
         case kinds.DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"
-        case kinds.RpmPackageCheck(package=package, version=version):
-            return f"RPM package {package}{f' {version}' if version else ''} is installed"
         case kinds.LoadedLibraryCheck(module=module, library=library):
             return f"import {module} loads {library}"
         case kinds.LoadableLibraryCheck(library=library):

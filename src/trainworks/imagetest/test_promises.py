@@ -320,30 +320,6 @@ def upstream_version(version: str) -> str:
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
-def test_rpm_package(check: kinds.RpmPackageCheck, container: Container) -> None:
-    """An RPM package is there; its upstream version begins with the declared one."""
-    query = ("rpm", "--query", "--whatprovides", check.package, "--queryformat", r"%{NAME}\t%{VERSION}\n")
-    completed = questions.told(container, query, timeout=COMMAND_TIMEOUT)
-    found = rpm_versions(completed.output) if completed.status == 0 else {}
-    if not found:
-        _broken(
-            f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage\n"
-            f"{_tail(completed.output)}"
-        )
-    if not check.version:
-        return
-    # Several packages may provide one name; the package of that name counts.
-    versions = [found[check.package]] if check.package in found else list(found.values())
-    if not any(version == check.version or version.startswith(f"{check.version}.") for version in versions):
-        _broken(f"{check.package} is {', '.join(versions)}, declared is {check.version}")
-
-
-def rpm_versions(listing: str) -> dict[str, str]:
-    """Return the versions in a listing of rpm (a line is ``package TAB version``), by package; skip other lines."""
-    lines = [line.partition("\t") for line in listing.splitlines()]
-    return {name: version for name, tab, version in lines if tab}
-
-
 def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
     """Every file has an owner."""
     if stock["unowned"]:
@@ -494,7 +470,6 @@ PROMISES: dict[str, Callable[..., None]] = {
     "python-package": test_python_package,
     "python-imports": test_python_imports,
     "debian-package": test_debian_package,
-    "rpm-package": test_rpm_package,
     "owned-files": test_owned_files,
     "delivered-files": test_delivered_files,
     "world-writable": test_world_writable,

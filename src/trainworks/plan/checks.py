@@ -82,19 +82,6 @@ class DebianPackageCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RpmPackageCheck:
-    """An RPM package is installed; its version equals ``version`` or starts with ``version`` and a dot.
-
-    An empty ``version`` asks for any. For Amazon Linux (docs/status.md).
-    """
-
-    component: str
-    package: str
-    version: str = ""
-    kind: Literal["rpm-package"] = "rpm-package"
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadedLibraryCheck:
     """After ``import MODULE`` the process has the library mapped from exactly this path (by ``/proc/self/maps``)."""
 
@@ -344,7 +331,6 @@ Check = (
     | PythonPackageCheck
     | PythonImportsCheck
     | DebianPackageCheck
-    | RpmPackageCheck
     | LoadedLibraryCheck
     | LoadableLibraryCheck
     | OpenableLibrariesCheck

@@ -222,8 +222,7 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
             )
         )
     system = next(step for step in steps if step.component == "system")
-    package_check = checks.DebianPackageCheck if target.base.package_manager == "apt" else checks.RpmPackageCheck
-    return [*found, *(package_check(component="system", package=package) for package in system.debian)]
+    return [*found, *(checks.DebianPackageCheck(component="system", package=package) for package in system.debian)]
 
 
 def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:

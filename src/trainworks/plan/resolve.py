@@ -317,7 +317,6 @@ def _steps(
     target: TargetContext,
     artifacts: Mapping[str, tuple[Artifact, ...]],
 ) -> tuple[Step, ...]:
-    apt = target.base.package_manager == "apt"
     lent = {each.name for each in components if each.build_only and not target.components[each.name].build_only}
     shares = share_packages(components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent)
     chosen = {component.name for component in components}
@@ -327,7 +326,7 @@ def _steps(
             component=component.name,
             version=target.versions.get(component.name, ""),
             summary=component.summary,
-            debian=tuple(package for package in component.debian if package not in replaced) if apt else component.rpm,
+            debian=tuple(package for package in component.debian if package not in replaced),
             python=shares[component.name],
             recipe=component.recipe_name,
             artifacts=artifacts.get(component.name, ()),
@@ -338,7 +337,7 @@ def _steps(
     ]
     more, more_to_build = _more_python(target)
     every_package = tuple(sorted({*more, *(package for step in steps for package in step.debian)}))
-    building = {each.name: each.build_debian if apt else each.build_rpm for each in target.fitting.values()}
+    building = {each.name: each.build_debian for each in target.fitting.values()}
     # The builder's environment is made with the compiled Python, so that one is built on its own.
     own_python = building.pop(OWN_PYTHON, ())
     # Those of every component that the target could have: a target's variants share one builder.
@@ -362,9 +361,9 @@ def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...
     interpreter = base.pythons.get(target.python, "")
     if not interpreter:
         return (), ()
-    # Debian, Ubuntu and Amazon Linux all name the package after the program.
+    # Debian and Ubuntu name the package after the program.
     name = interpreter.rsplit("/", 1)[-1]
-    return (name,), (f"{name}-dev" if base.package_manager == "apt" else f"{name}-devel",)
+    return (name,), (f"{name}-dev",)
 
 
 def base_reference(base: Base, facts: Facts) -> str:

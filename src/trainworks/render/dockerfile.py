@@ -259,7 +259,6 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "framework": plan.target.framework,
         "suite": plan.base.suite,
         "architecture": plan.base.architecture,
-        "package_manager": plan.base.package_manager,
         "base_reference": plan.image,
         "archives": tuple(f"{each.suite} {each.date} {each.contents}" for each in plan.archives),
         "builder_reference": plan.builder_image,
