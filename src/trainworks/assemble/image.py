@@ -85,6 +85,7 @@ class ImageResult:
         checks: One result for each check; ``None`` where the image was not tested.
         tested: When they were asked (UTC, ISO 8601); ``""`` where the image was not tested.
         looked_at: Whether the image was there, and nothing was to be built.
+        notes: What is no fault: what a training job does not find in an image that has no plan.
     """
 
     image: BuiltImage
@@ -95,6 +96,7 @@ class ImageResult:
     checks: tuple[CheckResult, ...] | None = None
     tested: str = ""
     looked_at: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def broken(self) -> ImageTestError | None:
@@ -122,6 +124,7 @@ class ImageResult:
         }
         if self.checks is None:
             return values
+        values |= {"notes": list(self.notes)} if self.notes else {}
         return {**values, "tested": self.tested, "checks": [asdict(each) for each in self.checks]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from trainworks.assemble.image import ImageResult, test_image
@@ -11,10 +12,12 @@ from trainworks.assemble.same_content import differences, known_image
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
 from trainworks.engine import choose, image_in
+from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import UnknownNameError
+from trainworks.imagetest.any_image import look_at
 from trainworks.imagetest.results import CheckResult, line
 from trainworks.inspect.targets import find_image
-from trainworks.plan.checks import PROGRAMS
+from trainworks.plan.checks import PROGRAMS, Check, DeliveredFilesCheck
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.variants import BASE_NAME_LABEL, TITLE_LABEL, image_named, request_of
 from trainworks.render.dockerfile import INPUTS_LABEL, render
@@ -22,7 +25,13 @@ from trainworks.terminal.output import say
 
 
 def check_image(
-    name: str, session: BuildSession, *, engine_name: str | None, junit: Path | None, static: bool = False
+    name: str,
+    session: BuildSession,
+    *,
+    engine_name: str | None,
+    junit: Path | None,
+    static: bool = False,
+    without_plan: bool = False,
 ) -> ImageResult:
     """Compare an image with the one that was tested on this machine; else run the image tests of today's recipes on it.
 
@@ -30,7 +39,7 @@ def check_image(
     layers or another configuration gets a line for each difference, and is tested.
 
     What the image should have is decided by its name, or else by the title that its labels have: a target, with what
-    the image has besides or lacks.
+    the image has besides or lacks. An image of another maker is asked what can be asked without a plan.
 
     Args:
         name: A target, or an image under any name.
@@ -38,9 +47,10 @@ def check_image(
         engine_name: The engine, or ``None`` for the first that answers.
         junit: Where to write the results as JUnit XML.
         static: Whether to ask only what starts no program of the image.
+        without_plan: Whether to ask an image that is made from one of ours like one of another maker.
 
     Raises:
-        UnknownNameError: The engine has no such image, it is not one of ours, or what it should have cannot be known.
+        UnknownNameError: The engine has no such image, or what it should have cannot be known.
         CompatibilityError, FactsError, LockError: As planning does.
         EngineError, EngineUnavailableError, OutputError: See ``trainworks.errors``.
     """
@@ -49,18 +59,20 @@ def check_image(
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
     tested = known_image(image, os.environ)
-    if tested is not None and tested.identifier == image.identifier and junit is None:
+    if tested is not None and tested.identifier == image.identifier and junit is None and not without_plan:
         say(f"{reference} is, layer by layer, the image that passed {tested.checks} checks on {tested.when}")
         return ImageResult(image=image, engine=engine, checks=(), tested=tested.when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
-    if named is None:
-        said = f"its title is {title}, which is no target of this checkout" if title else "it has no title of a target"
-        raise UnknownNameError(
-            f"{reference}: {said}",
-            hint="only images that build.py built from a target have promises that can be checked",
-        )
-    request = request_of(named.row, named.variant, facts)
+    request = request_of(named.row, named.variant, facts) if named else None
+    if named is None or without_plan:
+        if junit is not None:
+            raise UnknownNameError(
+                f"{reference} is no image of build.py: it has no promises for JUnit XML",
+                hint="`--format json` has what was found",
+            )
+        removed = make_plan(request, facts).checks if request else ()
+        return _look_at(image, engine, removed)
     if request is None:
         raise UnknownNameError(
             f"{reference}: the name {title or reference} does not say which components the image has",
@@ -70,7 +82,8 @@ def check_image(
     if image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
         raise UnknownNameError(
             f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
-            hint="`python build.py extend` with the same options and --junit FILE runs its tests, and builds nothing",
+            hint="`--any` asks what holds for every image; `python build.py extend` with the same options and --junit "
+            "FILE runs its own tests, and builds nothing",
         )
     differs: tuple[CheckResult, ...] = ()
     if tested is not None and tested.identifier != image.identifier:
@@ -85,4 +98,25 @@ def check_image(
     checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
     return ImageResult(
         image=image, engine=engine, checks=(*differs, *checked.results), tested=checked.when, seconds=0, looked_at=True
+    )
+
+
+def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> ImageResult:
+    """Ask an image without a plan; ``promised`` is what the image that it is made of promises, where it is ours."""
+    removed = [pattern for check in promised if isinstance(check, DeliveredFilesCheck) for pattern in check.removed]
+    what = "made from an image of build.py" if promised else "not built by build.py"
+    say(f"{image.reference} is {what}: asking what can be asked without a plan")
+    looked = look_at(engine, image, lambda result: say(line(result)), removed=tuple(removed))
+    for note in looked.notes:
+        say(f"note  {note}")
+    failed = sum(not each.passed for each in looked.results)
+    say(f"{len(looked.results) - failed} checks passed, {failed} failed, {len(looked.notes)} notes")
+    return ImageResult(
+        image=image,
+        engine=engine,
+        checks=tuple(looked.results),
+        notes=tuple(looked.notes),
+        tested=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=0,
+        looked_at=True,
     )

@@ -143,12 +143,13 @@ def told(container: Container, command: tuple[str, ...], *, timeout: float) -> C
     return completed
 
 
-def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:
+def ask(container: Container, request: probe.ProbeRequest, *, interpreter: str = SYSTEM_PYTHON) -> probe.ProbeAnswer:
     """Run the probe in a container."""
     children = 1 + sum(
         check["kind"] in ("loaded-library", "loadable-library", "openable-libraries") for check in request["checks"]
     )
-    return answer_of(told(container, command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
+    command = command_of(request, interpreter=interpreter)
+    return answer_of(told(container, command, timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
 
 
 def take_contents(container: Container, *, digests: bool) -> inventory.InventoryContents:
@@ -164,9 +165,11 @@ def take_contents(container: Container, *, digests: bool) -> inventory.Inventory
     return contents
 
 
-def take_inventory(container: Container, request: inventory.InventoryRequest) -> inventory.InventoryAnswer:
+def take_inventory(
+    container: Container, request: inventory.InventoryRequest, *, interpreter: str = SYSTEM_PYTHON
+) -> inventory.InventoryAnswer:
     """Run the inventory in a container."""
-    command = command_of(request, script="inventory.py")
+    command = command_of(request, script="inventory.py", interpreter=interpreter)
     return inventory_of(told(container, command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))
 
 

@@ -31,12 +31,14 @@ def parser() -> Grammar:
         "DOCKERFILE it shows versions that do not go together or are not the installed ones, keys in layers, downloads "
         "that nothing checks and unquoted ranges; hadolint finds the rest. --image runs the tests of a build on an "
         "image that the engine has, whoever built it: pulled ones too. One that is, by content, the image that passed "
-        "them on this machine is not asked again.",
+        "them on this machine is not asked again. Of an image that build.py did not build, and with --any, it shows "
+        "files that are not as packages brought them, libraries that are not found, keys, and what a job lacks.",
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
             Example("check Dockerfile", "a Dockerfile of your own", needs="a Dockerfile"),
             Example(f"check --image {TARGET}", "the image of a target", needs="an engine"),
+            Example("check --image my/train:1 --any", "an image of your own Dockerfile", needs="an engine"),
             Example(f"check --image {TARGET} --only static", "its files alone: a minute", needs="an engine"),
         ),
         result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
@@ -50,6 +52,9 @@ def parser() -> Grammar:
     grammar.add_argument("files", nargs="*", type=Path, metavar="DOCKERFILE", help="check this file, whoever wrote it")
     add_only(grammar)
     grammar.add_argument("--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target")
+    grammar.add_argument(
+        "--any", action="store_true", help="ask what holds for every image, also of your own Dockerfile"
+    )
     add_junit(grammar)
     add_engine(grammar)
     add_format(grammar)
@@ -57,7 +62,7 @@ def parser() -> Grammar:
 
 
 def _check(options: Namespace, _root: Path) -> list[str]:
-    given = [f"--{name}" for name in ("engine", "junit") if getattr(options, name)]
+    given = [f"--{name}" for name in ("any", "engine", "junit") if getattr(options, name)]
     refused = {
         "with --image, --only can be 'static': what starts no program of the image": options.image
         and options.only not in ([], ["static"]),
@@ -101,6 +106,7 @@ def _check_image(options: Namespace, root: Path) -> int:
         engine_name=options.engine,
         junit=options.junit,
         static=bool(options.only),
+        without_plan=options.any,
     )
     put_result(options.format, result.as_values(), f"{result.image.reference}\n")
     if result.broken is not None:
