@@ -72,10 +72,10 @@ def test_all_problems_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "mpi"])
-def test_other_modes_cannot_restart(mode: str) -> None:
-    _, problems = read({RESTARTS: 1}, mode=mode)
-    assert f"a job of mode {mode} cannot restart its processes (hyperparameter {RESTARTS})" in str(problems[0])
-    assert read({RESTARTS: 0}, mode=mode)[1] == []
+def test_other_modes_start_again_on_all_hosts_and_need_them_all(mode: str) -> None:
+    assert read({RESTARTS: 1}, mode=mode) == (Elastic(1, 0), [])
+    _, problems = read({RESTARTS: 1, MINIMUM: 2}, mode=mode)
+    assert f"a job of mode {mode} cannot go on with fewer hosts" in str(problems[0])
 
 
 def test_a_job_with_hosts_outside_its_distribution_needs_them_all() -> None:

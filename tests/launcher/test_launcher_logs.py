@@ -202,6 +202,8 @@ print("innocent " * 50)
         "cause": place,
         "text": made.failure,
         "retry": False,
+        "restarts": 0,
+        "earlier": [],
         "versions": {"launcher": __version__, "smdistributed": None},
     }
 

@@ -22,7 +22,7 @@ SETTINGS = (
     Setting(names.BASE_DIRECTORY_VARIABLE, names.BASE_DIRECTORY, "where code, input, model and output are", True),
     Setting(names.CHECKPOINT_DIRECTORY_VARIABLE, "none", "where the script keeps its checkpoints", True),
     Setting(names.STOP_GRACE_VARIABLE, "platform's", "seconds from a stop signal to KILL", True),
-    Setting(names.MAX_RESTARTS_VARIABLE, "0", "how often torchrun starts failed ranks again", True),
+    Setting(names.MAX_RESTARTS_VARIABLE, "0", "how often the ranks are started again after a failure", True),
     Setting(names.HANG_VARIABLE, "warn", "when no rank makes progress: warn, fail (status 68), off", True),
     Setting(names.HANG_LIMIT_VARIABLE, f"{names.HANG_LIMIT_SECONDS:g}", "seconds without progress until then", True),
     Setting(names.JOIN_LIMIT_VARIABLE, f"{names.JOIN_LIMIT_SECONDS:g}", "seconds for all hosts to come", True),

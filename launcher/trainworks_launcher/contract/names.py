@@ -180,8 +180,8 @@ JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
 they join. Removed from the environment of everything that is started. Default: none, hosts join without a proof."""
 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
-"""How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
-ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
+"""How often failed ranks are started again, by torchrun or on all hosts; also the hyperparameter MAX_RESTARTS. Default
+0, and ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 """Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:

@@ -13,14 +13,14 @@ from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import Json
 
 MODE = "torch_distributed"
-"""The only mode whose launcher can start ranks again."""
+"""The only mode whose own launcher starts ranks again, and can go on with fewer hosts."""
 
 
 class Elastic(NamedTuple):
     """What may happen after a failure.
 
     Attributes:
-        restarts: How often torchrun starts failed ranks again; 0: never.
+        restarts: How often the ranks are started again after a failure; 0: never.
         minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
     """
 
@@ -45,10 +45,10 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
     numbers = _Numbers(reader)
     restarts = numbers.read(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
     minimum = numbers.read(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
-    if mode != MODE and (restarts or (minimum is not None and minimum < hosts)):
+    if mode != MODE and minimum is not None and minimum < hosts:
         where = " or ".join(sorted(numbers.given))
         advice = f"leave it out, or start the job with {MODE}"
-        reader.refuse(f"a job of mode {mode} cannot restart its processes", where, advice)
+        reader.refuse(f"a job of mode {mode} cannot go on with fewer hosts", where, advice)
     if minimum is None or minimum == hosts:
         return Elastic(restarts or 0)
     if hosts < all_hosts:

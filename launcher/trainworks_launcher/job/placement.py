@@ -22,6 +22,7 @@ from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.given.manifest import Instance
 from trainworks_launcher.given.platforms import Tasks
 from trainworks_launcher.job import model_parallel
+from trainworks_launcher.job.elastic import MODE as ELASTIC
 from trainworks_launcher.job.elastic import Elastic, read_elastic
 
 MODEL_PARALLEL = "smdistributed.modelparallel"
@@ -144,7 +145,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         reader.warnings += model_parallel.unknown(parameters)
     reader.warnings += _unknown_types(environment, hosts)
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
-    if elastic.asked and not environment.platform.names_resolve:
+    if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
         what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
         reader.refuse(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform")
     placement = Placement(

@@ -115,6 +115,7 @@ class NodePlan(NamedTuple):
         checks: What is checked before the start; None for nothing.
         why: Reasons for flags, variables and choices.
         warnings: Lines to print before the start.
+        restarts: How often all hosts start the job again after a failure.
     """
 
     mode: str
@@ -141,6 +142,7 @@ class NodePlan(NamedTuple):
     hidden: tuple[str, ...] = ()
     hidden_from_ranks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    restarts: int = 0
 
     def to_json(self, masker: Masker | None = None) -> str:
         """Return the plan as JSON text, the same bytes for the same plan.
@@ -193,6 +195,7 @@ class NodePlan(NamedTuple):
             ],
             "control": {**self.control._asdict(), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": self.shell._asdict() if self.shell else None,
+            "restarts": self.restarts,
             "limits_seconds": self.limits._asdict(),
             "checks": QUICK if self.checks else OFF,
             "why": [

@@ -25,6 +25,7 @@ from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
 from trainworks_launcher.supervise import control, hooks
+from trainworks_launcher.supervise.again import KIND, Tries
 from trainworks_launcher.supervise.children import output, processes
 from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
 from trainworks_launcher.supervise.children.guard import Guard
@@ -80,11 +81,22 @@ def run_plan(
         plan: What this host does.
         environment: What was read on this host.
         refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
-        stopped: Signals that came before; read once this run has its own handlers.
+        stopped: Signals that came before; read once this run has its own handlers. Those between two tries are added.
 
     Returns:
         The exit status.
     """
+    tries = Tries(plan)
+    while True:
+        outcome = _try(plan, environment, refusal, stopped, tries)
+        if outcome is None or not outcome.again:
+            return outcome.status if outcome is not None else names.EXIT_LAUNCHER
+
+
+def _try(
+    plan: NodePlan, environment: Environment, refusal: Outcome | None, stopped: Sequence[int], tries: Tries
+) -> Outcome | None:
+    """Run the plan once, as ``run_plan``. Returns the outcome; None if none is known."""
     runtime: Runtime | NoRuntime = NoRuntime()
     written: output.Output = output.Plain()
     made: tuple[str, ...] = ()
@@ -101,7 +113,7 @@ def run_plan(
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
-    return _Supervisor(plan, environment, refusal, runtime, written, made).run(stopped)
+    return _Supervisor(plan, environment, refusal, runtime, written, made, tries).run(stopped)
 
 
 class _Supervisor:
@@ -115,6 +127,7 @@ class _Supervisor:
         runtime: Runtime | NoRuntime,
         written: output.Output,
         made: Sequence[str],
+        tries: Tries,
     ) -> None:
         """made: directories of the job that were made for it, and go again if nothing is started."""
         self._plan = plan
@@ -123,6 +136,7 @@ class _Supervisor:
         self._environment = environment
         self._base = environment.output
         self._made = made
+        self._tries = tries
         # A refusal leaves nothing behind where nobody looks for its report.
         self._reports = self._base if refusal is None else environment.refusals
         self._loop = Loop()
@@ -158,7 +172,7 @@ class _Supervisor:
             phase=lambda: self._phase,
             report=self._report,
             begun=self._lookout.end,
-            abandoned=self._leave_if_over,
+            abandoned=self._abandoned,
             log=self._log,
         )
         self._passing_on = PassingOn(self._loop, plan, self._running, lambda: self._phase, self._log)
@@ -177,7 +191,7 @@ class _Supervisor:
         )
 
     # ------------------------------------------------------------------------------------------------- the run itself
-    def run(self, stopped: Sequence[int]) -> int:
+    def run(self, stopped: Sequence[int]) -> Outcome | None:
         """Everything, in order, and cleaned up whatever happens."""
         outcome_files.clear(self._base)
         receiver, sender = os.pipe()
@@ -187,9 +201,10 @@ class _Supervisor:
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
-            self._stopping.signal = next((number for number in stopped if number in STOP_SIGNALS), 0)  # starts nothing
+            came = self._tries.new_signals(stopped)
+            self._stopping.signal = next((number for number in came if number in STOP_SIGNALS), 0)  # starts nothing
             self._guard(self._begin)
-            self._came(stopped)
+            self._came(came)
             self._loop.run()
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
             import traceback  # only a defect of ours needs it
@@ -197,12 +212,14 @@ class _Supervisor:
             self._broken(traceback.format_exc())
         finally:
             self._clean_up()
-            signal.set_wakeup_fd(kept_descriptor)
             for number, handler in kept_handlers.items():
                 signal.signal(number, handler)
+            with contextlib.suppress(BlockingIOError):  # what came too late for this try is for the next one
+                self._tries.keep_signals(os.read(receiver, 4096))
+            signal.set_wakeup_fd(kept_descriptor)
             os.close(receiver)
             os.close(sender)
-        return self._outcome.status if self._outcome is not None else names.EXIT_LAUNCHER
+        return self._outcome
 
     def _log(self, message: str) -> None:
         """One line of ours, without secrets; never blocks."""
@@ -234,8 +251,8 @@ class _Supervisor:
                 )
             except OSError as error:
                 self._log(f"nothing ends this job's processes if the launcher is killed: no guard: {error}")
+        self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
-            self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
             # Its sockets cost a plain script too much.
             from trainworks_launcher.supervise.children.ranks import Ranks
             from trainworks_launcher.supervise.verdict.overdue import Overdue
@@ -262,7 +279,7 @@ class _Supervisor:
             stop=self._stopping.from_other_host,
             restart=self._restart_ranks,
             suspect=self._suspect,
-            judge=self._verdict.judge,
+            judge=self._judge,
             finish=self._finish,
             left=self._left,
             told=self._told,
@@ -339,9 +356,13 @@ class _Supervisor:
             self._report(self._refusal)
             return
         self._compare_clocks()
+        if self._plan.restarts:
+            self._tell(KIND, **self._tries.fields())
         if not self._preparation.check():
             return
-        if not again:  # else the leader started anew: what is prepared, or is being prepared, stays
+        if self._tries.prepared is not None and not again:
+            self._prepared(self._tries.prepared)
+        elif not again:  # else the leader started anew: what is prepared, or is being prepared, stays
             self._preparation.begin()
 
     def _compare_clocks(self) -> None:
@@ -356,7 +377,7 @@ class _Supervisor:
 
     def _prepared(self, plan: NodePlan) -> None:
         """This host is prepared, for a plan that knows the code: say so."""
-        self._plan = plan
+        self._plan = self._tries.prepared = plan
         if plan.shell is not None:
             self._write_ssh_files(plan.shell)
         if self._role is not None:
@@ -377,6 +398,15 @@ class _Supervisor:
             return
         self._phase = Phase.RUNNING
         self._verdict.started_at = time.time()
+        if self._tries.restarts:
+            changed = self._tries.variables()
+            self._runtime.change(changed)
+            where = changed[names.RESUME_VARIABLE]
+            self._log(
+                f"try {self._tries.restarts + 1} of the job goes on from {where or 'its beginning: no checkpoint'}"
+            )
+        if self._plan.ranks_by in _STARTERS:
+            self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
         if self._role is not None:
             self._lookout.begin(self._role)
         self._loop.after(0.0, self._begin_account)
@@ -588,6 +618,17 @@ class _Supervisor:
         if self._failed is not None and self._verdict.knows_all():
             self._report_failure(*self._failed)
 
+    def _told_of_tries(self, host: str, message: Mapping[str, Json]) -> None:
+        """Another host knows of tries of this job. The leader answers before it lets anything start."""
+        new = self._tries.learn(message)
+        if self._plan.role == "leader" and self._role is not None:
+            self._role.tell(KIND, "" if new else host, **self._tries.fields())
+
+    def _judge(self, outcome: Outcome) -> Outcome:
+        """The last word on the end of a try, and with it whether there is another one."""
+        judged = self._verdict.judge(outcome)
+        return judged if self._stopping.signal else self._tries.judge(judged, started=self._phase >= Phase.RUNNING)
+
     def _report(self, outcome: Outcome) -> None:
         """This host's end, to the role that decides the job's."""
         if self._role is not None:
@@ -660,6 +701,8 @@ class _Supervisor:
             return
         # A host that refuses, and reaches no other host, still has its own reason.
         self._outcome = self._refusal if self._refusal is not None and self._phase is Phase.JOINING else outcome
+        if not self._outcome.again:
+            self._outcome = self._tries.of_job(self._outcome)
         self._phase = Phase.ENDING
         self._lookout.end()
         command = self._running.command
@@ -670,13 +713,19 @@ class _Supervisor:
             self._loop.after(names.FAILURE_GRACE_SECONDS, self._stopping.kill)
         self._leave_if_over()
 
+    def _abandoned(self) -> None:
+        """What cannot be ended here must not meet ranks of another try."""
+        if self._outcome is not None:
+            self._outcome = self._outcome._replace(again=False)
+        self._leave_if_over()
+
     def _leave_if_over(self) -> None:
         """Leave, once, when the outcome is known and the command has ended."""
         if self._phase is not Phase.ENDING or self._running.is_active:
             return
         self._phase = Phase.LEAVING
         self._auxiliaries.end()
-        if self._outcome is not None:
+        if self._outcome is not None and not self._outcome.again:
             outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
         if self._account is not None:
             self._tell_figures(self._account)
@@ -691,13 +740,14 @@ class _Supervisor:
 
         ranks = self._running.ranks
         tails = [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]
-        restarts = self._rounds.restarts if self._rounds is not None else 0
+        restarts = self._tries.restarts + (self._rounds.restarts if self._rounds is not None else 0)
         fields = account.close(tails, restarts, self._lookout.idle)
         self._tell(MESSAGE, **fields)
 
     def _left(self) -> None:
         """Every host knows the outcome: the leader has the figures of all of them."""
-        if self._account is not None and self._plan.role != "worker":
+        again = self._outcome is not None and self._outcome.again
+        if self._account is not None and self._plan.role != "worker" and not again:
             self._account.write()
         self._loop.stop()
 
@@ -715,20 +765,23 @@ class _Supervisor:
         if self._role is not None:
             self._role.close()
         # A process that left our sessions still has the name of our directory in its environment.
-        for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
-            processes.send(pid, signal.SIGKILL)
+        outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
+        limit = names.KILL_LIMIT_SECONDS if outcome.again else 0.0
+        left = processes.end_all(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path), limit)
         self._guardian.end()
-        self._family.end()
+        self._family.end(goes_on=outcome.again)
         if self._running.ranks is not None:
             self._running.ranks.close()
         self._loop.close()
         self._runtime.remove()
         if not self._verdict.started_at:
             places.take_back(self._made)
-        outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
+        if outcome.again and left:
+            self._log(f"not starting again: processes {', '.join(map(str, left))} do not end after KILL")
+            self._outcome = outcome = self._tries.of_job(outcome._replace(again=False))
         if self._verdict.full:
             self._log(self._verdict.full)
-        self._log(last_words(outcome))
+        self._log(self._tries.count(outcome) if outcome.again else last_words(outcome))
         self._output.close()
 
 

@@ -40,6 +40,7 @@ def plan_host(job: Job) -> NodePlan:
     member = placement.member
     return plan._replace(
         checks=checks,
+        restarts=placement.elastic.restarts,
         why=tuple(why),
         platform=platform.platform,
         member=member,

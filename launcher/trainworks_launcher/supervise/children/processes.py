@@ -217,6 +217,19 @@ def belonging_to(name: str, value: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def end_all(name: str, value: str, seconds: float) -> tuple[int, ...]:
+    """Kill every process that ``belonging_to`` returns; wait so long until none is left. Returns the rest."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = belonging_to(name, value)
+        for pid in found:
+            send(pid, signal.SIGKILL)
+        if not found or time.monotonic() >= deadline:
+            return found
+        for pid in found:
+            _wait_for_end(pid, deadline)
+
+
 class Family:
     """The orphans of the job: processes that left our sessions and lost their parents.
 
@@ -249,9 +262,9 @@ class Family:
                 os.waitpid(found.si_pid, 0)
         return statuses
 
-    def end(self) -> None:
-        """KILL all of them and theirs; the kernel does that itself where process 1 ends."""
-        if not self._asked:
+    def end(self, *, goes_on: bool = False) -> None:
+        """KILL all of them and theirs; the kernel does that itself where process 1 ends. goes_on: it does not."""
+        if not self._asked and not (self._first and goes_on):
             return
         deadline = time.monotonic() + _REAP_SECONDS
         while time.monotonic() < deadline:
@@ -262,16 +275,23 @@ class Family:
                 send(pid, signal.SIGKILL)
             for pid in left:
                 _take_status(pid, deadline)  # with its end the kernel gives us its children
-        _adopt(False)
+        if self._asked:
+            _adopt(False)
 
 
-def _take_status(pid: int, deadline: float) -> None:
-    """Wait, bounded, for the end of a child that was killed: it may hang in the kernel."""
+def _wait_for_end(pid: int, deadline: float) -> None:
+    """Wait, bounded, for the end of a process; not at all before Python 3.9."""
     with contextlib.suppress(OSError):
         if hasattr(os, "pidfd_open"):
             descriptor = os.pidfd_open(pid)
             select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
             os.close(descriptor)
+
+
+def _take_status(pid: int, deadline: float) -> None:
+    """Wait, bounded, for the end of a child that was killed: it may hang in the kernel."""
+    _wait_for_end(pid, deadline)
+    with contextlib.suppress(OSError):
         os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
 
 

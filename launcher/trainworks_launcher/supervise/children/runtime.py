@@ -72,6 +72,9 @@ class NoRuntime:
     env: Mapping[str, str] = MappingProxyType({})
     by_file: tuple[str, ...] = ()
 
+    def change(self, variables: Mapping[str, str]) -> None:
+        """There are no processes."""
+
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
         """There are no ranks."""
 
@@ -107,6 +110,10 @@ class Runtime:
             _write_private(file, env.pop(name))
             env[name + names.FILE_SUFFIX] = str(file)
         self.env: Mapping[str, str] = env
+
+    def change(self, variables: Mapping[str, str]) -> None:
+        """Change variables before anything is started with them; ``""`` takes one away."""
+        self.env = {name: value for name, value in {**self.env, **variables}.items() if value or name not in variables}
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
         """Write what ``rank.py --keep`` reads. hidden: beginnings of variables that ranks do not get from here."""

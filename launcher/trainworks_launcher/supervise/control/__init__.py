@@ -53,7 +53,8 @@ class Events(NamedTuple):
         stop: Forward a stop signal.
         restart: A host is lost and the job goes on. This host's ranks must begin again: they may wait for it for ever.
         suspect: A rank of some host ended; on the leader.
-        judge: The leader's last word on a failure or a stop, before the other hosts learn of it.
+        judge: The leader's last word on a failure or a stop, before the other hosts learn of it; a host's own where the
+            leader is lost.
         finish: The outcome of the job.
         left: Every host knows the outcome.
         told: What another host told with ``Role.tell``: its name, the kind, the fields.

@@ -82,6 +82,7 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
         "host": outcome.host,
         "rank": outcome.rank,
         "notes": list(outcome.notes),
+        "again": outcome.again,
         **{name: getattr(outcome, name) for name in _TEXTS},
     }
 
@@ -105,7 +106,8 @@ def read_outcome(message: Message, sender: str) -> Outcome:
     rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
     notes = tuple(words(note) for note in texts(message.get("notes")))
     said = {name: words(message.get(name)) for name in _TEXTS}
-    outcome = Outcome(kind, status, host, rank=rank, notes=notes, **said)
+    again = message.get("again") is True
+    outcome = Outcome(kind, status, host, rank=rank, notes=notes, again=again, restarts=0, **said)
     return outcome if outcome.text.strip() else outcome._replace(cause=otherwise)
 
 

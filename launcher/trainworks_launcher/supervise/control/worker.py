@@ -200,7 +200,8 @@ class Worker:
     def _gone(self, reason: str) -> None:
         """The leader is lost, or has left at the job's end."""
         leader = self._control.leader
-        self._finish(Outcome(FAILED, names.EXIT_HOSTS, leader, f"lost host {leader}: {reason}"))
+        lost = Outcome(FAILED, names.EXIT_HOSTS, leader, f"lost host {leader}: {reason}")
+        self._finish(self._events.judge(lost))
         self._leave_now()
 
     def _finish(self, outcome: Outcome) -> None:

@@ -29,6 +29,9 @@ class Outcome(NamedTuple):
         own: The user's own failure text, which stands for all of the above.
         stopped: By what the job was stopped; ``""`` if a failure says it all.
         unsaved: What a stopped job did not save; it ends the first line.
+        again: All hosts begin another try of the job.
+        restarts: How often the job was started again on all hosts.
+        earlier: The first lines of the failures before that, in order.
     """
 
     kind: str
@@ -45,6 +48,9 @@ class Outcome(NamedTuple):
     own: str = ""
     stopped: str = ""
     unsaved: str = ""
+    again: bool = False
+    restarts: int = 0
+    earlier: Sequence[str] = ()
 
     @property
     def account(self) -> str:
@@ -76,6 +82,8 @@ class Outcome(NamedTuple):
             lines.insert(0, self.stopped)
         if self.unsaved:
             lines[0] += f"; {self.unsaved}"
+        if self.earlier:
+            lines += [f"started again {self.restarts} time(s); before that:", *self.earlier]
         return "\n".join(lines)
 
 

@@ -96,6 +96,8 @@ def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifes
             "cause": outcome.account.partition("\n")[0],
             "text": text,
             "retry": outcome.retry,
+            "restarts": outcome.restarts,
+            "earlier": [masker.text(cause) for cause in outcome.earlier],
             "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
         # First the one by which a launcher of another job knows that the other is not its script's.

@@ -1,0 +1,106 @@
+"""Starting again: after a failure that another try may cure, all hosts end what runs and try the job once more.
+
+A try is a whole run: the hosts join, start together and end together. The leader decides with a try's outcome whether
+there is another one (``Outcome.again``); a host that loses the leader decides for itself. A host joins for the next try
+when nothing of its last one is left, and the next one starts when all have joined: so there are never ranks of two. A
+host whose container its platform has started anew knows of no earlier try; it joins like the others, who tell it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Mapping, Sequence
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.checkpoints import newest_complete, state_of
+from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
+from trainworks_launcher.contract.values import Json, number, texts
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+
+if TYPE_CHECKING:
+    from trainworks_launcher.plan.plan import NodePlan
+
+KIND = "tries"
+"""Kind of the messages: ``restarts`` and ``causes``, to the leader from a host that joins, and back from it."""
+
+_CAUSES = 20
+_CAUSE_CHARACTERS = 500
+_CURABLE = (names.EXIT_HOSTS, names.EXIT_HANG)
+
+
+class Tries:
+    """What this host knows of the tries of its job.
+
+    Attributes:
+        restarts: How often the job was started again.
+        causes: Why, in order; the last ones.
+        prepared: The plan with which this host has been prepared; None: it was not.
+    """
+
+    def __init__(self, plan: NodePlan) -> None:
+        """Of the first try."""
+        self.restarts = 0
+        self.causes: tuple[str, ...] = ()
+        self.prepared: NodePlan | None = None
+        self._signals: list[int] = []
+        self._seen = 0
+        self._limit = plan.restarts
+        # torchrun starts ranks again itself, but not for a lost host; and with fewer hosts than all only it does so.
+        self._lost_hosts_only = plan.ranks_by == "torchrun"
+        if plan.control is not None and plan.control.minimum_hosts:
+            self._limit = 0
+        self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
+        self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
+        self._last: tuple[int, str, int | None] | None = None
+
+    def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
+        """Return the outcome of a try, with whether there is another one. started: the program was started."""
+        again = outcome.kind == FAILED and self.restarts < self._limit and (started or self.restarts > 0)
+        return outcome._replace(again=again and self._may_be_cured(outcome))
+
+    def _may_be_cured(self, outcome: Outcome) -> bool:
+        if not outcome.place:
+            return outcome.status in _CURABLE
+        if self._lost_hosts_only or outcome.memory:
+            return False
+        state = state_of(self._checkpoints) if self._checkpoints else 0
+        last, self._last = self._last, (outcome.rank, outcome.cause or outcome.end, state)
+        return outcome.retry or self._last != last or state is None
+
+    def count(self, outcome: Outcome) -> str:
+        """Another try begins. Returns the line that says so."""
+        self.restarts += 1
+        cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
+        self.causes = (*self.causes, cause)[-_CAUSES:]
+        return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
+
+    def keep_signals(self, numbers: Sequence[int]) -> None:
+        """Signals came at the end of a try: they are for the next one."""
+        self._signals += [number for number in numbers if number in STOP_SIGNALS]
+
+    def new_signals(self, before: Sequence[int]) -> Sequence[int]:
+        """Return the signals that no try has seen. before: those that came while no try had its own handlers."""
+        found = [*before[self._seen :], *self._signals]
+        self._seen, self._signals = len(before), []
+        return found
+
+    def of_job(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the last try as that of the job."""
+        return outcome._replace(restarts=self.restarts, earlier=self.causes)
+
+    def fields(self) -> dict[str, Json]:
+        """Return what another host is told."""
+        return {"restarts": self.restarts, "causes": list(self.causes)}
+
+    def learn(self, message: Mapping[str, Json]) -> bool:
+        """Take what another host told. Returns whether it was new."""
+        told = min(number(message.get("restarts")), self._limit)
+        if told <= self.restarts:
+            return False
+        self.restarts, self.causes = told, tuple(texts(message.get("causes")))[-_CAUSES:]
+        return True
+
+    def variables(self) -> Mapping[str, str]:
+        """Return what the processes of another try are told; a value of ``""`` takes its variable away."""
+        before = int(self._started_before or "0")
+        found = newest_complete(self._checkpoints) if self._checkpoints else ""
+        return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}

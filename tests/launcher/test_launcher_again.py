@@ -1,0 +1,146 @@
+"""All hosts start again together after a failure that another try may cure; never ranks of two tries at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher_support import Launcher, write_inputs
+from test_launcher_processes import LEADER, WORKER, two_hosts
+
+from ports import free_port
+from trainworks_launcher.contract.values import Json
+
+HOSTS = (LEADER, WORKER)
+SHARED = "SHARED"
+SCRIPT = """
+import fcntl, os, pathlib, signal, sys, time
+shared = pathlib.Path(os.environ["SHARED"])
+host, again = os.environ["SM_CURRENT_HOST"], os.environ["TRAINWORKS_RESTART_COUNT"]
+# One lock for each try, shared by its hosts: a rank of another try that still runs would hold its own.
+mine = open(shared / "tries", "a+")
+fcntl.flock(mine, fcntl.LOCK_EX)
+mine.seek(0)
+running = [line.split() for line in mine.read().splitlines()]
+alive = [pid for pid, number in running if number != again and os.path.exists(f"/proc/{pid}/cwd")]
+print("two tries at once", alive) if alive else None
+mine.write(f"{os.getpid()} {again}\\n")
+mine.flush()
+fcntl.flock(mine, fcntl.LOCK_UN)
+print(f"try {again} from", os.environ.get("TRAINWORKS_RESUME_FROM", "nothing"), "pid", os.getpid(), flush=True)
+"""
+DIE = """
+if again == "0" and host == os.environ["DIES"]:
+    (shared / "checkpoints" / "step-7.ckpt").write_text("weights")
+    (shared / "checkpoints" / "step-7.ckpt").rename(shared / "checkpoints/step-7-of-10.ckpt")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+WAIT = """
+if again == "0":
+    signal.pause()
+"""
+
+
+def shared(tmp_path: Path, **more: str) -> dict[str, str]:
+    (tmp_path / "checkpoints").mkdir(parents=True)
+    where = str(tmp_path / "checkpoints")
+    return {
+        "SHARED": str(tmp_path),
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": where,
+        "TRAINWORKS_MAX_RESTARTS": "2",
+        "TRAINWORKS_CONTROL_PORT": str(free_port()),
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def host(base: Path, name: str, script: str, variables: dict[str, str]) -> Iterator[Launcher]:
+    """One of two hosts, whose launcher a test may start anew."""
+    config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": name, "network_interface_name": "lo"}
+    write_inputs(base, script, {}, config)
+    with Launcher(base, variables=variables) as made:
+        yield made
+
+
+@pytest.mark.parametrize("dies", HOSTS)
+def test_both_hosts_start_again_from_the_checkpoint_when_a_process_is_killed(tmp_path: Path, dies: str) -> None:
+    variables = shared(tmp_path, DIES=dies)
+    with two_hosts(tmp_path, SCRIPT + DIE + WAIT, variables=variables) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
+    for made in (leader, worker):
+        assert f"try 1 from {tmp_path}/checkpoints/step-7-of-10.ckpt" in made.text
+        assert "two tries at once" not in made.text
+        assert "starting again on every host (1 of 2): train.py on host " + dies in made.text
+        assert made.succeeded
+        assert made.failure == ""
+
+
+def test_the_last_try_tells_of_the_earlier_ones(tmp_path: Path) -> None:
+    script = SCRIPT + f"\nif host == '{WORKER}': sys.exit(3 + int(again))\nsignal.pause()\n"
+    with two_hosts(tmp_path, script, variables=shared(tmp_path)) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (5, 5), leader.text + worker.text
+    for made in (leader, worker):
+        told = json.loads((made.base / "output/failure.json").read_text(encoding="utf-8"))
+        assert told["restarts"] == 2
+        assert [cause.rpartition("exit status ")[2] for cause in told["earlier"]] == ["3", "4"]
+        assert "started again 2 time(s); before that:" in made.failure
+
+
+def test_the_same_failure_without_a_new_checkpoint_ends_the_job(tmp_path: Path) -> None:
+    script = SCRIPT + f"\nif host == '{WORKER}': raise ValueError('of the script')\nsignal.pause()\n"
+    with two_hosts(tmp_path, script, variables=shared(tmp_path, TRAINWORKS_MAX_RESTARTS="9")) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (1, 1), leader.text + worker.text
+    assert "starting again on every host (1 of 9)" in leader.text
+    assert "(2 of 9)" not in leader.text
+
+
+@pytest.mark.parametrize("killed", HOSTS)
+def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(tmp_path: Path, killed: str) -> None:
+    """Its launcher is killed, with all that it had started; the new one knows of no earlier try."""
+    variables = shared(tmp_path)
+    with contextlib.ExitStack() as stack:
+        first = {name: stack.enter_context(host(tmp_path / name, name, SCRIPT + WAIT, variables)) for name in HOSTS}
+        for made in first.values():
+            made.read_until("try 0 from")
+        first[killed].process.send_signal(signal.SIGKILL)
+        first[killed].wait()
+        other = first[LEADER if killed == WORKER else WORKER]
+        other.read_until("starting again on every host (1 of 2): lost host " + killed)
+        new = stack.enter_context(host(tmp_path / killed, killed, SCRIPT + WAIT, variables))
+        assert (other.wait(), new.wait()) == (0, 0), other.text + new.text
+    for made in (other, new):
+        assert "try 1 from nothing" in made.text
+        assert "two tries at once" not in made.text
+
+
+def test_a_host_that_does_not_come_back_ends_the_job_with_what_was_lost(tmp_path: Path) -> None:
+    variables = shared(tmp_path, TRAINWORKS_JOIN_LIMIT_SECONDS="3")
+    with two_hosts(tmp_path, SCRIPT + WAIT, variables=variables) as (leader, worker):
+        for made in (leader, worker):
+            made.read_until("try 0 from")
+        worker.process.send_signal(signal.SIGKILL)
+        assert leader.wait() == 66
+    assert leader.failure.startswith(f"hosts that did not join within 3 s: {WORKER}")
+    assert f"started again 1 time(s); before that:\nlost host {WORKER}" in leader.failure
+
+
+def test_a_stop_signal_between_two_tries_ends_the_job(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, SCRIPT + WAIT, variables=shared(tmp_path)) as (leader, worker):
+        for made in (leader, worker):
+            made.read_until("try 0 from")
+        worker.process.send_signal(signal.SIGKILL)
+        leader.read_until("starting again on every host")
+        leader.process.send_signal(signal.SIGTERM)
+        assert leader.wait() == 143
+    assert "stopped by SIGTERM before the program was started" in leader.failure
+
+
+def test_a_script_of_one_host_starts_again(tmp_path: Path) -> None:
+    write_inputs(tmp_path, SCRIPT + "\nsys.exit(0 if again == '2' else 10 + int(again))\n", {}, {})
+    with Launcher(tmp_path, variables=shared(tmp_path / "shared")) as made:
+        assert made.wait() == 0, made.text
+    assert made.text.count("starting again on every host") == 2
