@@ -52,6 +52,7 @@ _MODES = ("none", *(row.name for row in MODES.values() if row.switch))
 _HOW = (
     Option("--mode", "MODE", "how the processes are started; default: the job's hyperparameters, else none", _MODES),
     Option("--processes-per-host", "N", "processes on each host; default: one per GPU"),
+    Option("--max-restarts", "N", "start all hosts again after a failure, at most N times; default: 0"),
 )
 
 TRAIN = Command("train", "run this host's part of the training job", _HOW)
@@ -164,10 +165,13 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     parsed = parse(command, rest)
     if program and not program[1:]:
         raise UsageError(f"no program after {PROGRAM!r}; write for example: train {PROGRAM} train.py --epochs 3")
-    count = value_of(parsed, "--processes-per-host")
-    if count and not (count.isdecimal() and 0 < int(count) < 10**6):
-        raise UsageError(f"--processes-per-host {count!r} is not a whole number of at least 1")
-    return command, parsed, Invocation(tuple(program[1:]), value_of(parsed, "--mode"), int(count or 0))
+    counts = []
+    for name in ("--processes-per-host", "--max-restarts"):
+        count = value_of(parsed, name)
+        if count and not (count.isdecimal() and 0 < int(count) < 10**6):
+            raise UsageError(f"{name} {count!r} is not a whole number of at least 1")
+        counts.append(int(count or 0))
+    return command, parsed, Invocation(tuple(program[1:]), value_of(parsed, "--mode"), *counts)
 
 
 def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:

@@ -17,11 +17,13 @@ class Invocation(NamedTuple):
         program: The program and its arguments, which stood after ``--``; ``()`` where the job's files name it.
         mode: A name of ``registry.MODES`` that has a switch, or ``none``; ``""`` if it is not given.
         processes_per_host: Processes on each host; 0 if it is not given.
+        restarts: How often the ranks are started again after a failure; 0 if it is not given.
     """
 
     program: tuple[str, ...] = ()
     mode: str = ""
     processes_per_host: int = 0
+    restarts: int = 0
 
     @property
     def hyperparameters(self) -> Mapping[str, Json]:
@@ -31,6 +33,8 @@ class Invocation(NamedTuple):
             found[MODES[self.mode].switch] = True
         if self.processes_per_host:
             found[names.PROCESSES_PER_HOST] = self.processes_per_host
+        if self.restarts:
+            found[names.MAX_RESTARTS] = self.restarts
         return MappingProxyType(found)
 
 

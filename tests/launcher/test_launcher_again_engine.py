@@ -1,0 +1,119 @@
+"""Starting again on two hosts with their own processes, in each mode: a rank, a launcher, a whole host is killed.
+
+``TRAINWORKS_AGAIN=20 pytest -s -m engine`` does each death so often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_network import PREFIX, Network, engine_manifest, job_on, network_of
+from launcher_support import write_manifest
+from test_launcher_mpirun_engine import DIALECTS, mpirun
+
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.mpirun.dialects import Dialect
+
+pytestmark = pytest.mark.engine
+
+RUNS = int(os.environ.get("TRAINWORKS_AGAIN", "1"))
+SCRIPT = """
+import fcntl, os, pathlib, re, signal, sys, time
+shared, again = pathlib.Path(os.environ["SHARED"]), os.environ["TRAINWORKS_RESTART_COUNT"]
+rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["SM_CURRENT_HOST"]
+# Locks end with their process, and are seen in every namespace.
+mine = open(shared / f"try-{again}-{rank}", "w")
+fcntl.flock(mine, fcntl.LOCK_EX)
+for other in shared.glob("try-*"):
+    if not other.name.startswith(f"try-{again}-"):
+        try:
+            fcntl.flock(open(other), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("two tries at once", flush=True)
+begun = step = int(re.findall("[0-9]+", os.environ.get("TRAINWORKS_RESUME_FROM", "0"))[-1])
+print(f"try {again} begins with step {step} on {os.environ['SM_CURRENT_HOST']}", flush=True)
+while again == "0" or step < begun + 3:
+    step += 1
+    if rank in ("0", "algo-1"):
+        made = shared / "checkpoints" / f"tmp-{step}"
+        made.write_text("weights")
+        made.rename(shared / "checkpoints" / f"step-{step}.ckpt")
+    print(f"step {step} of try {again}, process", os.getpid(), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def variables(shared: Path) -> dict[str, str]:
+    (shared / "checkpoints").mkdir(parents=True)
+    places = {"SHARED": str(shared), "TRAINWORKS_CHECKPOINT_DIRECTORY": str(shared / "checkpoints")}
+    return {**places, "TRAINWORKS_MAX_RESTARTS": "2"}
+
+
+def die(network: Network, folder: Path, manifest: Path, mode: dict[str, Json], dies: str, what: str) -> None:
+    """One job of which something dies on a host, once."""
+    given = variables(folder / "shared")
+    with contextlib.ExitStack() as stack:
+        hosts = dict(
+            zip(
+                network.hosts,
+                stack.enter_context(job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given)),
+                strict=True,
+            )
+        )
+        for host in hosts.values():
+            host.read_until("step 3 of try 0, process")
+        if what == "rank":
+            scripts = [pid for pid in hosts[dies].processes() if b"train.py" in command_of(pid).split(b"\0")[-1:][0]]
+            ranks = [pid for pid in scripts if b"python" in command_of(pid).split(b"\0")[0]]
+            os.kill(max(ranks), signal.SIGKILL)
+        else:
+            hosts[dies].kill()
+            hosts[dies].wait()
+            other = next(host for name, host in hosts.items() if name != dies)
+            other.read_until("starting again on every host")
+            started = job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given, started=[dies])
+            (hosts[dies],) = stack.enter_context(started)
+        statuses = [host.wait() for host in hosts.values()]
+        said = "".join(host.text for host in hosts.values())
+        assert statuses == [0, 0], said
+    assert "two tries at once" not in said
+    for name, host in hosts.items():
+        (begun,) = [line for line in said.splitlines() if line.endswith(f" on {name}") and "try 1 begins" in line]
+        assert int(begun.split()[-3]) >= 3, begun
+        assert host.succeeded
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
+@pytest.mark.parametrize("what", ["rank", "host"])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+def test_mpi(tmp_path: Path, dialect: Dialect, what: str, dies: str) -> None:
+    path, version = mpirun(dialect)
+    programs = {"mpirun": path, "python": sys.executable}
+    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
+    with network_of(2) as network:
+        for run in range(RUNS):
+            die(network, tmp_path / str(run), manifest, {"sagemaker_mpi_enabled": "true"}, dies, what)
+
+
+@pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
+@pytest.mark.parametrize("what", ["rank", "host"])
+@pytest.mark.parametrize("mode", ["none", "torch_distributed"])
+def test_without_mpirun(tmp_path: Path, mode: str, what: str, dies: str) -> None:
+    if mode == "torch_distributed" and not (PREFIX / "bin/torchrun").exists():
+        pytest.skip(f"not here: torchrun (TRAINWORKS_TEST_PREFIX={PREFIX})")
+    asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"} if mode != "none" else {}
+    with network_of(2) as network:
+        for run in range(RUNS):
+            die(network, tmp_path / str(run), engine_manifest(tmp_path), asked, dies, what)
