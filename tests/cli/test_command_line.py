@@ -279,6 +279,17 @@ def test_the_current_folder_may_be_another(root: Path, call: Call, tmp_path: Pat
     assert done.stdout == call("--list").stdout
 
 
+@pytest.mark.parametrize("first", [("--root", "{root}"), ("--root={root}",)])
+def test_the_checkout_may_stand_before_the_command(
+    first: tuple[str, ...], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(root=root) for word in first]
+    assert main([*words, "catalogue", "--format", "json"], tmp_path) == 0
+    assert "pytorch-2.13.0-cpu-py311-debian12" in {entry["name"] for entry in json.loads(capsys.readouterr().out)}
+    assert main([*words, "--list", "--format", "json"], tmp_path) == 0
+    assert "pytorch-2.13.0-cpu-py311-debian12" in {entry["name"] for entry in json.loads(capsys.readouterr().out)}
+
+
 # Errors: one class, one exit status; what, why and what next on stderr.
 
 

@@ -105,6 +105,8 @@ def test_other_options_are_passed_on_in_order_with_their_values() -> None:
     argv = line("-verbose --display map -timeout 60 --tag-output")
     at = argv.index("--verbose")
     assert argv[at : at + 6] == ("--verbose", "--display", "map", "--timeout", "60", "--tag-output")
+    quiet = line("-q")
+    assert ("-q" in quiet, "--q" in quiet) == (True, False)
 
 
 @pytest.mark.parametrize(

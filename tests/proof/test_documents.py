@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from proof.support import BUILDER, Proven, cyclonedx_packages, cyclonedx_problems, read_provenance
 from trainworks.engine.protocol import BuiltImage
-from trainworks.errors import ProofError
+from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import packages
 from trainworks.plan.model import Request
@@ -18,6 +20,7 @@ from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import BillOfMaterials, target_bill
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.licenses import python_licenses, spdx_expression
+from trainworks.proof.prove import _write
 from trainworks.render.dockerfile import Rendering
 
 GOLDEN = ("sbom.cdx.json", "provenance.json")
@@ -175,3 +178,15 @@ def test_the_newest_field_of_a_python_distribution_wins(
     fields: tuple[str, str, list[str]], licenses: tuple[str, ...]
 ) -> None:
     assert python_licenses(*fields) == licenses
+
+
+def test_a_write_that_fails_names_the_folder(tmp_path: Path) -> None:
+    """The system names no file in an error of a write, as on a full disk."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        with pytest.raises(OutputError) as caught:
+            _write(tmp_path, {"sbom.cdx.json": "{}"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.message.startswith(f"{tmp_path}: ")

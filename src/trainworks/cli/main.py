@@ -71,7 +71,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
 
 
 def _command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command and its own words. Raises ``CommandLineError``."""
+    """Return the command and its own words; ``--root DIR`` may stand before it. Raises ``CommandLineError``."""
+    count = 0 if not words else 2 if words[0] == "--root" else int(words[0].startswith("--root="))
+    if words[count : count + 1] and words[count] in COMMANDS:
+        words = [*words[count:], *words[:count]]
     first, *others = words or ("",)
     if first in ("-h", "--help"):
         return "help", others

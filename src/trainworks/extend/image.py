@@ -281,5 +281,6 @@ def _recipes(root: Path) -> dict[str, str]:
         return {name: (data_folder(root, "templates") / name).read_text(encoding="utf-8") for name in RECIPES}
     except OSError as error:
         raise OutputError(
-            f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
+            f"{error.filename or root}: {error.strerror}",
+            hint="run from a checkout of trainworks, or name one with --root",
         ) from error

@@ -211,5 +211,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise OutputError(
-            f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
+            f"{error.filename or path}: {error.strerror}",
+            hint="run from a checkout of trainworks, or name one with --root",
         ) from error

@@ -158,5 +158,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
             Path(draft.name).chmod(0o644)
             Path(draft.name).replace(folder / name)
     except OSError as error:
-        raise OutputError(f"{error.filename}: {error.strerror}", hint="choose another --output") from error
+        # A full disk, or one that a process may not fill, is an error of a write: it names no file.
+        where = error.filename or folder
+        raise OutputError(f"{where}: {error.strerror}", hint="choose another --output") from error
     return tuple(folder / name for name in texts)
