@@ -377,6 +377,40 @@ def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_neede
     )
 
 
+NO_HOOK = """
+import os, sys
+if not sys.flags.isolated:
+    os.execv(sys.executable, [sys.executable, "-I", *sys.argv])
+import json, traceback
+def load(): raise ValueError("shard 7 is empty")
+def record_exception(error):  # as torch's @record does it
+    message = {"message": f"{type(error).__name__}: {error}"}
+    message["extraInfo"] = {"py_callstack": traceback.format_exc(), "timestamp": "1"}
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as opened:
+        json.dump({"message": message}, opened)
+if os.environ["RANK"] == "1":
+    os._exit(0)
+try:
+    load()
+except ValueError as error:
+    record_exception(error)
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [("os._exit(3)", "ValueError: shard 7 is empty"), ("os._exit(0)", ""), ("raise", "ValueError: shard")],
+)
+def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(tmp_path: Path, end: str, cause: str) -> None:
+    script = NO_HOOK.replace("END", end)
+    with ranks(tmp_path, script, 2) as made:
+        assert bool(made.wait()) is bool(cause), made.text
+    if cause:
+        assert_cause(made, cause)
+        assert "in load" in made.failure
+
+
 # ---------------------------------------------------------------------------------------------- the user's own starter
 TORCHRUN = """\
 W1125 16:47:10.646000 14273 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1 closing signal

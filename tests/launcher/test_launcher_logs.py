@@ -31,6 +31,7 @@ command = words[words.index("--no-python") + 1:]
 ranks = []
 for rank in range(count):
     variables = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
+    variables["TORCHELASTIC_ERROR_FILE"] = "%s-error-%d.json" % (sys.argv[0], rank)
     ranks.append(subprocess.Popen(command, env=variables))
 signal.signal(signal.SIGTERM, lambda number, frame: [rank.kill() for rank in ranks])
 codes = [rank.wait() for rank in ranks]

@@ -35,6 +35,7 @@ _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_V
 _PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")  # places.RESULTS
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
 _RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
@@ -107,7 +108,12 @@ def attach(directory: str) -> None:
 
 def _report(directory: str) -> None:
     """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2. Raises OSError."""
-    header = {"rank": _number(_RANK), "local_rank": _number(_LOCAL_RANK)}
+    errors = os.environ.get(_ERROR_FILE, "")
+    header = {
+        "rank": _number(_RANK),
+        "local_rank": _number(_LOCAL_RANK),
+        "errors": errors if len(errors) < 2048 else "",
+    }
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     pipes = (*os.pipe(), *os.pipe())
     try:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from trainworks_launcher.contract.values import decode, mapping, number
+from trainworks_launcher.contract.values import decode, mapping, number, text
 from trainworks_launcher.supervise.children import processes
 from trainworks_launcher.supervise.children.output import Output, Stream, Tail
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -25,15 +25,17 @@ SOCKET = "ranks"
 """Name of the socket in the runtime directory."""
 
 _HEADER_BYTES = 4096
+_ERROR_BYTES = 1 << 20
 
 
 class Rank:
     """One rank of this host. number: its global rank, local: its number on this host, -1 if it did not say. status: its
     exit status (negative after a signal), None as long as it is not known. began, ended_at: when its start and its end
-    were seen (monotonic clock), 0.0 while it runs."""
+    were seen (monotonic clock), 0.0 while it runs. error: what torch has written to the rank's error file, once it has
+    ended."""
 
-    def __init__(self, number: int, pid: int, local: int = -1) -> None:
-        """A process that runs."""
+    def __init__(self, number: int, pid: int, local: int = -1, errors: str = "") -> None:
+        """A process that runs. errors: its error file, which torchrun names and removes; "" for none."""
         self.number = number
         self.local = local
         self.pid = pid
@@ -42,7 +44,17 @@ class Rank:
         self.status: int | None = None
         self.began = time.monotonic()
         self.ended_at = 0.0
+        self.error = b""
+        self._errors = errors
         self.streams: tuple[Stream, Stream] | None = None
+
+    def end(self, status: int | None, at: float) -> None:
+        """Its end was seen. status: negative after a signal, None if it is not known. at: when."""
+        self.status = status
+        self.ended_at = at
+        if self._errors and status != 0:
+            with contextlib.suppress(OSError), open(self._errors, "rb") as opened:  # noqa: PTH123
+                self.error = opened.read(_ERROR_BYTES)
 
     def is_running(self) -> bool:
         """Return whether the process is there, and is still the one that reported."""
@@ -106,8 +118,7 @@ class Ranks:
         ended = [(descriptor, self._watched.pop(descriptor)) for descriptor, _ in poll.poll(0)]
         for descriptor, rank in ended:
             self._loop.unwatch(descriptor)
-            rank.status = processes.exit_status_of(rank.pid, rank.started, descriptor)
-            rank.ended_at = now
+            rank.end(processes.exit_status_of(rank.pid, rank.started, descriptor), now)
             os.close(descriptor)
         for _, rank in ended:
             self._on_end(rank)
@@ -155,7 +166,8 @@ class Ranks:
                 return
             # The kernel's word, as this PID namespace has it.
             pid = struct.unpack("3i", credentials)[0]
-            rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")))
+            errors = text(header.get("errors"))
+            rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")), errors)
             self._all.append(rank)
             rank.streams = self._output.copy(received[0], received[1], rank.tail, self._prefix(rank.number))
             self._watch_end(rank)

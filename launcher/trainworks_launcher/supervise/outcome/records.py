@@ -81,6 +81,20 @@ def read(data: bytes) -> list[Record]:
     return found
 
 
+def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
+    """Return the record in torch's error file of a rank; [] if there is none.
+
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, record_exception.
+    """
+    try:
+        told = mapping(mapping(decode(data.decode("utf-8"))).get("message"))
+    except (ValueError, RecursionError):
+        return []
+    message, stack = text(told.get("message")), text(mapping(told.get("extraInfo")).get("py_callstack"))
+    frames = "\n".join(line for line in stack.splitlines()[1:] if line.startswith(" "))
+    return [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
+
+
 _TEXTS = ("message", "frames", "origin", "thread")
 
 

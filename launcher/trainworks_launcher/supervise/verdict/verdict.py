@@ -230,9 +230,12 @@ class Verdict:
     def _of_local(self, rank: Rank, what: str) -> Said:
         """Return what is known of a rank of this host, and of what it has started."""
         from trainworks_launcher.supervise.outcome.cause import Said
+        from trainworks_launcher.supervise.outcome.records import of_torch
 
         of_it = [row for row in self._records() if rank.pid == row.pid or rank.number == row.rank]
         of_it = [row for row in of_it if row.at >= rank.began]
+        if not any(row.pid == rank.pid and not row.thread for row in of_it):  # it has left none, but maybe torch has
+            of_it += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
         return Said(rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, what.endswith(".sh"))
 
     def _records(self) -> list[Record]:
