@@ -242,12 +242,14 @@ def test_the_pipe_is_in_the_jobs_own_directory_unless_the_user_says_where(
     components: dict[str, Json] = {"nccl": {"version": "2.30.7"}, "torch": {"version": "2.15.0"}}
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
     inherited = {"TMPDIR": str(tmp_path), **given}
-    runtime = Runtime(inherited, plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env)
+    planned = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
+    runtime = Runtime(inherited, planned, own_ranks=True)
     assert runtime.env[names.RECORDER_PIPE] == pipe.format(runtime.path)
     runtime.remove()
-    without = Runtime({"TMPDIR": str(tmp_path)}, {})
-    assert names.RECORDER_PIPE not in without.env
-    without.remove()
+    for variables, own in (({}, True), (planned, False)):
+        without = Runtime({"TMPDIR": str(tmp_path)}, variables, own_ranks=own)
+        assert names.RECORDER_PIPE not in without.env
+        without.remove()
 
 
 # ------------------------------------------------------------------------------------------------------------------ RAS

@@ -102,7 +102,8 @@ def _try(
     made: tuple[str, ...] = ()
     try:
         inherited = {name: value for name, value in environment.variables.items() if name not in plan.left_out}
-        runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)})
+        own_ranks = bool(plan.ranks_by) and plan.shell is None
+        runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks)
         made = () if refusal is not None else places.make(environment.places, environment.home)
         written = output.Output()
     except RefusalError as refused:

@@ -86,12 +86,18 @@ class Runtime:
     """The directory. ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
     variables that were left out because the kernel would refuse them; NAME_FILE names the file with the value."""
 
-    def __init__(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
+    def __init__(self, inherited: Mapping[str, str], planned: Mapping[str, str], own_ranks: bool = False) -> None:
         """Make the directory and its files.
 
-        inherited: this process's environment. planned: the plan's variables, which lie over it; only they can be too
-        long, for the others came through exec. Raises RefusalError if nothing can be written.
+        Args:
+            inherited: This process's environment.
+            planned: The plan's variables, which lie over it; only they can be too long: the others came through exec.
+            own_ranks: Every rank is a process of this host whose launcher this is.
+
+        Raises:
+            RefusalError: Nothing can be written.
         """
+        self._own_ranks = own_ranks
         self.path = _make_directory(inherited)
         try:
             self._fill(inherited, planned)
@@ -102,7 +108,8 @@ class Runtime:
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
-        if any(name in env for name in names.RECORDER_FILES):
+        # torch aborts a rank whose host has no such directory: it must not get there by what a user's starter exports.
+        if self._own_ranks and any(name in env for name in names.RECORDER_FILES):
             env.setdefault(names.RECORDER_PIPE, f"{self.path}/recorder-rank-")
         self.by_file = split_long_values(env)
         for number, name in enumerate(self.by_file):
