@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from launcher_network import PREFIX
-from launcher_pip import pip_variables, project_files
+from launcher_pip import pip_variables, project_files, python_of_an_image
 from launcher_support import Launcher, environment, plan, write_inputs, write_manifest
 
 from trainworks_launcher.contract.errors import RefusalError
@@ -57,7 +57,7 @@ def test_the_program_of_a_project(program: str, kind: str, words: tuple[str, ...
     assert parse_entry_point(program, PROJECT).kind == kind
     assert plan(made).argv == words
     installed = kind in ("package", "module")
-    assert plan(made).requirements[4:] == ((".",) if installed else ())
+    assert plan(made).requirements[-1:] == ((".",) if installed else ())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,9 @@ def test_what_the_image_has_installed_with_this_code_is_not_installed_again(
     for name, text in {**files, ".trainworks-installed": marker, **change}.items():
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_text(text, encoding="utf-8")
-    assert planned(tmp_path, program="package/train.py").requirements[4:] == words
+    requirements = planned(tmp_path, program="package/train.py").requirements
+    assert requirements[len(requirements) - len(words) :] == words
+    assert bool(requirements) == bool(words)
 
 
 def test_requirements_beside_a_program_of_the_command_line_are_said_not_to_be_installed(
@@ -526,6 +528,35 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "tool": {"tool": f"#!/usr/bin/env python3\n{ECHO}\n"},
     "package/train.py": {**project_files(), "package/train.py": ECHO},
 }
+
+
+def test_a_project_is_built_in_a_copy_of_its_own(tmp_path: Path) -> None:
+    """Hosts that share the code do not build into each other, and nothing is left there: it may not be written."""
+    code = tmp_path / "code"
+    files = {**project_files(), "package/train.py": ECHO, "build/left.py": ""}
+    files["backend.py"] = f"""
+import os
+open("built", "w").close()
+assert not os.path.exists("build")
+assert os.path.samefile(".git", {str(code / ".git")!r})
+assert open("outside.txt").read() == "of another folder"
+{files["backend.py"]}"""
+    for name, text in files.items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(text, encoding="utf-8")
+    (code / ".git").mkdir()
+    (tmp_path / "shared.txt").write_text("of another folder", encoding="ascii")
+    (code / "outside.txt").symlink_to("../shared.txt")
+    before = sorted(code.rglob("*"))
+    write_inputs(tmp_path, "", {"sagemaker_program": "package/train.py"}, {})
+    (code / "train.py").unlink()
+    python = python_of_an_image(tmp_path / "image", {})
+    manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
+    given = {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1", "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    variables = pip_variables(tmp_path, **given)
+    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+        assert made.wait() == 0, made.text
+    assert sorted(code.rglob("*")) == before
 
 
 def arguments_received(made: Launcher) -> list[list[str]]:

@@ -92,6 +92,8 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
     if strict not in ("on", "off"):
         reader.refuse(f"{strict!r} is neither on nor off", f"variable {names.STRICT_VARIABLE}", "write on or off")
     install = (python, "-I", program, *(("--strict",) if strict == "on" else ()), "--", *project, *listed)
+    if project:
+        install = (environment.launcher_python, "-I", f"{environment.launcher_directory}/programs/copied.py", *install)
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
         return install
