@@ -1,4 +1,4 @@
-"""Reading a file that somebody else wrote: never waits for a pipe, never reads a device without end."""
+"""Reading a file of another program: never waits for a pipe, never reads a device without end."""
 
 from __future__ import annotations
 

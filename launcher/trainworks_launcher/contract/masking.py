@@ -16,7 +16,7 @@ from typing import Iterable, Mapping
 from trainworks_launcher.contract.values import Json, compact, decode
 
 MASK = "******"
-"""What is shown in place of a secret."""
+"""The text that is shown in place of a secret."""
 
 VALUE_LENGTH = 8
 """Characters from which a value is recognised outside its own place: a shorter one is part of too many other words."""

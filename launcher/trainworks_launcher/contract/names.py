@@ -136,7 +136,7 @@ OWN_PREFIX = "TRAINWORKS_"
 """Every variable that this launcher introduces begins with it."""
 
 HANG_VARIABLE = "TRAINWORKS_HANG"
-"""What happens when no rank makes progress, one of HANG_ACTIONS; the leader's value counts."""
+"""The action when no rank makes progress, one of HANG_ACTIONS; the leader's value counts."""
 
 HANG_ACTIONS = ("warn", "fail", "off")
 """``warn``, the default: print and write down where the ranks are. ``fail``: also end the job. ``off``: do not look."""
@@ -229,7 +229,7 @@ Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
 # --------------------------------------------------------------------------------------------------- the image's files
 IMAGE_MANIFEST = "/opt/trainworks/image.json"
-"""What the image consists of; written by the builder."""
+"""The image's own plan; written by the builder."""
 
 IMAGE_MANIFEST_SCHEMA = 1
 """The manifest schema that this launcher reads."""

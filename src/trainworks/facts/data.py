@@ -1,4 +1,4 @@
-"""Where ``FOLDERS`` are: in a checkout, or in the installed package.
+"""The place of ``FOLDERS``: in a checkout, or in the installed package.
 
 The wheel has a copy of them (``pyproject.toml``, ``force-include``). A folder of a checkout takes the
 place of the package's own.

@@ -41,7 +41,7 @@ FRONT_MATTER = re.compile(r"\A\{#\n(?P<toml>.*?)#\}\n", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class FrontMatter:
-    """What a front matter may say; the keys of a check depend on its kind, and ``plan`` looks at them."""
+    """The keys of a front matter; those of a check depend on its kind, and ``plan`` looks at them."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()

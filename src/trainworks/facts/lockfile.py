@@ -34,7 +34,7 @@ KEYS: Mapping[type[Any], str] = {
     LockedBaseImage: "base_image",
     LockedArchive: "archive",
 }
-"""What each row begins with, by its type: ``[[KEY]]``."""
+"""The key of each row's table, by its type: ``[[KEY]]``."""
 
 HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
 WHAT: Mapping[type[Any], str] = {

@@ -1,4 +1,4 @@
-"""What the texts of rows must look like; everything that reaches a Dockerfile has a pattern."""
+"""Patterns of the texts of rows; every text that reaches a Dockerfile has one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FRONT_MATTER_PATTERNS: Patterns = {
     "removes": _PATH_PATTERN,
     "imports": _MODULE,
 }
-"""What texts of a front matter must look like, by key, as in ``PATTERNS``."""
+"""Patterns of the texts of a front matter, by key, as in ``PATTERNS``."""
 
 _LIBRARY = r"[A-Za-z0-9._+{}-]+"
 
@@ -72,7 +72,7 @@ CHECK_PATTERNS: Patterns = {
     "soname": (re.compile(rf"{_LIBRARY}\Z"), "the name of a library"),
     "provided": (re.compile(rf"{_LIBRARY}\Z"), "the name of a library"),
 }
-"""What texts of the checks of a front matter must look like, by key, as in ``PATTERNS``."""
+"""Patterns of the texts of checks in a front matter, by key, as in ``PATTERNS``."""
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """The name of an environment variable."""
@@ -210,7 +210,7 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "version": (VERSION, "a version, for example '2.4.1'"),
     },
 }
-"""What a text must look like, by row type and key: the pattern, and how a person would say it.
+"""The pattern of a text, by row type and key, and how a person would say it.
 
 Of a list it is each text that must, of a table each value. Everything that reaches a Dockerfile has a pattern.
 """

@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 Value = str | frozenset[str]
-"""What a property is: a version, a name, or a set of words."""
+"""The value of a property: a version, a name, or a set of words."""
 
 Properties = Mapping[str, Value]
-"""Everything that ranges can be asked about, by name; what is not in it is absent."""
+"""Everything that ranges can be asked about, by name; a property that is not in it is absent."""
 
 PROPERTIES: Mapping[str, str] = {
     "framework": "the framework's name",
@@ -46,7 +46,7 @@ PROPERTIES: Mapping[str, str] = {
     "builder.base": "the operating system of its builder image, where it has one",
     "builder.cuda": "the CUDA of its builder image",
 }
-"""What every target can be asked about. Besides: a framework's version by the framework's name, the version of a
+"""The properties of every target. Besides: a framework's version by the framework's name, the version of a
 component or of what artifacts and base images bring, ``NAME.flags`` (the options of an artifact, a set) and
 ``NAME.build`` (what stands behind the ``+`` of a version)."""
 
@@ -71,10 +71,10 @@ REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
 GRAMMAR = (
     f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}}; {PRESENT}; {ABSENT}"
 )
-"""What a condition can be, for people."""
+"""The forms of a condition, for people."""
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
-"""What versions are compared by: the release's numbers, then the vendor's own behind them."""
+"""The parts by which versions are compared: the release's numbers, then the vendor's own behind them."""
 
 
 def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool:

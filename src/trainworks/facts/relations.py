@@ -159,7 +159,7 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
 
 
 def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
-    """Yield where rules, artifacts and variables ask about what is not there, or in ranges that cannot be read."""
+    """Yield rules, artifacts and variables that name an unknown property, or a range that cannot be read."""
     provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}

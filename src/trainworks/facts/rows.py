@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 Source = Literal["packages", "vendor"]
-"""Where a target's parts come from: Debian and Python packages only, or the vendors' own installers."""
+"""The origin of a target's parts: Debian and Python packages only, or the vendors' own installers."""
 
 
 Architecture = Literal["amd64", "arm64"]
@@ -136,7 +136,7 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedArtifact:
-    """What ``build.py lock`` found a file to be: its hash and its size in bytes."""
+    """A file as ``build.py lock`` recorded it: its hash and its size in bytes."""
 
     url: str
     sha256: str
@@ -145,7 +145,7 @@ class LockedArtifact:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBaseImage:
-    """What ``build.py lock`` found a base image to be; ``reference`` is the alternative that it had to take."""
+    """A base image as ``build.py lock`` recorded it; ``reference`` is the alternative that it had to take."""
 
     name: str
     digest: str
@@ -154,7 +154,7 @@ class LockedBaseImage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedArchive:
-    """What a suite of a package archive was when ``build.py lock`` read its ``InRelease``.
+    """A suite of a package archive as it was when ``build.py lock`` read its ``InRelease``.
 
     Attributes:
         suite: Its code name, such as ``bookworm-security``.
@@ -170,7 +170,7 @@ class LockedArchive:
 
 
 Severity = Literal["refuse", "advise"]
-"""What happens when a rule does not hold: the plan is refused, or shows the rule as advice."""
+"""The effect of a rule that does not hold: the plan is refused, or shows the rule as advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """What one host of an instance type has; ``efa_rdma``: its EFA devices can read remote memory.
+    """The devices of one host of an instance type; ``efa_rdma``: its EFA devices can read remote memory.
 
     ``architecture`` is that of its processors. The fields with a default are for ``trainworks-preflight``; see the head
     of ``images/instances.toml``.
@@ -642,7 +642,7 @@ class Facts:
 
     @cached_property
     def locked_artifact_by_url(self) -> Mapping[str, LockedArtifact]:
-        """What the lock says of a file, by its URL."""
+        """Locked files by their URL."""
         return {row.url: row for row in self.locked_artifacts}
 
     @cached_property
@@ -665,7 +665,7 @@ class Facts:
 
     @cached_property
     def alternative_by_image(self) -> Mapping[str, str]:
-        """What the lock took in the place of base images that are gone, by name."""
+        """Locked replacements of base images that are gone, by name."""
         return {row.name: row.reference for row in self.locked_base_images if row.reference}
 
     @cached_property

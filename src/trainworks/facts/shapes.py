@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_typ
 Row = TypeVar("Row")
 
 LARGEST_NUMBER = 2**63 - 1
-"""What TOML promises to hold; Python cannot even print one of thousands of digits."""
+"""The range that TOML promises; Python cannot even print a number of thousands of digits."""
 
 LONGEST_VALUE = 200
 """Characters of a value that an error shows."""
@@ -26,7 +26,7 @@ _SHAPES: dict[type[Any], Shape[Any]] = {}
 
 
 class Shape(Generic[Row]):
-    """What a dataclass asks of a table.
+    """The fields that a dataclass asks of a table.
 
     Args:
         row_type: The dataclass; its fields are the keys.

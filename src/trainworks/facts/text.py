@@ -15,11 +15,11 @@ _UNSEEN = "\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
 """Controls beyond ASCII, line breaks of Unicode, what has no width, and what turns the direction of writing."""
 
 CONTROL = re.compile(f"[\x00-\x1f{_UNSEEN}]")
-"""What no text of a row may hold: in a Dockerfile a line break begins another instruction, and a reader of labels
-sees another text than the one that is there."""
+"""Characters that no text of a row may hold: in a Dockerfile a line break begins another instruction, and a
+reader of labels sees another text than the one that is there."""
 
 MAY_HOLD_CONTROL = re.compile(f"[\\\\\t{_UNSEEN}]|\"\"\"|'''")
-"""What a TOML file has somewhere if one of its texts holds such a character: most files need no closer look."""
+"""A TOML file with such a character in a text has one of these: most files need no closer look."""
 
 _MARKS = ((b"\xef\xbb\xbf", "a byte order mark (BOM)"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
 

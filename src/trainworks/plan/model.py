@@ -160,7 +160,7 @@ class ImagePlan:
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
         unlocked: Inputs without a recorded hash or digest: such a plan is shown, and not built.
-        first_use: Inputs that nobody publishes a hash of: the recorded one is that of the first download.
+        first_use: Inputs without a published hash: the recorded one is that of the first download.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
         protected: Python distributions that a job's requirements must not replace, name to version.

@@ -105,7 +105,7 @@ def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python
     """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one.
 
     Those of recipes that no step has, and those ``beside`` a component that is not there, must be well-formed too: a
-    promise that nobody reads until a component is chosen would be found malformed by whoever chooses it.
+    malformed promise of an optional component would be found only when a user chooses it.
     """
     read = {
         recipe.name: [_values(row, f"{recipe.name}.j2: check {number}") for number, row in rows]

@@ -193,8 +193,8 @@ def _subjects(statement: Mapping[str, Any]) -> list[str]:
 def _problem_of_bill(bill: Any, sha256: str) -> str:
     """Return what keeps a bill of materials from being this image's; ``""`` if nothing does.
 
-    A signature covers what was signed, whoever chose it: the bill of another image, signed for this one, is a mistake
-    that only the bill itself shows.
+    A signature does not say that the right document was signed: the bill of another image, signed for this one, is a
+    mistake that only the bill itself shows.
     """
     try:
         serial, named = str(bill["serialNumber"]), PackageURL.from_string(bill["metadata"]["component"]["purl"]).version

@@ -1,4 +1,4 @@
-"""What a file of a build context says without its comments: files that differ in comments alone are one file.
+"""Files of a build context without their comments: those that differ in comments alone are one file.
 
 Python also loses its docstrings and its layout. Files of unknown kinds stay as they are. Pure, and the same in every
 version of Python that runs the builder: nothing printed by ``ast`` is used, whose text and nodes differ by version.
@@ -17,7 +17,7 @@ INTERPRETER = re.compile(r"#!.*\b(python|sh)[\d.]*\b")
 """The first line of a script: what runs it."""
 
 COMMENT_LINE = re.compile(r"^[ \t]*(#(?!!).*)?\n", re.MULTILINE)
-"""A line with nothing but a comment, or with nothing; ``#!`` is no comment."""
+"""An empty line, or one with only a comment; ``#!`` is not a comment."""
 
 C_COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|/\*.*?\*/|//[^\n]*""", re.DOTALL)
 """A comment of C, or a text, which may hold what looks like one."""
@@ -25,7 +25,7 @@ C_COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|/\*.*?\*/|/
 LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER})
 
 BLOCKS = {tokenize.INDENT: "\1", tokenize.DEDENT: "\2"}
-"""What stands for the begin and the end of an indented block, whatever its depth in spaces."""
+"""The tokens for the begin and the end of an indented block, at any depth in spaces."""
 
 BEGINS = frozenset(number for number, name in tokenize.tok_name.items() if name in ("FSTRING_START", "TSTRING_START"))
 ENDS = frozenset(number for number, name in tokenize.tok_name.items() if name in ("FSTRING_END", "TSTRING_END"))
@@ -100,7 +100,7 @@ def _c(text: str) -> str:
 
 
 def _pyproject(text: str) -> str:
-    """Return what a distribution is built from: the settings of linters and tests are no part of it."""
+    """Return the build settings of a distribution, without those of linters and tests."""
     content = tomllib.loads(text)
     builders = [
         each.lower().replace("-", "_") for each in content.get("build-system", {}).get("requires", ["setuptools"])
@@ -122,4 +122,4 @@ READERS: dict[str, Callable[[str], str]] = {
     "conf": _lines,
     "Dockerfile": _lines,
 }
-"""What reads a file, by its name, its ending, or its interpreter."""
+"""The reader of a file, by its name, its ending, or its interpreter."""

@@ -56,11 +56,11 @@ ROOT = "/opt/root/"
 """A build stage's folder that is copied over the image's root as a whole."""
 
 BUILDER_FOLDER = "/opt/builder/"
-"""Where build stages have their tools."""
+"""The folder of the tools of build stages."""
 
 CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) (\S+)$", re.MULTILINE)
 CONTEXT_MOUNT = re.compile(r"--mount=(?=\S*type=bind)(?!\S*from=)\S*source=([^\s,]+)")
-"""What a Dockerfile takes from its build context: sources of a ``COPY``, and of a mount."""
+"""Sources of a ``COPY`` or a mount: the files that a Dockerfile takes from its build context."""
 
 STAGE_ASKED = re.compile(r"(?:--from=|--mount=(?=\S*type=bind)\S*\bfrom=)([^\s,]+)")
 """Finds the stages and images that a Dockerfile copies or mounts files of."""
@@ -438,7 +438,7 @@ def _context_files(
 
 
 def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
-    """Return one line of a step's download list; ``-`` stands for what is not recorded."""
+    """Return one line of a step's download list; ``-`` stands for a value that is not recorded."""
     what = (artifact.name, artifact.version, artifact.file)
     if artifact.git:
         return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)

@@ -1,4 +1,4 @@
-"""What decides the bytes of each part of an image, by name; provenance lists it. Pure.
+"""The inputs that decide the bytes of each part of an image, by name; provenance lists them. Pure.
 
 A part's *inputs* are its text in the Dockerfile, its files, its packages, its artifacts.
 """

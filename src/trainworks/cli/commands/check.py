@@ -49,7 +49,7 @@ def parser() -> Grammar:
         check=_check,
         see_also=("lock --check", "docs/compatibility.md"),
     )
-    grammar.add_argument("files", nargs="*", type=Path, metavar="DOCKERFILE", help="check this file, whoever wrote it")
+    grammar.add_argument("files", nargs="*", type=Path, metavar="DOCKERFILE", help="check this Dockerfile")
     add_only(grammar)
     grammar.add_argument("--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target")
     grammar.add_argument(
