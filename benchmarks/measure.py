@@ -28,7 +28,7 @@ machine, ours and the peer's taking turns where a figure has more than one measu
 the seconds belong to that machine and to what else it did (its load is given; above the number of cores, everything
 waits). Medians, with the smallest and the largest measurement in brackets.
 
-Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, start.py,
+Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, extend.py, start.py,
 pipeline.py, restarts.py and sharding.py.
 """
 
