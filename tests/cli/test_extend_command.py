@@ -18,22 +18,13 @@ import pytest
 from trainworks.cli import main
 from trainworks.errors import ExtendError, LockError
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.lock import (
-    ExtensionLock,
-    inputs_digest,
-    lock_path_of,
-    locked_commits,
-    locked_hashes,
-    locks_of,
-    read_lock,
-    write_lock,
-)
+from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, locks_of, read_lock, write_lock
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock, GitRequirement
 from trainworks.extend.source import read_source
 from trainworks.extend.sources import folder_source, git_sources
-from trainworks.extend.wanted import Wanted, read_wanted, without_vendor
+from trainworks.extend.wanted import Wanted, read_wanted
 from trainworks.imagetest import imports
 from trainworks.imagetest.secrets import SecretFinding, added
 
@@ -111,6 +102,7 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
     [
         ((), "give --requirements, --source or --apt"),
         (("--requirements", "none.txt"), "none.txt: No such file or directory"),
+        (("--requirements", os.devnull), "nothing is asked for"),
         (("--source", "none"), "--source none does not exist"),
         (("--source", "none", "--entry-point", "train.py"), "--source none does not exist"),
         (("--entry-point", "train.py"), "--source, which is not given"),
@@ -342,22 +334,12 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     assert (wanted.variables, wanted.hashed) == ({"TOKEN"}, True)
 
 
-@pytest.mark.parametrize(
-    ("torch", "index", "left"),
-    [("2.13.0+cpu", "cu130", 1), ("2.13.0+cpu", "cpu", 2), ("2.4.1", "cu121", 1), ("", "cu130", 2)],
-)
-def test_an_index_of_another_build_of_torch_is_a_note(torch: str, index: str, left: int, tmp_path: Path) -> None:
-    wanted = read(tmp_path, {"requirements.txt": f"--extra-index-url https://h.example/whl/{index}\nsix\n"})
-    rows = (BaseDistribution(name="torch", version=torch),) if torch else ()
-    notes = without_vendor(wanted, replace(BASE, distributions=rows), {"h.example"})
-    assert (len(wanted.lines), len(notes)) == (left, 2 - left)
-    assert all(f"line 1: https://h.example/whl/{index} is not needed: torch {torch}" in note for note in notes)
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_bytes("einops # é\n".encode(encoding))
     assert plain(read_wanted(tmp_path / "r.txt", {})) == ["einops"]
+    (tmp_path / "r.txt").write_bytes("einops # é\n".encode("latin-1"))
+    assert "r.txt is not UTF-8: `iconv" in read_wanted(tmp_path / "r.txt", {}).problems[0]
 
 
 @pytest.mark.parametrize(
@@ -491,11 +473,11 @@ def test_a_file_of_another_tool_gets_the_command_that_converts_it(name: str, tmp
 LOCK = ExtensionLock(
     pins=f"--extra-index-url https://h.example/simple\nsix==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n",
     local={"mine": "1.0"},
-    built=("langdetect",),
+    built=["langdetect"],
     commits={"git+https://h.example/lib@main": "0123456789" * 4},
     project="mine",
-    complaints=("x 1 requires y<2, but you have y 3.",),
-    notes=("fsspec 2026.9.0 -> 2024.9.0",),
+    complaints=["x 1 requires y<2, but you have y 3."],
+    notes=["fsspec 2026.9.0 -> 2024.9.0"],
 )
 
 
@@ -506,7 +488,7 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert LOCK.locked == (("mine", "1.0"), ("six", "1.17.0"))
     assert read_lock(path, "sha256:two") is None
     assert locked_commits(path) == LOCK.commits
-    assert locked_hashes(LOCK.pins) == {("six", "1.17.0"): ("0" * 64,)}
+    assert LOCK.hashes == {("six", "1.17.0"): ("0" * 64,)}
     assert locks_of(tmp_path / "requirements.txt") == [path.name]
     assert lock_path_of(tmp_path / "requirements.txt", "my/base:2") != path
     path.write_text("mine\n")

@@ -30,7 +30,7 @@ MIRROR = "TRAINWORKS_TEST_MIRROR"
 @pytest.fixture(scope="session", params=list(ENGINES))
 def image(request: pytest.FixtureRequest, shared: Path) -> BuiltByCommand:
     """Give the image as each engine built it."""
-    return build_once(shared, request.param)
+    return (given_image() if request.param == "docker" else None) or build_once(shared, request.param)
 
 
 @pytest.fixture(scope="session")

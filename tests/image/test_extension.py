@@ -195,12 +195,12 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
         assert re.search(line, done.stderr), line
     assert [check["title"] for check in report["checks"] if not check["passed"]] == []
     titles = {check["title"] for check in report["checks"]}
-    assert "nothing is left of what was replaced" in titles
+    assert any("nothing is left of what was there" in title for title in titles)
     assert {"import torch succeeds", "import mpi4py.MPI succeeds"} <= titles, "the base's own tests ran again"
     (lock,) = project.folder.glob("requirements.*.locked.txt")
     archive = "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b"
     assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(encoding="utf-8")
-    assert "# antlr4-python3-runtime is built from its source archive\n" in lock.read_text(encoding="utf-8")
+    assert '"built": ["antlr4-python3-runtime"]' in lock.read_text(encoding="utf-8")
     # What is left of the old versions would be found twice, or imported.
     program = (
         "import fsspec, importlib.metadata as m, importlib.util, os; "

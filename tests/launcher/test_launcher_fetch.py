@@ -229,6 +229,30 @@ def test_an_index_that_cannot_be_reached_is_the_reason(
     assert first.startswith(f"the package index {host} cannot be reached: ") is (reason != "401")
 
 
+def test_an_index_of_the_file_that_does_not_answer_is_left_out(tmp_path: Path, index: Index) -> None:
+    """As pip does; an index of pip's settings is not, which may be the private one."""
+    own = index.address.replace("://", f"://{USER}:{TOKEN}@")
+    files = {
+        **USES_GREETING,
+        "requirements.txt": f"--extra-index-url http://127.0.0.1:{free_port()}/simple\ngreeting\n",
+    }
+    made = run(tmp_path, files, pip_variables(tmp_path, PIP_INDEX_URL=f"{own}/simple/"))
+    assert made.status == 0, made.text
+    assert "/simple does not answer: it is left out, as pip does" in made.text
+
+
+def test_two_files_of_pip_that_say_the_same(tmp_path: Path, index: Index) -> None:
+    """The user's own wins over the machine's, whatever their names are."""
+    own = index.address.replace("://", f"://{USER}:{TOKEN}@")
+    for name, address in ((".config/pip", f"{own}/simple/"), ("zone/pip", f"http://127.0.0.1:{free_port()}/simple/")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "pip.conf").write_text(f"[global]\nindex-url = {address}\n", encoding="utf-8")
+    variables = pip_variables(tmp_path, HOME=str(tmp_path), XDG_CONFIG_DIRS=str(tmp_path / "zone"))
+    del variables["PIP_CONFIG_FILE"]
+    made = run(tmp_path, USES_GREETING, variables)
+    assert made.status == 0, made.text
+
+
 def test_a_failed_installation_begins_with_uvs_reason(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")

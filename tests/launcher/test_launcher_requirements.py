@@ -291,7 +291,7 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
     ("name", "line", "said"),
     [
         ("requirements.txt", "plain=1.0=py_0", "plain=1.0=py_0 is conda's"),
-        ("requirements.txt", "plain @ file:///croot/plain_1/work", "plain is conda's"),
+        ("requirements.txt", "plain @ file:///croot/plain_1/work", "/croot/plain_1/work does not exist. A line that"),
         ("environment.yml", "", "is conda's: `conda run -n NAME python -m pip list --format=freeze"),
         ("Pipfile", "", "is pipenv's: `pipenv requirements > requirements.txt`"),
         ("poetry.lock", "", "is Poetry's: `poetry export"),
@@ -440,6 +440,44 @@ def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:
 )
 def test_last_words(printed: str, reason: str) -> None:
     assert reason_of(printed.encode()) == reason
+
+
+def native(folder: Path, version: str, content: str) -> None:
+    """Write a wheel with a file that looks compiled, which an import checks."""
+    file, data = wheel("native", content, version)
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(folder / file, "w") as new:
+        for name in old.namelist():
+            data = old.read(name).replace(b"native.py", b"native/__init__.py,,\nnative/c.so")
+            new.writestr(name.replace("native.py", "native/__init__.py"), data)
+        new.writestr("native/c.so", "")
+
+
+@pytest.mark.parametrize(("line", "taken"), [("native", "2.0"), ("native==3.0", "3.0")])
+def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
+    image: Image, tmp_path: Path, line: str, taken: str
+) -> None:
+    """As pyarrow 26 beside numpy 1, which its metadata do not say."""
+    (tmp_path / "native").mkdir()
+    native(tmp_path / "native", "2.0", "")
+    native(tmp_path / "native", "3.0", "raise ImportError('native requires Core 2.0 or newer')\n")
+    assert image.run("core==2.0\n").status == 0
+    made = image.run(f"--find-links {tmp_path / 'native'}\ncore<2\n{line}\n")
+    assert made.status == 0, made.text
+    assert image.versions()["native"] == taken
+    assert "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0" in made.text
+
+
+def test_what_is_compiled_while_it_is_installed_is_refused_before_it_is_built(image: Image) -> None:
+    image.document["needs"] = {"kernels": "is compiled by nvcc", "plain": "has a wheel"}
+    made = image.run("plain\nkernels==1.0\n")
+    refused(made, "requirements.txt line 2: kernels is compiled by nvcc")
+
+
+def test_a_file_in_another_encoding(image: Image) -> None:
+    (image.base / "r.txt").write_bytes("plain # é\n".encode("latin-1"))
+    assert "r.txt is not UTF-8: `iconv -f LATIN1" in image.program("-r", "r.txt").stderr
+    (image.base / "r.txt").write_bytes("plain # é\n".encode("utf-16"))
+    assert image.program("-r", "r.txt").returncode == 0
 
 
 # ----------------------------------------------------------------------------------------------------- shown beforehand

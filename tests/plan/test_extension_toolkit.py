@@ -8,7 +8,7 @@ import pytest
 
 from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.extend.toolkit import BARE, compiler_warnings, workbench_of
+from trainworks.extend.toolkit import BARE, lacking, workbench_of
 from trainworks.facts.rows import Facts
 from trainworks.plan.select import row_named
 
@@ -73,21 +73,14 @@ def test_another_makers_image_and_another_component_are_refused(facts: Facts) ->
         workbench_of(("git",), {}, BASE, row_named(CU132, facts), facts)
 
 
-# -------------------------------------------------------------------------------------------------------- the warning
-def test_what_may_compile_is_named_where_the_compiler_is_missing(facts: Facts) -> None:
-    (warning,) = compiler_warnings(["deepspeed", "einops", "flash-attn"], BASE, facts)
-    assert warning.startswith("deepspeed, flash-attn: may compile code for GPUs")
-    assert "--cuda cu130 or cu132" in warning
-
-
-@pytest.mark.parametrize(
-    "base",
-    [
-        replace(BASE, components={"nvcc": "13.2.86"}),
-        replace(BASE, kept={"torch": "2.13.0+cpu"}),
-        replace(BASE, launcher=False),
-    ],
-    ids=["has nvcc", "no CUDA", "another maker's"],
-)
-def test_nobody_else_is_warned(base: ExtendedBase, facts: Facts) -> None:
-    assert compiler_warnings(["deepspeed"], base, facts) == []
+# ------------------------------------------------------------------------------------------------------ what is missing
+def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> None:
+    found = lacking(BARE, BASE, facts)
+    assert found["compiled_by"]["deepspeed"] == "nvcc"
+    assert "deepspeed" not in found["needs"], "it is installed without nvcc"
+    assert "is compiled by nvcc" in found["needs"]["flash-attn"]
+    assert lacking(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"] == {}
+    there = lacking(replace(BARE, component="nvcc"), BASE, facts)
+    assert (
+        there == lacking(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts) == {"compiled_by": {}, "needs": {}}
+    )

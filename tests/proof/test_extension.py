@@ -20,7 +20,7 @@ from proof.support import (
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
-from trainworks.extend.requirements import ExtendedBase
+from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest import packages
 from trainworks.proof.components import ListedComponent, extension_bill, package_components
@@ -54,8 +54,7 @@ BASE = ExtendedBase(
 PLAN = make_extension(
     tag="my/train:1",
     base=BASE,
-    requirements=LOCK,
-    locked=(("greeting", "1.0"), ("six", "1.17.0")),
+    lock=ExtensionLock(pins=LOCK),
     files=(SourceFile(path="train.py", content=b"import six\n"), SourceFile(path="lib/one.py", content=b"")),
     entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
 )

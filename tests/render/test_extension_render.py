@@ -13,7 +13,7 @@ import pytest
 
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import RECIPES, Installer, render_extension, render_resolution
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
@@ -22,7 +22,7 @@ from trainworks.host.settings import HostSettings
 from trainworks.render.dockerfile import Rendering
 
 ARCHIVE = AptSource(uri="http://deb.example/debian", suite="bookworm", components="main")
-REQUIREMENTS = "six==1.17.0 --hash=sha256:" + "0" * 64 + "\n"
+REQUIREMENTS = "six==1.17.0 \\\n    --hash=sha256:" + "0" * 64 + "\n"
 
 OURS = ExtendedBase(
     reference="trainworks/pytorch-training:2.13.0-cpu-py311-debian12",
@@ -58,22 +58,20 @@ BENCH = Workbench(
     whole=("fused",),
     variables={"TORCH_CUDA_ARCH_LIST": "8.0;9.0"},
 )
-INSTALLER = Installer(program=b"print()\n", manifest={"protected": {"torch": "2.13.0+cpu"}})
+INSTALLER = Installer(program=b"print()\n", stage=b"", manifest={"protected": {"torch": "2.13.0+cpu"}})
 
 
 def plan_of(base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False) -> ExtensionPlan:
     return make_extension(
         tag="my/train:1",
         base=base,
-        requirements=requirements,
-        locked=(("six", "1.17.0"),) if requirements else (),
+        lock=ExtensionLock(pins=requirements, built=("langdetect",) if project else ()),
         files=(
             SourceFile(path="train.py", content=b"import six\n"),
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
         ),
         entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
         sources=SOURCES if project else (),
-        built=("langdetect",) if project else (),
         inputs=(LOCAL,) if project else (),
         apt=("libgl1", "g++") if project else (),
         installed=("requirements.txt", "setup.py") if project else (),

@@ -56,17 +56,7 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
     if not answer:
         raise ExtendError([f"--base {reference}: {python} does not answer: {done.output.strip()[-2000:]}"])
     found: interpreter.Interpreter = json.loads(answer.removeprefix(interpreter.MARKER))
-    distributions = tuple(
-        BaseDistribution(
-            name=row["name"],
-            version=row["version"],
-            requires=tuple(row["requires"]),
-            size=row["size"],
-            build=row["build"],
-            removable=row["removable"],
-        )
-        for row in found["distributions"]
-    )
+    distributions = tuple(BaseDistribution(**row) for row in found["distributions"])
     patterns = [pattern for component in facts.components for pattern in component.protected]
     repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
     digests = [digest for digest in image.digests if digest.partition("@")[0] == repository]
@@ -74,45 +64,25 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         reference=reference,
         identifier=image.identifier,
         digest=reference if "@" in reference else next(iter(digests), ""),
-        python=found["python"],
-        version=found["version"],
-        glibc=found["glibc"],
-        machine=found["machine"],
-        distribution=found["distribution"],
-        suite=found["suite"],
-        compiler=found["compiler"],
-        managed=found["managed"],
-        pip=found["pip"],
-        launcher=found["launcher"],
         environment=image.environment,
         labels=image.labels,
         distributions=distributions,
-        complaints=tuple(found["complaints"]),
         kept=kept_of(found["protected"], distributions, patterns),
-        full_version=found["full_version"],
-        components=found["components"],
-        missing=tuple(found["missing"]),
-        uv=found["uv"],
+        **{name: value for name, value in found.items() if name not in ("distributions", "protected")},  # type: ignore[arg-type]
     )
 
 
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
     """Refuse an extension that does not fit its base; raises ``ExtendError`` with every problem."""
     problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
-    if inputs.wanted or inputs.project:
-        problems += _unfit_python(base)
-    if problems:
-        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
-
-
-def _unfit_python(base: ExtendedBase) -> list[str]:
-    problems = []
-    where = f"--base {base.reference}"
-    if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
-        oldest = ".".join(map(str, interpreter.OLDEST))
+    where, oldest = f"--base {base.reference}", ".".join(map(str, interpreter.OLDEST))
+    if not inputs.wanted and not inputs.project:
+        pass
+    elif tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
         problems.append(f"{where} has Python {base.version}: requirements need Python {oldest} or newer")
     elif not base.pip:
         problems.append(f"{where}: {base.python} has no pip to install requirements with")
-    if not base.glibc:
+    elif not base.glibc:
         problems.append(f"{where} does not have glibc, which training wheels are made for")
-    return problems
+    if problems:
+        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")

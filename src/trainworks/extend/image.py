@@ -7,10 +7,12 @@ installed in the base image once, which gives their lock (``extend.resolve``), a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from uv import find_uv_bin
 
 from trainworks.assemble.context import write_output
 from trainworks.assemble.image import ImageSpec, build_image
@@ -20,17 +22,16 @@ from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import LockError, OutputError
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.kept import checks_again, left_behind
-from trainworks.extend.lock import ExtensionLock, inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
+from trainworks.extend.kept import checks_again, hidden_by, left_behind
+from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.render import RECIPES, render_extension
+from trainworks.extend.render import INSTALLER, RECIPES, Installer, render_extension
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import ExtendedBase, holds
-from trainworks.extend.resolve import Stage, make_stage, resolve
+from trainworks.extend.requirements import ExtendedBase, ExtensionLock, holds
+from trainworks.extend.resolve import Stage, manifest_of, resolve, secrets_of
 from trainworks.extend.source import SourceTree
 from trainworks.extend.sources import folder_source, git_sources
-from trainworks.extend.toolkit import compiler_warnings, workbench_of
-from trainworks.extend.wanted import without_vendor
+from trainworks.extend.toolkit import workbench_of
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
@@ -88,7 +89,7 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
     report = _report(extension)
     if request.until == "plan":
         return BuildReport(
-            report=report, text="".join(f"{name}=={version}\n" for name, version in extension.plan.locked)
+            report=report, text="".join(f"{name}=={version}\n" for name, version in extension.plan.lock.locked)
         )
     if request.until == "render":
         text, values = write_output(extension.rendering, request.output)
@@ -110,104 +111,90 @@ def plan_extension(
             extension was made from: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    forbidden = settings.forbidden_texts("")
-    inputs = read_inputs(request, forbidden, environment)
+    inputs = read_inputs(request, settings.forbidden_texts(""), environment)
     for text in notes(request, inputs) if resolving else ():
         say(text)
-    wanted = inputs.wanted
-    # What a variable has is not in the file, and must not be in the image either.
-    forbidden = (*forbidden, *(environment[name] for name in wanted.variables))
+    for folder in settings.pip.local_indexes if resolving and inputs.wanted else ():
+        say(f"  the index in {folder} is not used: name a folder with the wheels in --find-links")
     engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     check_fit(base, inputs)
-    hosts = {urlsplit(each.wheel_index).hostname or "" for each in facts.targets if each.wheel_index}
-    for note in without_vendor(wanted, base, hosts):
-        say(f"  {note}") if resolving else None
-    ours = _name_of_base(base, facts)
-    row = ours.row if ours else None
-    bench = workbench_of(request.with_components, request.build_environment, base, row, facts)
+    named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
+    bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = _sources_of(request, inputs, base, locked_commits(path), environment, resolving=resolving)
-    stage = make_stage(base, wanted, inputs.apt, bench, row, recipes, settings, facts, root, environment)
+    secrets, links = secrets_of(base, inputs.wanted, inputs.apt, settings, environment)
+    stage = Stage(
+        base=base,
+        wanted=inputs.wanted,
+        sources=sources,
+        commits=commits,
+        apt=inputs.apt,
+        installer=Installer(
+            program=(data_folder(root, "launcher") / INSTALLER).read_bytes(),
+            stage=resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
+            manifest=manifest_of(base, bench, named.row if named else None, facts),
+            uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
+            bench=bench,
+        ),
+        recipes=recipes,
+        settings=settings,
+        secrets=secrets,
+        links=links,
+    )
     lock = ExtensionLock()
-    if path is not None and (wanted or sources):
-        lock = _locked(request, inputs, sources, commits, stage, path, engine, facts, resolving=resolving)
+    if path is not None and (inputs.wanted or sources):
+        lock = _locked(request, stage, path, engine, facts, resolving=resolving)
     plan = make_extension(
         tag=request.tag,
         base=base,
-        requirements=lock.pins,
-        locked=lock.locked,
+        lock=lock,
         files=inputs.source.files,
         entry_point=inputs.entry_point,
         sources=sources,
-        built=lock.built,
-        inputs=wanted.files.values(),
-        commits=commits,
+        inputs=inputs.wanted.files.values(),
         apt=inputs.apt,
-        project=[lock.project] if lock.project else [],
-        complaints=lock.complaints,
         installed=inputs.installed,
     )
-    if resolving:
-        for note in (*lock.notes, left_behind(plan.moves).strip()):
-            say(f"  {note}") if note else None
-        for warning in [] if bench.component else compiler_warnings([name for name, _ in plan.locked], base, facts):
-            say(f"  warning: {warning}")
-    again = checks_again(_plan_of_base(ours, facts), base, plan.moves, locked={name for name, _ in plan.locked})
+    hiding = hidden_by(plan.files, base)
+    for note in (*lock.notes, left_behind(plan.moves), hiding) if resolving else ():
+        say(f"  {note}") if note else None
+    again = checks_again(_plan_of_base(named, facts), base, plan.moves, locked=dict(lock.locked))
     spec = ImageSpec(
         name=plan.tag,
         tags=(plan.tag,),
         rendering=render_extension(plan, recipes, stage.installer),
         settings=settings,
-        secrets=stage.secrets,
-        add_files=stage.add_links if plan.locked else lambda _folder: (),
+        secrets=secrets,
+        add_files=stage.add_links if lock.locked else lambda _folder: (),
         checks=(*plan.checks, *again),
-        forbidden=forbidden,
+        # What a variable has is not in the file, and must not be in the image either.
+        forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
         extends=image,
         architecture=base.architecture,
     )
     return Extension(
-        engine=engine, image=image, source=inputs.source, plan=plan, lock=path if plan.locked else None, spec=spec
+        engine=engine, image=image, source=inputs.source, plan=plan, lock=path if lock.locked else None, spec=spec
     )
 
 
 def _locked(
-    request: ExtendRequest,
-    inputs: ExtensionInputs,
-    sources: Sequence[WheelSource],
-    commits: Mapping[str, str],
-    stage: Stage,
-    path: Path,
-    engine: Engine,
-    facts: Facts,
-    *,
-    resolving: bool,
+    request: ExtendRequest, stage: Stage, path: Path, engine: Engine, facts: Facts, *, resolving: bool
 ) -> ExtensionLock:
     """Return what is installed: as it was locked while that fits, or else resolved anew."""
-    bench = stage.installer.bench
-    chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": inputs.apt, "bench": bench.lines}
-    digest = inputs_digest(inputs.wanted, sources, chosen, stage.base)
+    bench, only, strict = stage.installer.bench, request.only_binary, request.strict
+    chosen = {"only_binary": only, "strict": strict, "apt": stage.apt, "bench": bench.lines}
+    digest = inputs_digest(stage.wanted, stage.sources, chosen, stage.base)
     lock = read_lock(path, digest)
     if lock is not None:
-        if resolving:
-            say(f"  locked already: {path}")
+        say(f"  locked already: {path}") if resolving else None
         return lock
     if not resolving:
         raise LockError(
             f"no lock for these requirements and this base: {path}",
             hint="`build.py extend` with the same choice writes it",
         )
-    lock = resolve(
-        inputs.wanted,
-        sources,
-        commits,
-        stage,
-        engine,
-        request,
-        facts,
-        only_binary=request.only_binary,
-        strict=request.strict,
-    )
+    lock = resolve(stage, engine, request, facts, only_binary=only, strict=strict)
     if request.output is None:
         write_lock(path, lock, digest, stage.base)
         say(f"  resolved and hashed: {path}")
@@ -224,20 +211,18 @@ def _sources_of(
     resolving: bool,
 ) -> tuple[list[WheelSource], Mapping[str, str]]:
     """Return what wheels are built of: repositories, folders and the code itself, which comes last; and the commits."""
-    wanted = inputs.wanted
+    wanted, own = inputs.wanted, request.source.resolve() if inputs.project and request.source is not None else None
     repositories = [each for each in wanted.repositories if holds(each.marker, base)]
     sources, commits = git_sources(repositories, known, environment, resolving=resolving)
     extras = set(inputs.extras)
-    for each in wanted.folders:
-        if not holds(each.marker, base):
-            continue
-        if inputs.project and request.source is not None and each.folder.resolve() == request.source.resolve():
+    for each in [each for each in wanted.folders if holds(each.marker, base)]:
+        if each.folder.resolve() == own:
             extras |= {extra.strip() for extra in each.extras.strip("[]").split(",") if extra.strip()}
-            continue
-        sources.append(folder_source(each.tree.files, each.folder, origin=each.origin, extras=each.extras))
-    if inputs.project and request.source is not None:
+        else:
+            sources.append(folder_source(each.tree.files, each.folder, origin=each.origin, extras=each.extras))
+    if own is not None:
         chosen = f"[{','.join(sorted(extras))}]" if extras else ""
-        sources.append(folder_source(inputs.source.files, request.source, extras=chosen))
+        sources.append(folder_source(inputs.source.files, own, extras=chosen))
     return sources, commits
 
 
@@ -246,11 +231,6 @@ def _plan_of_base(named: ImageName | None, facts: Facts) -> ImagePlan | None:
     if named is None:
         return None
     return make_plan(request_of(named.row, named.variant, facts) or request_for(named.row, facts), facts)
-
-
-def _name_of_base(base: ExtendedBase, facts: Facts) -> ImageName | None:
-    """Return the target and variant that a base's label names; ``None`` for another maker's image."""
-    return image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
 
 
 def _report(extension: Extension) -> dict[str, object]:
@@ -266,10 +246,10 @@ def _report(extension: Extension) -> dict[str, object]:
             "python": base.version,
             "launcher": base.launcher,
         },
-        "requirements": [f"{name}=={version}" for name, version in plan.locked],
+        "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
         "moved": [asdict(move) for move in plan.moves],
         "lock": str(extension.lock) if extension.lock else "",
-        "commits": plan.commits,
+        "commits": plan.lock.commits,
         "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": source.size, "left_out": source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,

@@ -76,6 +76,8 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         file, environment, extras=request.extras, groups=request.groups, project=pyproject, forbidden=forbidden
     )
     problems += wanted.problems
+    if request.requirements is not None and not wanted and not wanted.problems:
+        problems.append(f"--requirements {file}: nothing is asked for")
     own = False
     if folder is not None:
         own = file is not None and file.resolve() == (folder / REQUIREMENTS).resolve()

@@ -6,6 +6,7 @@ manifest protects is kept, with the version that is installed, and everything el
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Facts, SourceFile
 from trainworks.plan.checks import Check, CommandCheck, PythonImportsCheck
 from trainworks.plan.model import ImagePlan
 
@@ -81,9 +82,18 @@ def left_behind(moves: Sequence[Move]) -> str:
     largest = sorted(moves, key=lambda move: -move.size)[:3]
     named = ", ".join(f"{move.name} {move.old} {move.size / 1e6:,.0f} MB" for move in largest)
     return (
-        f"  warning: {total / 1e6:,.0f} MB of replaced files stay in the base's layers and are downloaded with them "
+        f"warning: {total / 1e6:,.0f} MB of replaced files stay in the base's layers and are downloaded with them "
         f"({named})"
     )
+
+
+def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
+    """Return the warning for code that is imported instead of a module that the image keeps, or of Python's own."""
+    tops = {
+        path.partition("/")[0].removesuffix(".py") for path in (file.path for file in files) if path.endswith(".py")
+    }
+    named = sorted(tops & {*(name.replace("-", "_") for name in base.kept), *sys.stdlib_module_names})
+    return f"warning: the code's own {', '.join(named)} would be imported instead of the image's" if named else ""
 
 
 def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:

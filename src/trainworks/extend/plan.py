@@ -10,12 +10,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
 from trainworks.extend.kept import Move, moves_of
-from trainworks.extend.requirements import ExtendedBase
+from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.likeness import nearest
 from trainworks.plan.checks import (
@@ -58,7 +57,8 @@ _REFERENCE = re.compile(rf"{_REPOSITORY}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
-_PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
+_SEGMENT = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._+-]+"
+_PATH = re.compile(rf"(?!-){_SEGMENT}(?:/{_SEGMENT})*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +119,10 @@ class ExtensionPlan:
     Attributes:
         tag: The new image's name.
         base: What it is made from.
-        requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
-        locked: Their names and versions.
+        lock: What is installed.
         moves: What of the base gets another version.
         sources: What wheels are built from.
-        built: Names of what is built from a source archive of an index.
         inputs: Files of this machine that are installed, such as wheels.
-        commits: Git requirement to its commit.
         apt: Debian packages.
         files: The code, at paths below the code directory.
         installed: Which of the code's own files say what is installed: its requirements, its project file.
@@ -137,13 +134,10 @@ class ExtensionPlan:
 
     tag: str
     base: ExtendedBase
-    requirements: str
-    locked: tuple[tuple[str, str], ...]
+    lock: ExtensionLock
     moves: tuple[Move, ...]
     sources: tuple[WheelSource, ...]
-    built: tuple[str, ...]
     inputs: tuple[SourceFile, ...]
-    commits: Mapping[str, str]
     apt: tuple[str, ...]
     files: tuple[SourceFile, ...]
     installed: tuple[str, ...]
@@ -192,41 +186,30 @@ def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) 
         ValueError: With the reason: it leaves the code directory, does not exist there, or cannot be started.
     """
     if program.startswith(("-m ", "-m\t")):
-        return _find_module(program[2:].strip(), program, files)
+        module = program[2:].strip()
+        if not _MODULE.fullmatch(module):
+            raise ValueError(f"{module!r} is not the name of a Python module")
+        stem = module.replace(".", "/")
+        file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if name in files), "")
+        top = stem.split("/", 1)[0]
+        if not file and any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
+            raise ValueError(_missing(f"{stem}.py", files))
+        return EntryPoint(kind="module", name=program, file=file)
     if program.startswith("/"):
         inside = program.removeprefix(f"{CODE_FOLDER}/")
         advice = f": name it {inside}" if inside != program else ""
         raise ValueError(f"{program} is an absolute path; it is a path below {CODE_FOLDER}{advice}")
-    if any(segment in ("", ".", "..") for segment in program.split("/")):
-        raise ValueError(f"{program!r} has an empty, '.' or '..' segment; it is a path below {CODE_FOLDER}")
-    if program.startswith("-") or not _PATH.fullmatch(program):
-        raise ValueError(f"{program!r} starts with - or has characters other than letters, digits and . _ + - /")
-    module = program.removesuffix(".py").replace("/", ".")
-    named = program.endswith(".py") or (program not in files and not program.endswith(".sh"))
-    if project and named and _MODULE.fullmatch(module):
-        if program.endswith(".py") and program not in files:
-            raise ValueError(_missing(program, files))
-        return EntryPoint(kind="package", name=program, file=program if program in files else "")
-    if program not in files:
+    if not _PATH.fullmatch(program):
+        raise ValueError(f"{program!r} is not a path of letters, digits and . _ + - without '.', '..' and empty parts")
+    kind = {"py": "script", "sh": "shell"}.get(program.rpartition(".")[2], "command")
+    is_module = _MODULE.fullmatch(program.removesuffix(".py").replace("/", "."))
+    if project and is_module and (kind == "script" or (kind == "command" and program not in files)):
+        kind = "package"
+    if program not in files and (kind != "package" or program.endswith(".py")):
         raise ValueError(_missing(program, files))
-    if program.endswith(".py"):
-        return EntryPoint(kind="script", name=program, file=program)
-    if program.endswith(".sh"):
-        return EntryPoint(kind="shell", name=program, file=program)
-    if not files[program]:
+    if kind == "command" and not files[program]:
         raise ValueError(f"{program} is not executable: chmod +x it, or name it .py or .sh")
-    return EntryPoint(kind="command", name=program, file=program)
-
-
-def _find_module(module: str, program: str, files: Mapping[str, bool]) -> EntryPoint:
-    if not _MODULE.fullmatch(module):
-        raise ValueError(f"{module!r} is not the name of a Python module")
-    stem = module.replace(".", "/")
-    file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if name in files), "")
-    top = stem.split("/", 1)[0]
-    if not file and any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
-        raise ValueError(_missing(f"{stem}.py", files))
-    return EntryPoint(kind="module", name=program, file=file)
+    return EntryPoint(kind=kind, name=program, file=program if program in files else "")
 
 
 def _missing(program: str, files: Mapping[str, bool]) -> str:
@@ -253,29 +236,16 @@ def make_extension(
     *,
     tag: str,
     base: ExtendedBase,
-    requirements: str,
-    locked: Iterable[tuple[str, str]],
-    files: Iterable[SourceFile],
-    entry_point: EntryPoint | None,
+    lock: ExtensionLock,
+    files: Iterable[SourceFile] = (),
+    entry_point: EntryPoint | None = None,
     sources: Iterable[WheelSource] = (),
-    built: Iterable[str] = (),
     inputs: Iterable[SourceFile] = (),
-    commits: Mapping[str, str] | None = None,
     apt: Iterable[str] = (),
-    project: Iterable[str] = (),
-    complaints: Iterable[str] = (),
     installed: Iterable[str] = (),
 ) -> ExtensionPlan:
-    """Return the plan of an extension whose parts were found to fit; ``project``: names of what the code itself is.
-
-    ``complaints``: what ``pip check`` may say, and does not say of the base.
-    """
-    locked = tuple(locked)
+    """Return the plan of an extension whose parts were found to fit."""
     apt = tuple(sorted(set(apt)))
-    installed = tuple(installed)
-    moves, project = moves_of(locked, base), tuple(project)
-    published = tuple(name for name, _ in locked if name not in project)
-    files = tuple(sorted(files, key=lambda file: file.path))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
         environment[SUBMIT_DIRECTORY] = CODE_FOLDER
@@ -287,46 +257,37 @@ def make_extension(
     if base.digest or BASE_DIGEST_LABEL in base.labels:
         # The base's own label, which would be inherited, names what the base was made from.
         labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
-    base = replace(base, complaints=(*base.complaints, *complaints))
-    promises = _promises(base, locked, moves, apt, project, files, installed, entry_point, labels)
-    return ExtensionPlan(
+    plan = ExtensionPlan(
         tag=tag,
         base=base,
-        requirements=requirements,
-        locked=locked,
-        moves=moves,
+        lock=lock,
+        moves=moves_of(lock.locked, base),
         sources=tuple(sources),
-        built=tuple(built),
         inputs=tuple(inputs),
-        commits=dict(commits or {}),
         apt=apt,
-        files=files,
-        installed=installed,
+        files=tuple(sorted(files, key=lambda file: file.path)),
+        installed=tuple(installed),
         entry_point=entry_point,
         environment=environment,
         labels=labels,
-        checks=(*promises, SecretsCheck(component=COMPONENT, published=published)),
+        checks=(),
     )
+    published = tuple(name for name, _ in lock.locked if name != lock.project)
+    return replace(plan, checks=(*_promises(plan), SecretsCheck(component=COMPONENT, published=published)))
 
 
-_INSTALLED = (
-    "import sys; from importlib import metadata; from pip._vendor.packaging.version import Version as V; "
-    "there = {name: metadata.version(name) for name, _, _ in (word.partition('==') for word in sys.argv[1:])}; "
-    "wrong = [f'{name} is {there[name]}, not {version}' for name, _, version in "
-    "(word.partition('==') for word in sys.argv[1:]) if there[name] != version and V(there[name]) != V(version)]; "
-    "sys.exit(', '.join(wrong) or None)"
-)
-_REPLACED = (
-    "import sys, re; from importlib import metadata; "
-    "plain = lambda name: re.sub(r'[-_.]+', '-', name or '').lower(); "
-    "old = [word.partition('==')[::2] for word in sys.argv[1:]]; "
-    "there = {(plain(each.metadata['Name']), each.version, str(each.locate_file(''))) for each in "
-    "metadata.distributions()}; "
-    "left = [f'{name} {version} in {folder}' for name, version, folder in sorted(there) for other, before in old "
-    "if name == other and (not before or (version == before "
-    "and any(each[0] == name and each[2] == folder and each[1] != version for each in there)))]; "
-    "sys.exit(', '.join(left) or None)"
-)
+_INSTALLED = """\
+import sys
+from importlib import metadata
+from pip._vendor.packaging.version import Version
+wrong = []
+for name, _, version in (word.partition("==") for word in sys.argv[1:]):
+    found = list(metadata.distributions(name=name))
+    beside = [each.version for each in found[1:] if each.locate_file("") == found[0].locate_file("")]
+    if not found or found[0].version != version and Version(found[0].version) != Version(version) or beside:
+        wrong.append(f"{name} is {', '.join([*(each.version for each in found[:1]), *beside])}, not {version}")
+sys.exit(", ".join(wrong) or None)
+"""
 _PIP_CHECK = (
     "import subprocess, sys; "
     "done = subprocess.run([sys.executable, '-m', 'pip', 'check', '--disable-pip-version-check'], "
@@ -341,80 +302,63 @@ _FOUND = (
 )
 
 
-class _MakeCommand(Protocol):
-    def __call__(self, why: str, *words: str, expect: str = "") -> CommandCheck: ...
+def _command(why: str, *words: str, expect: str = "") -> CommandCheck:
+    return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
 
 
-def _promises(
-    base: ExtendedBase,
-    locked: tuple[tuple[str, str], ...],
-    moves: tuple[Move, ...],
-    apt: tuple[str, ...],
-    project: tuple[str, ...],
-    files: tuple[SourceFile, ...],
-    installed: tuple[str, ...],
-    entry_point: EntryPoint | None,
-    labels: Mapping[str, str],
-) -> Iterable[Check]:
-    def command(why: str, *words: str, expect: str = "") -> CommandCheck:
-        return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
-
-    for package in apt:
+def _promises(plan: ExtensionPlan) -> Iterable[Check]:
+    base, locked, python = plan.base, plan.lock.locked, plan.base.python
+    for package in plan.apt:
         yield DebianPackageCheck(component=COMPONENT, package=package)
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
         title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
-        yield command(title, base.python, "-c", _INSTALLED, *words)
-        gone = {move.name for move in moves}
-        stay = [row for row in base.distributions if canonicalize_name(row.name) not in gone]
-        words = [f"{row.name}=={row.version}" for row in stay]
-        other = "own" if not gone else "other"
-        yield command(
-            f"the base's {other} {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
-        )
-        if gone:
-            words = [f"{move.name}=={move.old}" for move in moves]
-            yield command("nothing is left of what was replaced", base.python, "-c", _REPLACED, *words)
+        yield _command(f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words)
+        gone = {move.name for move in plan.moves}
+        words = [f"{row.name}=={row.version}" for row in base.distributions if canonicalize_name(row.name) not in gone]
+        title = f"the base's {'other' if gone else 'own'} {len(words)} distributions are as they were"
+        yield _command(title, python, "-c", _INSTALLED, *words)
         # The user's own code is not imported: that may start a training.
-        names = tuple(name for name, _ in locked if name not in project)
+        names = tuple(name for name, _ in locked if name != plan.lock.project)
         if names:
-            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names)
-        why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
-        yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
-    yield command(
+            yield PythonImportsCheck(component=COMPONENT, python=python, distributions=names)
+        known = (*base.complaints, *plan.lock.complaints)
+        why = "pip check finds nothing" + (" that is not known" if known else "")
+        yield _command(why, python, "-c", _PIP_CHECK, *known)
+    yield _command(
         f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
         *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),
         expect=f"directory={CODE_FOLDER}.",
     )
-    yield command(
+    yield _command(
         f"{CODE_FOLDER} is on PATH, once",
         *("/bin/sh", "-c", f'echo "$PATH" | tr : "\\n" | grep -c -x {CODE_FOLDER} | sed "s/.*/times=&./"'),
         expect="times=1.",
     )
-    if files:
+    if plan.files:
         yield PathCheck(component=COMPONENT, path=CODE_FOLDER, state="directory")
-    if entry_point is not None:
-        yield from _entry_point_promises(entry_point, base, command)
-        if installed and base.launcher:
+    if plan.entry_point is not None:
+        yield from _entry_point_promises(plan.entry_point, base)
+        if plan.installed and base.launcher:
             title = "`train --plan` would install nothing at the start"
-            yield command(title, "train", "--plan", expect='"requirements": [],')
-    for label, value in labels.items():
+            yield _command(title, "train", "--plan", expect='"requirements": [],')
+    for label, value in plan.labels.items():
         yield LabelCheck(component=COMPONENT, label=label, value=value)
 
 
-def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase, command: _MakeCommand) -> Iterable[Check]:
+def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase) -> Iterable[Check]:
     path = f"{CODE_FOLDER}/{entry_point.file}"
     if entry_point.file:
         yield PathCheck(component=COMPONENT, path=path, state="executable" if entry_point.kind == "command" else "file")
     if path.endswith(".py"):
-        yield command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
+        yield _command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
     elif entry_point.kind == "shell":
-        yield command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
+        yield _command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
     if entry_point.kind == "module":
         title = f"the image's Python finds the module {entry_point.program}"
-        yield command(title, base.python, "-c", _FOUND, entry_point.program)
+        yield _command(title, base.python, "-c", _FOUND, entry_point.program)
     if base.launcher:
-        yield command(
+        yield _command(
             f"`train --plan` would start {entry_point.name}",
             *("train", "--plan"),
             expect=f'"SM_USER_ENTRY_POINT": "{entry_point.program}"',

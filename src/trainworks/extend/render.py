@@ -31,12 +31,14 @@ class Installer:
 
     Attributes:
         program: The text of the launcher's ``install.py``.
+        stage: The text of ``inside.py``.
         manifest: What it reads of an image: what is kept, and what goes with that.
         uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
         bench: What wheels are built with.
     """
 
     program: bytes = field(repr=False)
+    stage: bytes = field(repr=False)
     manifest: Mapping[str, object]
     uv: bytes = field(default=b"", repr=False)
     bench: Workbench = BARE
@@ -46,6 +48,7 @@ class Installer:
         manifest = json.dumps(self.manifest, indent=1).encode()
         found = [
             SourceFile(path="installer/install.py", content=self.program),
+            SourceFile(path="installer/inside.py", content=self.stage),
             SourceFile(path="installer/manifest.json", content=manifest),
             # Folders must exist to be mounted; this machine's own files are put there before a build.
             SourceFile(path="inputs/.keep", content=b""),
@@ -67,10 +70,8 @@ def render_resolution(
     apt: Sequence[str],
     sources: Sequence[WheelSource],
     wanted: Iterable[SourceFile],
-    words: Sequence[str],
-    separate: bool,
-    strict: bool,
     moment: str,
+    **values: object,
 ) -> Rendering:
     """Return the context of a build whose image has nothing but ``/out``: what was installed, or why it was not.
 
@@ -81,14 +82,12 @@ def render_resolution(
         apt: Debian packages of the extension.
         sources: What wheels are built from.
         wanted: Files of requirements, and what they name.
-        words: Options of the installation.
-        separate: Wheels of sources are installed by themselves, because the requirements have hashes.
-        strict: Lines of another build of the framework are refused.
         moment: Another one for each build: what an index has is asked anew.
+        values: For the template: ``words`` of the installation; ``separate``: wheels of sources are installed by
+            themselves, because the requirements have hashes; ``strict``: other builds of the framework are refused.
     """
     files = [*installer.files(wanted), SourceFile(path="inputs/moment", content=moment.encode())]
-    values = {"name": "requirements", "plan": None, "words": words, "separate": separate, "strict": strict}
-    return _rendering(base, apt, files, recipes, installer, sources, **values)
+    return _rendering(base, apt, files, recipes, installer, sources, name="requirements", plan=None, **values)
 
 
 def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer) -> Rendering:
@@ -96,10 +95,10 @@ def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str], installer:
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
-    installer = replace(installer, bench=installer.bench if plan.sources or plan.built else BARE)
-    if plan.locked:
-        pins = [SourceFile(path="requirements.txt", content=plan.requirements.encode())] if plan.requirements else []
-        files += [*installer.files([*plan.inputs, *pins])]
+    installer = replace(installer, bench=installer.bench if plan.sources or plan.lock.built else BARE)
+    if plan.lock.locked:
+        pins = SourceFile(path="requirements.txt", content=plan.lock.pins.encode())
+        files += installer.files([*plan.inputs, *([pins] if plan.lock.pins else [])])
     return _rendering(plan.base, plan.apt, files, recipes, installer, plan.sources, name=plan.tag, plan=plan)
 
 

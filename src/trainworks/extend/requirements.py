@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packaging.markers import Marker
@@ -25,7 +26,7 @@ class BaseDistribution:
 
     name: str
     version: str
-    requires: tuple[str, ...] = ()
+    requires: Sequence[str] = ()
     size: int = 0
     build: str = ""
     removable: bool = True
@@ -76,11 +77,11 @@ class ExtendedBase:
     suite: str = ""
     compiler: bool = False
     launcher: bool = True
-    complaints: tuple[str, ...] = ()
+    complaints: Sequence[str] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     full_version: str = ""
     components: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    missing: Sequence[str] = ()
     uv: bool = False
 
     @property
@@ -143,3 +144,43 @@ class GitRequirement:
     def __str__(self) -> str:
         """Return what decides its commit."""
         return f"git+{self.url}@{self.reference or 'HEAD'}"
+
+
+PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)((?: \\\n    --hash=\S+)*)$", re.MULTILINE)
+"""A line of a lock: name, version, hashes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionLock:
+    """What is installed.
+
+    Attributes:
+        pins: Lines with hashes, as uv writes them, below the options that say where they come from.
+        local: What comes from files of this machine, name to version.
+        built: Names of what is built from a source archive of an index.
+        commits: Git requirement to commit.
+        project: The distribution that the code itself is; ``""`` for none.
+        notes: What the user was told.
+        complaints: What ``pip check`` says of what stays although it does not go with the requirements.
+    """
+
+    pins: str = ""
+    local: Mapping[str, str] = field(default_factory=dict)
+    built: Sequence[str] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)
+    project: str = ""
+    notes: Sequence[str] = ()
+    complaints: Sequence[str] = ()
+
+    @property
+    def locked(self) -> tuple[tuple[str, str], ...]:
+        """Name and version of everything that is installed, sorted."""
+        return tuple(sorted([*((name, version) for name, version, _ in PIN.findall(self.pins)), *self.local.items()]))
+
+    @property
+    def hashes(self) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """The sha256 of every file that it allows, by name and version."""
+        return {
+            (name, version): tuple(re.findall(r"sha256:([0-9a-f]{64})", hashes))
+            for name, version, hashes in PIN.findall(self.pins)
+        }

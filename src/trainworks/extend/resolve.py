@@ -12,7 +12,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from uv import find_uv_bin
 
 from trainworks.assemble.image import ImageSpec, run_build
 from trainworks.assemble.order import BuildOptions
@@ -20,15 +19,12 @@ from trainworks.engine import read_files
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.kept import targets_for
-from trainworks.extend.lock import ExtensionLock
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.render import INSTALLER, Installer, render_resolution
-from trainworks.extend.requirements import ExtendedBase
-from trainworks.extend.toolkit import Workbench
+from trainworks.extend.render import Installer, render_resolution
+from trainworks.extend.requirements import ExtendedBase, ExtensionLock
+from trainworks.extend.toolkit import Workbench, lacking
 from trainworks.extend.wanted import Wanted
-from trainworks.facts.data import data_folder
 from trainworks.facts.rows import Facts, SourceFile, TargetRow
-from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.plan.shares import library_names
 from trainworks.terminal.build_progress import BuildProgress
@@ -45,10 +41,13 @@ OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|truste
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Where an extension is installed.
+    """Where an extension is installed, and what.
 
     Attributes:
         base: The image that is extended.
+        wanted: The requirements.
+        sources: What wheels are built from.
+        commits: Of those that are git repositories.
         apt: Debian packages of the extension.
         installer: What installs.
         recipes: Templates, by name.
@@ -58,6 +57,9 @@ class Stage:
     """
 
     base: ExtendedBase
+    wanted: Wanted
+    sources: Sequence[WheelSource]
+    commits: Mapping[str, str]
     apt: tuple[str, ...]
     installer: Installer
     recipes: Mapping[str, str]
@@ -69,102 +71,54 @@ class Stage:
         """Copy this machine's own wheels and archives into a context, but for what the base keeps."""
         found = []
         for path in sorted(path for link in self.links for path in link.glob("*")):
-            name = re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower()
+            name = canonicalize_name(path.name.split("-")[0])
             if path.is_file() and path.name.endswith((".whl", ".tar.gz")) and name not in self.base.kept:
                 shutil.copyfile(path, folder / "wheels" / path.name)
                 found.append(path.name)
         return tuple(found)
 
 
-def make_stage(
-    base: ExtendedBase,
-    wanted: Wanted,
-    apt: tuple[str, ...],
-    bench: Workbench,
-    row: TargetRow | None,
-    recipes: Mapping[str, str],
-    settings: HostSettings,
-    facts: Facts,
-    root: Path,
-    environment: Mapping[str, str],
-) -> Stage:
-    """Return where an extension is installed; raises ``OutputError`` where the program is not in the checkout."""
+def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts) -> dict[str, object]:
+    """Return what the program reads of the base: what is kept, and what goes with that."""
     there = {canonicalize_name(row.name) for row in base.distributions}
-    manifest = {
+    frameworks = [each for each in facts.components if {*each.python, *each.python_cpu} & there]
+    return {
         "protected": dict(base.kept),
         "companions": {
-            companion: component.python[0]
-            for component in facts.components
-            if component.companions and component.python[0] in there
-            for companion in component.companions
-            if companion not in there
+            name: component.python[0]
+            for component in frameworks
+            for name in component.companions
+            if component.python[0] in there and name not in there
         },
-        "libraries": library_names(
-            [component for component in facts.components if {*component.python, *component.python_cpu} & there],
-            there,
-            facts,
-        ),
+        "libraries": library_names(frameworks, there, facts),
         "wheel_index": row.wheel_index if row else "",
+        **lacking(bench, base, facts),
     }
-    links = (*settings.pip.local_folders, *(path for path in wanted.links if path.is_dir()))
-    names = (*PIP_SECRETS, *(APT_SECRETS if apt else ()))
+
+
+def secrets_of(
+    base: ExtendedBase, wanted: Wanted, apt: Sequence[str], settings: HostSettings, environment: Mapping[str, str]
+) -> tuple[dict[str, bytes], tuple[Path, ...]]:
+    """Return the secrets of a stage, and the folders of this machine with wheels."""
     # Archives of this machine serve another suite of Debian, and no Ubuntu.
     content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    secrets = {name: content[name] for name in names}
+    secrets = {name: content[name] for name in (*PIP_SECRETS, *(APT_SECRETS if apt else ()))}
+    links = (*settings.pip.local_folders, *(path for path in wanted.links if path.is_dir()))
     if links:
-        secrets["pip.conf"] = _with_links(settings.pip, secrets["pip.conf"])
-    variables = {name: environment[name] for name in sorted(wanted.variables)}
-    secrets["variables"] = "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
-    ).encode()
-    return Stage(
-        base=base,
-        apt=apt,
-        installer=Installer(
-            program=(data_folder(root, "launcher") / INSTALLER).read_bytes(),
-            manifest=manifest,
-            uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
-            bench=bench,
-        ),
-        recipes=recipes,
-        settings=settings,
-        secrets=secrets,
-        links=links,
-    )
-
-
-def _with_links(pip: PipSettings, text: bytes) -> bytes:
-    lines = [line for line in text.decode().splitlines() if not line.startswith("find-links")]
-    links = [LINKS, *(link for link in pip.find_links if "://" in link)]
-    return "".join(f"{line}\n" for line in (*lines, f"find-links = {' '.join(links)}")).encode()
-
-
-def texts_of(wanted: Wanted) -> list[SourceFile]:
-    """Return the files of a stage's inputs: the requirements, and what they name."""
-    texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints}
-    made = [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
-    return [*made, *wanted.files.values()]
+        lines = [line for line in secrets["pip.conf"].decode().splitlines() if not line.startswith("find-links")]
+        found = " ".join([LINKS, *(link for link in settings.pip.find_links if "://" in link)])
+        secrets["pip.conf"] = "".join(f"{line}\n" for line in (*lines, f"find-links = {found}")).encode()
+    variables = (f"export {name}={shlex.quote(environment[name])}\n" for name in sorted(wanted.variables))
+    return {**secrets, "variables": "".join(variables).encode()}, links
 
 
 def resolve(
-    wanted: Wanted,
-    sources: Sequence[WheelSource],
-    commits: Mapping[str, str],
-    stage: Stage,
-    engine: Engine,
-    options: BuildOptions,
-    facts: Facts,
-    *,
-    only_binary: Sequence[str],
-    strict: bool,
+    stage: Stage, engine: Engine, options: BuildOptions, facts: Facts, *, only_binary: Sequence[str], strict: bool
 ) -> ExtensionLock:
     """Return what is to be installed.
 
     Args:
-        wanted: The requirements.
-        sources: What wheels are built from.
-        commits: Of those that are git repositories.
-        stage: Where.
+        stage: Where, and what.
         engine: What builds.
         options: How to build.
         facts: All facts.
@@ -176,17 +130,20 @@ def resolve(
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
+    wanted, base = stage.wanted, stage.base
+    texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints}
+    made = [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
     rendering = render_resolution(
-        stage.base,
+        base,
         stage.installer,
         stage.recipes,
         apt=stage.apt,
-        sources=sources,
-        wanted=texts_of(wanted),
+        sources=stage.sources,
+        wanted=[*made, *wanted.files.values()],
+        moment=uuid4().hex,
         words=[f"--only-binary={name}" for name in only_binary],
         separate=wanted.hashed,
         strict=strict,
-        moment=uuid4().hex,
     )
     name = f"trainworks/requirements:{uuid4().hex[:12]}"
     spec = ImageSpec(
@@ -196,35 +153,37 @@ def resolve(
         settings=stage.settings,
         secrets=stage.secrets,
         add_files=stage.add_links,
-        architecture=stage.base.architecture,
+        architecture=base.architecture,
     )
-    say(f"  installing the requirements in {stage.base.reference}, to see what they mean")
+    say(f"  installing the requirements in {base.reference}, to see what they mean")
     try:
         run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
         out = read_files(engine, name)
     except BuildError as error:
-        raise BuildError(error.message, hint=_advice(stage.base) or error.hint) from error
+        raise BuildError(error.message, hint=_advice(base) or error.hint) from error
     finally:
         engine.remove(name)
-    _raise_why(out, stage.base, facts)
+    _raise_why(out, base, facts)
     report = json.loads(out["report.json"])
     wheels = {line.split("/")[2]: parse_wheel_filename(line.split("/")[3]) for line in out["wheels"].splitlines()}
-    for source in sources:
+    local = {name: report["installed"][name] for name in report["local"]}
+    project = ""
+    for source in stage.sources:
         built, version, _, _ = wheels[source.folder.rpartition("/")[2]]
         if source.name and built != source.name:
             raise BuildError(f"{source.origin} is {built} {version}, but the requirement names {source.name}")
-    local = {name: report["installed"][name] for name in report["local"]}
-    local |= {str(name): str(version) for name, version, _, _ in wheels.values()}
-    project = [str(wheels[each.folder.rpartition("/")[2]][0]) for each in sources if each.origin == PROJECT_SOURCE]
-    origin = [line.partition("  #@ ")[0] for line in wanted.lines if OPTIONS.match(line)]
+        local[str(built)] = str(version)
+        project = str(built) if source.origin == PROJECT_SOURCE else project
+    lines = [line.partition("  #@ ") for line in wanted.lines if OPTIONS.match(line)]
+    kept = [line for line, _, place in lines if place not in report["left"]]
     return ExtensionLock(
-        pins="".join(f"{line}\n" for line in (*origin, *out.get("lock.txt", "").splitlines())),
+        pins="".join(f"{line}\n" for line in (*kept, *out.get("lock.txt", "").splitlines())),
         local=local,
-        built=tuple(report["built"]),
-        commits=commits,
-        project="".join(project),
-        complaints=tuple(report["complaints"]),
-        notes=tuple(json.loads(out["status.json"])["said"]),
+        built=report["built"],
+        commits=stage.commits,
+        project=project,
+        complaints=report["complaints"],
+        notes=json.loads(out["status.json"])["said"],
     )
 
 
@@ -233,7 +192,7 @@ def _raise_why(out: Mapping[str, str], base: ExtendedBase, facts: Facts) -> None
     status = json.loads(out.get("status.json", "{}"))
     if status.get("refused"):
         ways = targets_for(list(status["newer"].items()), base, facts) if status["newer"] else []
-        hint = f"or extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
+        hint = f"extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
         raise ExtendError(status["refused"], hint=hint)
     if status.get("status", 1) != 0:
         log = out.get("log", "")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from trainworks.errors import ExtendError
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.facts.rows import Component, Facts, LockedPackage, TargetRow
-from trainworks.plan.model import ImagePlan
+from trainworks.facts.rows import Facts, LockedPackage, TargetRow
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.target import context_of
@@ -63,36 +62,25 @@ def workbench_of(
         UnknownNameError: The same, with the targets that can.
     """
     compilers = {each.name: each for each in facts.components if each.compiles}
-    workbench = Workbench(variables=dict(variables))
-    if has := [name for name in compilers if name in base.components]:
-        if row is None:
-            return Workbench(whole=compilers[has[0]].compiles, variables=dict(variables))
-        # It is in the base; without a GPU a build does not know what to compile for, and images lack build tools.
-        return Workbench(
-            requirements=_pins(_tools(row, facts)),
-            whole=compilers[has[0]].compiles,
-            variables={**_architectures(row, facts), **variables},
-        )
-    for name in dict.fromkeys(names):
-        if name not in compilers:
-            raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
-        if row is None:
-            raise ExtendError(
-                [f"--with {name}: {base.reference} is not an image of ours"], hint="take a base that has a compiler"
-            )
-        plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
-        workbench = _workbench(compilers[name], plan, row, variables, facts)
-    return workbench
-
-
-def _workbench(
-    component: Component, plan: ImagePlan, row: TargetRow, variables: Mapping[str, str], facts: Facts
-) -> Workbench:
-    files = next(step.python for step in plan.steps if step.component == component.name)
+    component, named = "", next((name for name in compilers if name in base.components), "")
+    files: tuple[LockedPackage, ...] = ()
+    if not named:
+        for name in dict.fromkeys(names):
+            if name not in compilers:
+                raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
+            if row is None:
+                what = f"--with {name}: {base.reference} is not an image of ours"
+                raise ExtendError([what], hint="take a base that has a compiler")
+            plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
+            files = next(step.python for step in plan.steps if step.component == name)
+            component = named = name
+    if not named or row is None:
+        return Workbench(whole=compilers[named].compiles if named else (), variables=dict(variables))
+    # Where it is in the base: without a GPU a build does not know what to compile for, and images lack build tools.
     return Workbench(
-        component=component.name,
+        component=component,
         requirements=_pins((*files, *_tools(row, facts))),
-        whole=component.compiles,
+        whole=compilers[named].compiles,
         variables={**_architectures(row, facts), **variables},
     )
 
@@ -112,24 +100,17 @@ def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
     return {"TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)}
 
 
-def compiler_warnings(locked: Iterable[str], base: ExtendedBase, facts: Facts) -> list[str]:
-    """Return a warning for each compiler that locked distributions need and an image of ours for CUDA does not have.
-
-    Args:
-        locked: Names of distributions.
-        base: The base image.
-        facts: All facts.
-    """
-    warnings = []
-    if base.launcher and any(name.startswith("nvidia-") for name in base.kept):
-        for component in facts.components:
-            names = [name for name in locked if name in component.compiles]
-            if names and component.name not in base.components:
-                having = (row for row in facts.targets if component.name in context_of(row, facts).components)
-                cells = sorted({row.cuda for row in having})
-                warnings.append(
-                    f"{', '.join(names)}: may compile code for GPUs when it is first used, and "
-                    f"{base.reference} has no {component.name}. Build the base with `--with {component.name}` "
-                    f"(--cuda {' or '.join(cells)}), or extend with it: then only the builds have it"
-                )
-    return warnings
+def lacking(bench: Workbench, base: ExtendedBase, facts: Facts) -> dict[str, dict[str, str]]:
+    """Return what the program in the stage says of distributions whose compiler is missing, as a manifest has it."""
+    there = {bench.component, *base.components}
+    absent = [(name, each) for each in facts.components if each.name not in there for name in each.compiles]
+    has_cuda = base.launcher and any(name.startswith("nvidia-") for name in base.kept)
+    how = "add --with {0} to a base of CUDA 13, name the address of a wheel, or leave it out"
+    return {
+        "compiled_by": {name: each.name for name, each in absent if has_cuda},
+        "needs": {
+            name: f"is compiled by {each.name}, which neither this image nor the stage has: {how.format(each.name)}"
+            for name, each in absent
+            if name not in each.compiles_later
+        },
+    }

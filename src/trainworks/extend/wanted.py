@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from trainworks.extend.requirements import ExtendedBase, GitRequirement
+from trainworks.extend.requirements import GitRequirement
 from trainworks.extend.source import SourceTree, read_source
 from trainworks.facts.rows import SourceFile
 
@@ -98,24 +98,6 @@ class Wanted:
         return bool(self.lines or self.repositories or self.folders)
 
 
-def without_vendor(wanted: Wanted, base: ExtendedBase, hosts: Container[str]) -> list[str]:
-    """Leave out the indexes of a framework's vendor that have another build than the base; return a note for each.
-
-    The framework is the base's own, and what is compiled against it has to be of the same build.
-    """
-    version = next((row.version for row in base.distributions if row.name == "torch"), "")
-    build = version.partition("+")[2]
-    notes = []
-    for line in list(wanted.lines):
-        index = re.match(r"(?:--index-url|--extra-index-url|--find-links|-i|-f)[\s=]+(\S+)", line)
-        address = index[1] if index else ""
-        parts = urlsplit(address)
-        if version and parts.hostname in hosts and (not build or build not in parts.path.split("/")):
-            notes.append(f"{line.partition('  #@ ')[2]}: {address} is not needed: torch {version} is the image's own")
-            wanted.lines.remove(line)
-    return notes
-
-
 def is_lock(file: Path) -> bool:
     """Whether a file has a project's extras and groups itself: a lock, or a project's file."""
     return file.name in (UV_LOCK, PROJECT) or bool(re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name))
@@ -179,7 +161,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
     except UnicodeError:
-        raise ValueError(f"{file} is not UTF-8: save it as UTF-8") from None
+        raise ValueError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from None
 
 
 def _of_text(file: Path, wanted: Wanted, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str]]:

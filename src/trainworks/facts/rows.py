@@ -257,6 +257,7 @@ class Component:
     protected: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     compiles: tuple[str, ...] = ()
+    compiles_later: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
     build_only: bool = False

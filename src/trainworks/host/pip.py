@@ -1,29 +1,36 @@
-"""Read pip's settings on this machine, and write them for uv (https://pip.pypa.io/en/stable/topics/configuration)."""
+"""Ask pip for its settings on this machine, and write them for uv and for the pip of a build."""
 
 from __future__ import annotations
 
-import configparser
 import hashlib
-import importlib
+import importlib.util
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from trainworks.errors import HostError
 from trainworks.facts.rows import LockedPackage
 
-FILE_SECTIONS = ("global", "install")
-"""Sections of a pip.conf that apply to installs; the later one wins, whichever file it is in."""
-
-OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
-"""Alternative names of pip's options, to their main names."""
-
-TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
-"""The values that pip accepts as true."""
+_ASK = """
+import json
+from pip._internal.commands import create_command
+from pip._internal.models.index import PyPI
+pip, _ = create_command("install").parse_args([])
+print(json.dumps({
+    "index_url": pip.index_url if pip.index_url != PyPI.simple_url else "",
+    "extra_index_urls": pip.extra_index_urls, "find_links": pip.find_links, "trusted_hosts": pip.trusted_hosts,
+    "certificate": pip.cert or "", "no_index": bool(pip.no_index),
+    "timeout_seconds": pip.timeout if pip.timeout != 15 else 0,
+}))
+"""
+"""A program for the Python whose pip is asked; 15 is pip's default."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
@@ -85,83 +92,25 @@ def local_path(address: str) -> Path | None:
     return Path(address).expanduser() if address and not parts.scheme else None
 
 
-def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | None = None) -> PipSettings:
-    """Read pip's configuration: files from general to specific, then ``PIP_*`` variables, each overriding the last.
+def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
+    """Return what ``pip install`` would use: its files, then ``PIP_*``, as pip itself merges them.
 
-    Args:
-        files: The configuration files; default: those that pip reads on this platform.
+    ``pip config list`` has the files in the order of their names. A Python without pip has no settings.
 
     Raises:
-        HostError: A file cannot be parsed, or the time-out is not a number. pip itself rejects these too.
+        HostError: pip rejects a file or a variable.
     """
-    sections: dict[str, dict[str, str]] = {section: {} for section in FILE_SECTIONS}
-    for path in pip_files(environment) if files is None else files:
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read(path, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError) as error:
-            raise HostError(
-                f"cannot read {path} ({error})", hint="`pip config debug` shows pip's view of it"
-            ) from error
-        for section in FILE_SECTIONS:
-            if parser.has_section(section):
-                sections[section] |= {_option(name): value for name, value in parser.items(section)}
-    variables = {_option(name[4:]): value for name, value in environment.items() if name.startswith("PIP_")}
-    values: dict[str, str] = {}
-    for group in (*sections.values(), variables):
-        # An empty value removes the value of the same section in a more general file, not of other sections.
-        values |= {name: value for name, value in group.items() if value}
-    timeout = values.get("timeout", "0")
-    try:
-        timeout_seconds = float(timeout)
-    except ValueError as error:
-        raise HostError(
-            f"pip's time-out must be a number of seconds, got {timeout!r}",
-            hint="`pip config debug` shows where it is set; PIP_TIMEOUT and PIP_DEFAULT_TIMEOUT set it too",
-        ) from error
-    return PipSettings(
-        index_url=values.get("index-url", "").strip(),
-        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
-        find_links=tuple(values.get("find-links", "").split()),
-        trusted_hosts=tuple(values.get("trusted-host", "").split()),
-        certificate=values.get("cert", "").strip(),
-        timeout_seconds=timeout_seconds,
-        no_index=values.get("no-index", "").strip().lower() in TRUE_WORDS,
+    # -P: Python would import a pip of the current folder.
+    words = (sys.executable, "-P", "-c", _ASK)
+    done = subprocess.run(
+        words, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-
-
-def _option(name: str) -> str:
-    """Return the main name of a pip option, from its spelling in a file or variable."""
-    plain = name.lower().replace("_", "-")
-    return OTHER_NAMES.get(plain, plain)
-
-
-def pip_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the configuration files that pip reads on this platform, general ones first."""
-    chosen = environment.get("PIP_CONFIG_FILE", "")
-    if chosen == "/dev/null":
-        return ()
-    home = Path.home()
-    # As in pip: a file named by the environment replaces the user's own, not the machine's.
-    named = [Path(chosen)] if chosen and Path(chosen).exists() else []
-    config_home = Path(environment.get("XDG_CONFIG_HOME", "") or home / ".config")
-    users = (
-        home / ".pip" / "pip.conf",
-        home / "Library" / "Application Support" / "pip" / "pip.conf",
-        config_home / "pip" / "pip.conf",
-    )
-    config_dirs = (environment.get("XDG_CONFIG_DIRS", "") or "/etc/xdg").split(":")
-    return tuple(
-        path
-        for path in (
-            *(Path(folder) / "pip" / "pip.conf" for folder in config_dirs),
-            Path("/etc/pip.conf"),
-            *([] if named else users),
-            Path(sys.prefix) / "pip.conf",
-            *named,
-        )
-        if path.is_file()
-    )
+    if done.returncode != 0 and importlib.util.find_spec("pip"):
+        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
+        raise HostError(f"pip cannot read its settings: {said[-1]}", hint="`pip config debug` shows pip's view of them")
+    found = json.loads(done.stdout or "{}")
+    own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return PipSettings(**own)
 
 
 def _quoted(text: str) -> str:

@@ -24,7 +24,6 @@ from packaging.utils import canonicalize_name
 
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
-from trainworks.extend.lock import locked_hashes
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
@@ -208,7 +207,7 @@ def extension_bill(
         ProofError: The image cannot list its packages.
     """
     there = {_place(each): each for each in inherited}
-    hashes = locked_hashes(plan.requirements)
+    hashes = plan.lock.hashes
     packages = package_components(plan.tag, found, {})
     known = {each.purl for each in packages}
     components = [

@@ -111,16 +111,16 @@ def extension_provenance(
         documents: The files beside this one, as by-products: name, identifier and hash.
     """
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
-    if plan.requirements:
-        dependencies.append(_named(LOCK, hashlib.sha256(plan.requirements.encode()).hexdigest()))
-    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.commits.items()]
+    if plan.lock.pins:
+        dependencies.append(_named(LOCK, hashlib.sha256(plan.lock.pins.encode()).hexdigest()))
+    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.lock.commits.items()]
     dependencies += [_named(each.name, each.sha256) for each in bill.components if each.kind == "file"]
     definition = {
         "buildType": EXTEND_TYPE,
         "externalParameters": {
             "base": plan.base.reference,
             "entryPoint": plan.entry_point.name if plan.entry_point else "",
-            "requirements": [f"{name}=={version}" for name, version in plan.locked],
+            "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
             **({"apt": list(plan.apt)} if plan.apt else {}),
         },
         "internalParameters": {
