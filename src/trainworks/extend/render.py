@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
 from trainworks.extend.requirements import ExtendedBase
@@ -95,11 +96,13 @@ def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str], installer:
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
+    lines = installer.bench.lines
     installer = replace(installer, bench=installer.bench if plan.sources or plan.lock.built else BARE)
     if plan.lock.locked:
         pins = SourceFile(path="requirements.txt", content=plan.lock.pins.encode())
         files += installer.files([*plan.inputs, *([pins] if plan.lock.pins else [])])
-    return _rendering(plan.base, plan.apt, files, recipes, installer, plan.sources, name=plan.tag, plan=plan)
+    values = {"name": plan.tag, "plan": plan, "lines": lines}
+    return _rendering(plan.base, plan.apt, files, recipes, installer, plan.sources, **values)
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
@@ -115,11 +118,12 @@ def _rendering(
     recipes: Mapping[str, str],
     installer: Installer,
     sources: Sequence[WheelSource],
-    **values: object,
+    **values: Any,
 ) -> Rendering:
     bench = installer.bench
     # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
-    mark = hashlib.sha256("\n".join((base.identifier, *bench.lines)).encode()).hexdigest()[:12]
+    lines = values.pop("lines", bench.lines)
+    mark = hashlib.sha256("\n".join((base.identifier, *lines)).encode()).hexdigest()[:12]
     with blaming(TEMPLATE):
         dockerfile = (
             new_environment(recipes.items())
