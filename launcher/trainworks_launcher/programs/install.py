@@ -414,7 +414,8 @@ class Installation:
 
         Return uv's status. Raises RefusedError for what would be compiled, and cannot be.
         """
-        self._kept = ("-c", self.file("kept.txt", [f"{name}=={version}" for name, version in answer.kept.items()]))
+        kept = [f"{name}=={version}" for name, version in answer.kept.items()]
+        self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
         excluded = ("--excludes", self.file("excluded.txt", sorted(answer.excluded)))
         lines = answer.lines
         asked = [line for line in lines if line.text.startswith(_SOURCES[1:]) and "://" in line.text]
