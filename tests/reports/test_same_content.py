@@ -90,7 +90,7 @@ def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces(enviro
     image = replace(IMAGE, identifier="sha256:b", layers=(BASE, SYSTEM, TOP))
     assert lines(image, environment, top) == [
         "/etc/passwd is removed (layer 1)",
-        "/etc/localtime has type link, was file, mode none, was 0644, target UTC, was none (layer 1)",
+        "/etc/localtime has type link, was file, target UTC, was none (layer 1)",
         "/etc/motd is written again (layer 1)",
         "/etc/pipe.conf is new (layer 1)",
         "/opt/bad\\nname is new (layer 1)",
