@@ -30,7 +30,7 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
     target, engine = image.report["name"], image.engine.name
     proofs = [tmp_path / "one", tmp_path / "two"]
     for folder in proofs:
-        done = call("prove", target, "--engine", engine, "--output", str(folder))
+        done = call("prove", target, "--engine", engine, "--output", str(folder), "--licenses")
         assert done.returncode == 0, done.stderr
     texts = {path.name: path.read_text(encoding="utf-8") for path in proofs[0].iterdir()}
     assert texts == {path.name: path.read_text(encoding="utf-8") for path in proofs[1].iterdir()}, "not reproducible"
@@ -38,6 +38,12 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     provenance = read_provenance(json.loads(texts["provenance.json"]))
     assert provenance.build_definition.internal_parameters["target"] == target
+
+    licenses = texts["licenses.txt"].split("\n==== ")
+    assert {"trainworks-smdistributed", "torch", "libc6"} <= {each.split(" ")[0] for each in licenses}
+    without = [each.split(" ")[0] for each in licenses if "it has no file with the text" in each]
+    assert without == ["tensorboard-data-server"], "its wheel has none"
+    assert [each.split(" ")[0] for each in licenses if "\nsource: not named" in each] == ["trainworks-smdistributed"]
 
     # The package manager itself, and the lock, say the same as the bill of materials.
     with image.engine.container(image.reference) as container:

@@ -55,7 +55,11 @@ def zipped(*members: tuple[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-METIS = archive(("metis-5.1.0/configure", b"#!/bin/sh\n"), ("metis-5.1.0/GKlib/noise", NOISE))
+METIS = archive(
+    ("metis-5.1.0/configure", b"#!/bin/sh\n"),
+    ("metis-5.1.0/GKlib/noise", NOISE),
+    ("metis-5.1.0/COPYING", b"as you like\n"),
+)
 
 
 def sha256(content: bytes) -> str:
@@ -140,7 +144,9 @@ def test_an_archive_is_unpacked_without_its_top_folder(stage: Stage, server: Ser
     assert done.output == f"metis 5.1.0: {server.url}/metis-5.1.0.tar.gz, verified\n"
     assert unpacked(stage)
     assert os.access(stage.folder / "metis" / "configure", os.X_OK)
-    assert [path.name for path in stage.folder.iterdir()] == ["metis"]
+    assert sorted(path.name for path in stage.folder.iterdir()) == ["licenses", "metis"]
+    assert (stage.folder / "licenses/metis/SOURCE").read_text() == f"metis 5.1.0 {server.url}/metis-5.1.0.tar.gz\n"
+    assert (stage.folder / "licenses/metis/COPYING").read_bytes() == b"as you like\n"
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,8 @@ def test_what_a_recipe_copies_has_to_be_there(facts: Facts) -> None:
         render(plan, left)
     assert caught.value.message.split("; ") == [
         "the recipe of compiler takes files/compiler/compile-a-model, which is missing",
-        "the recipe of system, builder takes files/system, which is missing",
+        "the recipe of system, builder, licenses takes files/system, which is missing",
+        "the recipe of licenses takes files/system/list-licenses, which is missing",
         "the recipe of launcher takes launcher/trainworks_launcher, which is missing",
     ]
 

@@ -15,6 +15,7 @@ from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import HostError, OutputError, ProofError
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.settings import read_host_settings
+from trainworks.imagetest.questions import SYSTEM_PYTHON
 from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.evidence import EVIDENCE_FILE, MANIFEST, read_record, statement_of
@@ -27,6 +28,10 @@ from trainworks.terminal.output import say
 
 CYCLONEDX_FILE = "sbom.cdx.json"
 PROVENANCE_FILE = "provenance.json"
+LICENSES_FILE = "licenses.txt"
+
+LIST_LICENSES = "/opt/trainworks/share/list-licenses"
+"""The program of an image that prints its licences (``templates/files/system/list-licenses``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,33 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
     texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, time=time)
     if record:
         texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
+    if request.licenses:
+        texts[LICENSES_FILE] = licenses_of(provable, bill)
     return Proof(name=provable.name, bill=bill, files=_write(request.output, texts), address=address)
+
+
+def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
+    """Return the licence and the source of each package of an image, by the image's own program.
+
+    Raises:
+        ProofError: The image has no such program, or a package of the bill of materials is not in its lists.
+    """
+    with provable.engine.container(provable.image.reference) as container:
+        lists = [container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind)) for kind in ("debian", "python", "compiled")]
+    if any(each.status for each in lists):
+        said = lists[0].output.strip()
+        raise ProofError([f"{provable.image.reference} does not list its licences: {said}"], hint="build it again")
+    text = "\n".join(each.output for each in lists)
+    listed = {line[len("==== ") :] for line in text.splitlines() if line.startswith("==== ")}
+    lacks = [
+        f"no licence is listed of {each.kind} {each.name} {each.version}"
+        for each in bill.components
+        if each.kind in ("deb", "python") and "inside" not in dict(each.properties)
+        if f"{each.name} {each.version}" not in listed
+    ]
+    if lacks:
+        raise ProofError(lacks)
+    return text
 
 
 def _manifest(provable: ProvableImage) -> str:

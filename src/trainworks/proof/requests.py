@@ -18,6 +18,7 @@ class ProveRequest:
         pushed: The image's address in a registry; ``""``: it is not looked at there.
         builder: The URI of the builder; ``""``: this machine.
         evidence: A record of a run in the image, of ``evidence/``; ``None``: none is stated.
+        licenses: Whether to write the texts of all licences, too.
         engine: Which engine has the image; ``None``: the first that answers.
         with_components, without_components: The choice of components that the target was built with.
         extension: The request that the image was extended by; ``None``: the image is a target's.
@@ -28,6 +29,7 @@ class ProveRequest:
     pushed: str = ""
     builder: str = ""
     evidence: Path | None = None
+    licenses: bool = False
     engine: str | None = None
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()

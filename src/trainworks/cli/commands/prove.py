@@ -72,6 +72,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--evidence", type=Path, metavar="FILE", help="add a record of a run in this image; it needs --pushed"
     )
+    grammar.add_argument("--licenses", action="store_true", help="write the licence and source of each package, too")
     grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "name a component that the build added", "name one that it left out")
     grammar.add_argument("--base", metavar="IMAGE|TARGET", help="name the image that was extended")
@@ -112,6 +113,7 @@ def run(options: Namespace, root: Path) -> int:
         pushed=options.pushed or "",
         builder=options.builder or "",
         evidence=options.evidence,
+        licenses=options.licenses,
         engine=options.engine,
         with_components=() if extension else tuple(options.with_components),
         without_components=tuple(options.without_components),
