@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import Host, Network, two_namespaces
+from launcher_network import Host, Network, as_host, call, engine_manifest, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT
 
 from ports import free_port
@@ -127,3 +127,39 @@ def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     assert found == {"GLOO": interface, "NCCL": interface}
     why = [reason["why"] for reason in planned["why"] if reason["subject"] == "GLOO_SOCKET_IFNAME"]
     assert [f"own name leads to {own or 'no address'}" in line for line in why] == ([True] if chosen else [])
+
+
+MEET = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+met = torch.ones(1)
+dist.all_reduce(met)
+os.write(1, f"met {met.item():g} of {dist.get_world_size()} at {os.environ['MASTER_ADDR']}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_hosts_meet_that_have_ipv6_addresses_and_no_names(network: Network, tmp_path: Path, restarts: int) -> None:
+    """With restarts torchrun's rendezvous is another one."""
+    addresses = ["fd77::1", "fd77::2"]
+    (tmp_path / "train.py").write_text(MEET, encoding="ascii")
+    manifest = engine_manifest(tmp_path)
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name, address in zip(network.hosts, addresses, strict=True):
+            network.resolves(name)
+            space = ("ip", "-n", network.space(name))
+            call(*space, "-6", "address", "add", f"{address}/64", "dev", "eth0", "nodad")
+            call(*space, "-4", "address", "flush", "dev", "eth0")
+            words = ("--mode", "torch_distributed", "--processes-per-host", "1", "--", "train.py")
+            variables = {"TRAINWORKS_HOSTS": ",".join(addresses), "TRAINWORKS_HOST": address}
+            variables["TRAINWORKS_IMAGE_MANIFEST"], variables["TRAINWORKS_MAX_RESTARTS"] = str(manifest), str(restarts)
+            begin = ("env", f"--chdir={tmp_path}")
+            prefix = network.inside(name, *as_host("plain", tmp_path), *begin)
+            made.append(stack.enter_context(Host(tmp_path / name, *words, variables=variables, prefix=prefix)))
+        statuses = [host.wait() for host in made]
+    assert statuses == [0, 0], "".join(host.text for host in made)
+    assert all("met 2 of 2 at fd77::1" in host.text for host in made)

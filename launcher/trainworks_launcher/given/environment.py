@@ -601,13 +601,26 @@ def _interface_towards(host: str) -> str:
     """
     import socket
 
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))
+                address = str(probe.getsockname()[0])
+        except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
+            continue
+        if family == socket.AF_INET6:
+            return _interface_of_ipv6(socket.inet_pton(family, address.partition("%")[0]).hex())
+        return "lo" if address.startswith("127.") else _interface_of(address)
+    return ""
+
+
+def _interface_of_ipv6(address: str) -> str:
+    """Return the interface with an IPv6 address, 32 hexadecimal digits; "" if there is none (proc(5), net/if_inet6)."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            address = str(probe.getsockname()[0])
-    except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
+    except (OSError, UnicodeDecodeError):
         return ""
-    return "lo" if address.startswith("127.") else _interface_of(address)
+    return next((row[-1] for row in rows if row[0] == address), "")
 
 
 def _address_of_name(name: str) -> str:

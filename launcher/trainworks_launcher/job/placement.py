@@ -34,6 +34,9 @@ DATA_PARALLEL = "smdistributed.dataparallel"
 _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
 
 
+_IPV6_MODES = ("none", ELASTIC)
+"""Modes that find a host by its address. mpirun and TensorFlow take what stands behind a colon for something else."""
+
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -144,6 +147,9 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         reader.problems += model_parallel.check_library(parameters, where, environment.manifest.protected)
         reader.warnings += model_parallel.unknown(parameters)
     reader.warnings += _unknown_types(environment, hosts)
+    if mode.name not in _IPV6_MODES and any(":" in name for name in hosts):
+        what = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
+        reader.refuse(what, f"{environment.platform.where}: hosts", "give them names, for example in /etc/hosts")
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
     if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
         what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
@@ -169,6 +175,18 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     return placement, reader.problems
 
 
+def _is_ipv6(name: str) -> bool:
+    """Return whether a host's name is an IPv6 address, without an interface."""
+    if ":" not in name or "%" in name:
+        return False
+    import ipaddress  # hosts mostly have names
+
+    try:
+        return bool(ipaddress.IPv6Address(name))
+    except ValueError:
+        return False
+
+
 def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[str, ...], str]:
     """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
     where = environment.platform.where
@@ -180,9 +198,10 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
     elif not hosts:
         reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
         hosts = (current or environment.hostname,)
-    malformed = [name for name in hosts if not _HOST.fullmatch(name)]
+    malformed = [name for name in hosts if not _HOST.fullmatch(name) and not _is_ipv6(name)]
     if malformed:
-        reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", "use letters, digits, . -")
+        advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
+        reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
     doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
     if doubles:
         reader.refuse(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once")
