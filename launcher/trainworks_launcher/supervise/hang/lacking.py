@@ -44,16 +44,19 @@ def lacking(documents: Sequence[Json]) -> Lacking:
     calls: dict[Call, list[int]] = {}
     peers: dict[tuple[int, int], Call] = {}
     waits: dict[int, dict[int, Call]] = {}
+    late: dict[Call, list[int]] = {}
     for rank, (_, open_) in known.items():
         for call, place in open_:
-            of = sorted(members.get(call.group, ()))
+            of = members.get(call.group, set())
             if call.seq < 0:
-                peers.update({(rank, of[place]): call} if 0 <= place < len(of) else {})
+                peers.update({(rank, sorted(of)[place]): call} if 0 <= place < len(of) else {})
                 continue
+            if call not in late:
+                of_known = {peer: known[peer][0].get(call.group, _NEVER)[2] for peer in of if peer in known}
+                late[call] = [peer for peer in of if of_known.get(peer, -1) < call.seq]
             calls.setdefault(call, []).append(rank)
-            for peer in of:
-                if peer not in known or known[peer][0].get(call.group, _NEVER)[2] < call.seq:
-                    waits.setdefault(rank, {}).setdefault(peer, call)
+            for peer in late[call]:
+                waits.setdefault(rank, {}).setdefault(peer, call)
     for (rank, peer), call in peers.items():
         if (peer, rank) not in peers:
             waits.setdefault(rank, {}).setdefault(peer, call)
