@@ -127,6 +127,33 @@ def test_a_host_that_may_not_start_threads_tells_the_others(room: Path, limited:
         assert f"user {STRANGER + limited} may have 1 processes" in end.stderr
 
 
+COMPILE = """
+import os, subprocess, tempfile
+made = os.path.join(tempfile.gettempdir(), "compiled-for-a-test.sh")
+with open(made, "w") as opened:
+    opened.write("#!/bin/sh\\necho executed\\n")
+os.chmod(made, 0o755)
+subprocess.run([made], check=True)
+"""
+NO_EXEC = "set -e; for place in {}; do mount --bind $place $place; mount -o remount,bind,noexec $place; done; "
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("places", "status", "words"),
+    [("/tmp", 0, "the job's processes get TMPDIR=/var/tmp"), ("/tmp /var/tmp /dev/shm", 1, "--tmpfs /tmp:exec")],
+)
+def test_a_temporary_directory_without_execution_is_told(tmp_path: Path, places: str, status: int, words: str) -> None:
+    """Docker mounts ``--tmpfs /tmp`` so; torch.compile failed there after minutes."""
+    write_inputs(tmp_path, COMPILE, {}, {})
+    begin = NO_EXEC.format(places) + 'unset TMPDIR TEMP TMP; exec "$@"'
+    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", begin, "sh")) as made:
+        assert made.wait() == status, made.text
+    assert "files in /tmp cannot be executed (it is mounted noexec)" in made.text
+    assert words in made.text
+    assert ("\nexecuted\n" in made.text) is (status == 0)
+
+
 @as_root
 def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: Path) -> None:
     where = work(room, 0o755)

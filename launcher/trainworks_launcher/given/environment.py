@@ -105,6 +105,7 @@ class Environment(NamedTuple):
         results: Where the job's results go, and why; its paths are empty where that is below the base directory.
         refusals: Directory for the report of a job that is not started; ``""``: nobody would look there.
         home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
+        temporary: Directory for temporary files where those of the usual one cannot be executed; ``""``: they can.
         warnings: Lines to print before the start.
         problems: What could not be read.
     """
@@ -132,6 +133,7 @@ class Environment(NamedTuple):
     results: places.Results = places.Results({}, {})
     refusals: str = ""
     home: str = ""
+    temporary: str = ""
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
@@ -176,8 +178,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     programs = _find_programs(manifest, variables)
     invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = places.home_of(variables)
+    temporary, said_of_temporary = places.temporary_of(variables)
     results, refusals = _results(base, variables, platform, checkpoints)
-    warnings = [line for line in (said_of_home, results.warning) if line]
+    warnings = [line for line in (said_of_home, said_of_temporary, results.warning) if line]
     warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
@@ -213,6 +216,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         results=results,
         refusals=refusals,
         home=home,
+        temporary=temporary,
         warnings=tuple(warnings),
         problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
     )

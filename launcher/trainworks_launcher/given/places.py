@@ -242,11 +242,48 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     if not reason:
         return "", ""
     said = f"HOME={told} cannot be used ({reason})" if told else f"HOME is not set ({reason})"
-    for place in (*(variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), *TEMPORARY):
+    # Compiled kernels are in caches, too: where files cannot be executed is the last resort.
+    for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
         chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
         if place and Path(place).is_dir() and not why_not_writable(chosen) and _is_free_or_ours(chosen):
             return chosen, f"{said}: the job's processes get HOME={chosen}, for their caches"
     return "", f"{said}, and no temporary directory can be written: caches of libraries cannot be kept; set HOME"
+
+
+def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return a directory for temporary files that can be executed, and a line about it.
+
+    Both ``""`` if those of the usual one can be. torch.compile and Triton compile there, and load what they compiled;
+    Docker mounts a tmpfs so that nothing in it can be executed.
+
+    Args:
+        variables: The process's environment.
+    """
+    usable = [
+        place
+        for place in dict.fromkeys((*_temporary(variables), *TEMPORARY))
+        if Path(place).is_dir() and not why_not_writable(place)
+    ]
+    if not usable or not _forbids_execution(usable[0]):
+        return "", ""
+    said = f"files in {usable[0]} cannot be executed (it is mounted noexec), which torch.compile and Triton do"
+    other = next((place for place in usable if not _forbids_execution(place)), "")
+    if other:
+        return other, f"{said}: the job's processes get TMPDIR={other}"
+    return "", f"{said}: mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
+
+
+def _temporary(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the temporary directories that the environment names."""
+    return tuple(filter(None, (variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))))
+
+
+def _forbids_execution(place: str) -> bool:
+    """Return whether files below a directory cannot be executed; of one that does not exist, False."""
+    try:
+        return bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
 
 
 def _home_of_account() -> str:

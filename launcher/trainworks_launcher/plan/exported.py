@@ -128,6 +128,7 @@ def _of_host(job: Job) -> dict[str, str]:
         exported.update(_hostname_variables(environment, placement.host))
     known = {
         "HOME": environment.home,
+        "TMPDIR": environment.temporary,
         names.CHECKPOINT_DIRECTORY_VARIABLE: environment.checkpoint_directory,
         names.RESUME_VARIABLE: environment.resume_from,
     }

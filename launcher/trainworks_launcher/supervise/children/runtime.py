@@ -98,7 +98,7 @@ class Runtime:
             RefusalError: Nothing can be written.
         """
         self._own_ranks = own_ranks
-        self.path = _make_directory(inherited)
+        self.path = _make_directory({**inherited, **planned})
         try:
             self._fill(inherited, planned)
         except OSError as error:
