@@ -219,6 +219,14 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
         check=False,
     )
     assert compiled.returncode == 0, compiled.stderr.decode()
+    # What a type is made of is evaluated where it has a name.
+    libraries = [path.relative_to(LAUNCHER) for path in SOURCES if not {"programs", "__main__.py"} & {*path.parts}]
+    modules = [".".join(path.with_suffix("").parts) for path in libraries]
+    script = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n" + "".join(f"import {name}\n" for name in modules)
+    imported = subprocess.run(
+        (python, "-I", "-W", "error", "-c", script), env=env, capture_output=True, timeout=TIME_OUT, check=False
+    )
+    assert imported.returncode == 0, imported.stderr.decode()
     for words, status, said in ((("--plan",), 0, '"mode": "none"'), ((), 9, "script ['--epochs', '3']")):
         done = subprocess.run(
             (python, "-I", "-W", "error", str(PACKAGE / "__main__.py"), *words),

@@ -9,7 +9,7 @@ from typing import Callable, Sequence
 from trainworks_launcher.contract.values import printable
 from trainworks_launcher.supervise.hang.naming import Row
 
-Line = Sequence[tuple[str, str]]
+Line = Sequence["tuple[str, str]"]
 """Pieces of a line: a text, and the letter whose colour it has; ``""`` for none."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
