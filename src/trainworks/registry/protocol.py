@@ -235,7 +235,11 @@ class Client:
         return self._bundles[key]
 
     def patiently(self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0) -> _Result:
-        """Return the result of an attempt; repeat it after a ``PassingError``, as often as patience has it."""
+        """Return the result of an attempt; repeat it after a ``PassingError``, as often as patience has it.
+
+        A reason is printed when it first comes: six lines of one refused connection say no more than one.
+        """
+        said = ""
         pause, count = self._patience.pause, attempts or self._patience.attempts
         for number in range(1, count + 1):
             try:
@@ -246,7 +250,9 @@ class Client:
                         f"{doing}: {host} failed {count} times: {error}",
                         hint="repeat the command; what the registry already has is not sent again",
                     ) from None
-                self._report(f"  {doing}: {error}; attempt {number + 1} of {count} in {pause:g} s")
+                if str(error) != said:
+                    said = str(error)
+                    self._report(f"  {doing}: {said}; attempt {number + 1} of {count} in {pause:g} s")
                 time.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE * self._patience.pause)
         raise AssertionError("at least one attempt")

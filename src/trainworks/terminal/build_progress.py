@@ -11,7 +11,7 @@ from trainworks.engine.protocol import StepEvent
 from trainworks.terminal.progress import DISPLAY, Display, Task
 from trainworks.terminal.words import readable
 
-MENTIONED_SECONDS = 0.5
+MENTIONED_SECONDS = 3.0
 """Steps that end sooner get no line."""
 
 
