@@ -40,7 +40,7 @@ def test_steps_from_the_cache_are_counted() -> None:
     with progress.following(StepTally(())):
         for _ in range(2):
             progress(StepEvent(component="metis", step=STEP, state="cached"))
-    assert stream.getvalue() == "  2 steps from the cache\n"
+    assert stream.getvalue() == "  steps from the cache: 2\n"
 
 
 def test_steps_of_no_time_and_the_engines_own_are_not_shown() -> None:

@@ -11,7 +11,7 @@ from trainworks.engine.protocol import StepEvent
 from trainworks.terminal.progress import DISPLAY, Display, Task
 from trainworks.terminal.words import readable
 
-MENTIONED_SECONDS = 3.0
+MENTIONED_SECONDS = 2.0
 """Steps that end sooner get no line."""
 
 
@@ -83,7 +83,7 @@ class BuildProgress:
             finally:
                 self._task = None
                 if self.cached and not self.verbose:
-                    self.line(f"  {self.cached} steps from the cache")
+                    self.line(f"  steps from the cache: {self.cached}")
                 self.cached = 0
                 while self.running:
                     self.display.remove(self.running.popitem()[1])
