@@ -148,6 +148,13 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
         ),
         pytest.param(
             "metis",
+            HEAD + STAGE.replace("BODY", "\\\nRUN true"),
+            "templates/components: the recipe of metis: the line before RUN ends with a backslash",
+            "",
+            id="a line that goes on to an instruction",
+        ),
+        pytest.param(
+            "metis",
             HEAD + STAGE.replace("BODY", "") + "{% block image %}\nCOPY --from=metiss /a /b\n{% endblock %}",
             "the recipe of metis takes files of the stage 'metiss', which is missing",
             "did you mean metis?",

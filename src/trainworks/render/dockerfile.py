@@ -317,6 +317,8 @@ def _check_instructions(texts: Mapping[str, str]) -> None:
                         f"{where}: {word!r} is not an instruction that recipes use",
                         hint=f"did you mean {near}?" if near else f"known: {', '.join(sorted(INSTRUCTIONS))}",
                     )
+                if goes_on and line.startswith(tuple(f"{name} " for name in INSTRUCTIONS)):
+                    raise RecipeError(f"{where}: the line before {word} ends with a backslash")
                 goes_on = line.endswith("\\")
         if goes_on:
             raise RecipeError(f"{where}: its last line ends with a backslash, and nothing follows")
