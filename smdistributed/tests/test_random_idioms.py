@@ -1,29 +1,42 @@
 """Modules drawn at random, with what a partition could get wrong: they keep state, write to arguments, set each other.
 
-Each equals one process, or is refused by a sentence. More by hand: SMP_RANDOM_IDIOMS=100 jobs.
+Each equals one process, or is refused by a sentence. More by hand: SMP_RANDOM_IDIOMS=1000 models for each job.
 """
 
 from __future__ import annotations
 
 import contextvars
 import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 import equality
-from ranks import RankError, run_ranks
+from ranks import run_ranks
 
 WIDTH = 4
-JOBS, MODELS = int(os.environ.get("SMP_RANDOM_IDIOMS", "3")), 8
+MODELS = int(os.environ.get("SMP_RANDOM_IDIOMS", "20"))
 Spec = tuple[str, int, list[Any]]  # kind, partition, children
 FACTOR: contextvars.ContextVar[float] = contextvars.ContextVar("FACTOR", default=1.0)
+GAIN = 1.0
+
+
+class Settings:
+    """What modules set and read on a class."""
+
+    gain = 1.0
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("value",)
 
 
 @dataclass
@@ -44,6 +57,8 @@ class Node(nn.Module):
         self.scale, self.count, self.on = 1.0, 0, True
         self.kept: Any = None
         self.found: list[torch.Tensor] = []
+        self.stats, self.seen, self.slots = {"gain": 1.0, "calls": 0}, [0.0], Slots()
+        self.plain = torch.ones(WIDTH, dtype=torch.float64)
         self.register_buffer("mean", torch.zeros(WIDTH))
         if kind == "hooked":
             for part in self.parts:
@@ -54,7 +69,7 @@ class Node(nn.Module):
 
     def base(self, h: torch.Tensor) -> torch.Tensor:
         """Return what every kind computes by itself: it depends on what others may have set."""
-        y: torch.Tensor = torch.tanh(self.own(h)) * self.scale * FACTOR.get()
+        y: torch.Tensor = torch.tanh(self.own(h)) * self.scale * FACTOR.get() * GAIN * Settings.gain
         return y if self.on and self.training else 0.5 * y
 
     def forward(self, h: torch.Tensor, notes: Any = None) -> torch.Tensor:
@@ -177,6 +192,62 @@ def has_variable(self: Any, h: torch.Tensor, notes: Any) -> Any:
         FACTOR.reset(token)
 
 
+def rebinds(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    global GAIN
+    GAIN = 1.0 + 0.1 * float(h.detach().sum() > 0)
+    return run(self, h, notes)
+
+
+def sets_class(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    Settings.gain = 1.0 + 0.1 * float(h.detach().sum() > 0)
+    return run(self, h, notes)
+
+
+def uses_number_in_dict(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    self.stats["calls"] += 1
+    h = run(self, h, notes) * self.stats["gain"]
+    self.stats["gain"] = 0.9 * self.stats["gain"] + 0.1 * float(h.detach().mean())
+    self.stats["calls"] += 1
+    return h * (1 + 0.01 * self.stats["calls"])
+
+
+def uses_log(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    gain = 1 + 0.1 * sum(self.seen[-3:])
+    h = run(self, h * gain, notes)
+    self.seen.append(float(h.detach().mean()))
+    return h
+
+
+def logs(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    self.seen.append(float(h.detach().mean()))
+    h = run(self, h, notes)
+    self.seen.append(float(h.detach().mean()))
+    return h
+
+
+def keeps_in_slots(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    self.slots.value = h
+    return run(self, h, notes) + self.slots.value
+
+
+def writes_plain_tensor(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    h = run(self, h * self.plain.clone(), notes)
+    self.plain.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+    return h
+
+
+def bypasses(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    object.__setattr__(self, "kept", h)
+    return run(self, h, notes) + self.kept
+
+
+def deletes(self: Any, h: torch.Tensor, notes: Any) -> Any:
+    self.extra = h
+    h = run(self, h, notes) + self.extra
+    del self.extra
+    return h + float(hasattr(self, "extra"))
+
+
 def nests(self: Any, h: torch.Tensor, notes: Any) -> Any:
     return run(self, h, notes) + torch.stack([part(h) for part in self.parts] or [h]).sum(0)
 
@@ -186,6 +257,8 @@ WAYS: dict[str, Callable[[Any, torch.Tensor, Any], torch.Tensor]] = {
     for function in (
         run, keeps, keeps_and_forgets, lists, clears, hooked, counts, uses_count, sets, freezes, switches,
         writes_in_place, notes_loss, has_aux, averages, averages_in_place, differentiates, has_variable, nests,
+        rebinds, sets_class, uses_number_in_dict, uses_log, logs, keeps_in_slots, writes_plain_tensor, bypasses,
+        deletes,
     )
 }  # fmt: skip
 
@@ -198,6 +271,8 @@ class Root(nn.Module):
         self.tree = build(spec)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global GAIN
+        GAIN = Settings.gain = 1.0
         notes = Notes()
         h: torch.Tensor = self.tree(x, notes)
         aux: list[Any] = [part.aux for part in self.modules() if isinstance(part, Node) and part.kind == "has_aux"]
@@ -231,54 +306,50 @@ def data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return both[0], both[1]
 
 
-def train(config: dict[str, Any], specs: list[Spec], done: Any) -> list[equality.Difference]:
+def drawn(chance: random.Random, depth: int = 0) -> Spec:
+    count = chance.choice((0, 1, 1, 2, 3)[: 5 - depth]) if depth < 4 else 0
+    return chance.choice(sorted(WAYS)), chance.randrange(4), [drawn(chance, depth + 1) for _ in range(count)]
+
+
+def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference | str]:
+    """Return how far each model is from one process, or the error that refuses it."""
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.exceptions import StepError
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(config)
-    found = []
-    for number, spec in enumerate(specs):
+    found: list[equality.Difference | str] = []
+    for spec in specs:
         torch.manual_seed(3)
-        found.append(equality.compare(Root(spec).double(), loss_of, data, owner=place(spec, smp.pp_size())))
-        (done / f"{number}.{smp.rank()}").touch()
+        try:
+            found.append(equality.compare(Root(spec).double(), loss_of, data, owner=place(spec, smp.pp_size())))
+        except StepError as error:
+            found.append(f"{error} {error.__cause__}")
+            wrapped.model = None
+            wrapped.optimizers.clear()
     smp.barrier()
     return found
 
 
-KINDS = st.sampled_from(sorted(WAYS))
-SPECS: st.SearchStrategy[Any] = st.recursive(
-    st.tuples(KINDS, st.integers(0, 3), st.just([])),
-    lambda children: st.tuples(KINDS, st.integers(0, 3), st.lists(children, min_size=1, max_size=3)),
-    max_leaves=4,
+@pytest.mark.parametrize(
+    ("degree", "microbatches", "pipeline"),
+    [(2, 2, "simple"), (2, 4, "interleaved"), (3, 4, "interleaved"), (3, 4, "simple")],
 )
-
-
-@given(
-    st.lists(SPECS, min_size=MODELS, max_size=MODELS),
-    st.sampled_from([(2, 1), (2, 2), (2, 4), (3, 4)]),
-    st.sampled_from(["interleaved", "simple"]),
-)
-@settings(max_examples=JOBS, deadline=None, derandomize=True, phases=[Phase.generate])
-def test_random_idioms_equal_one_process_or_are_refused(
-    tmp_path_factory: Any, specs: list[Spec], sizes: tuple[int, int], pipeline: str
-) -> None:
-    degree, microbatches = sizes
+def test_random_idioms_equal_one_process_or_are_refused(degree: int, microbatches: int, pipeline: str) -> None:
+    chance = random.Random(f"{degree} {microbatches} {pipeline}")
+    specs = [drawn(chance) for _ in range(MODELS)]
     config = {"pipeline_parallel_degree": degree, "microbatches": microbatches, "pipeline": pipeline}
-    left = specs
-    while left:
-        done = tmp_path_factory.mktemp("done")
-        try:
-            results = run_ranks(degree, train, config, left, done)
-        except RankError as error:
-            number = min(len(list(done.glob(f"*.{rank}"))) for rank in range(degree))
-            text = str(error)
-            print(f"refused: {left[number]} {config}: {text[text.find('StepError: ') :].splitlines()[0]}")
-            assert "StepError: " in text and "smp.set_partition" in text, f"{left[number]} {config}: {text}"  # noqa: PT018
-            left = left[number + 1 :]
-            continue
-        for rank, found in enumerate(results):
-            for spec, each in zip(left, found, strict=True):
-                assert each.largest <= 1e-9, f"{spec} {config} on rank {rank}: {each}"
-        return
+    refused = 0
+    for spec, *found in zip(specs, *run_ranks(degree, train, config, specs, limit=300 + 20 * MODELS), strict=True):
+        texts = [each for each in found if isinstance(each, str)]
+        refused += bool(texts)
+        if texts:
+            print(f"refused: {spec}: {texts}")
+            assert len(texts) == degree, f"{spec}: {found}"
+            assert any("smp.set_partition" in text for text in texts), f"{spec}: {found}"
+        else:
+            assert max(each.largest for each in found if not isinstance(each, str)) <= 1e-9, f"{spec}: {found}"
+    assert refused <= MODELS // 10
 
 
 FOUND: list[Spec] = [
@@ -289,8 +360,9 @@ FOUND: list[Spec] = [
 """What was wrong once."""
 
 
-def test_what_was_found_before_equals_one_process(tmp_path: Any) -> None:
+def test_what_was_found_before_equals_one_process() -> None:
     config = {"pipeline_parallel_degree": 3, "microbatches": 4}
-    for results in run_ranks(3, train, config, FOUND, tmp_path):
+    for results in run_ranks(3, train, config, FOUND):
         for spec, found in zip(FOUND, results, strict=True):
+            assert not isinstance(found, str), f"{spec}: {found}"
             assert found.largest <= 1e-9, f"{spec}: {found}"

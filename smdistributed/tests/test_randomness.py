@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import pytest
@@ -16,26 +17,19 @@ WIDTH, BATCH = 8, 8
 class Drops(nn.Module):
     """A linear module with dropout. It takes longer for some microbatches, on one rank or another."""
 
-    seen: list[torch.Tensor]
+    seen: queue.SimpleQueue[torch.Tensor]
 
     def __init__(self, slow: int, again: bool) -> None:
         super().__init__()
-        self.linear, self.drop, self.slow, self.again, self.calls = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Dropout(0.5),
-            slow,
-            again,
-            0,
-        )
-        self.seen = []
+        self.linear, self.drop, self.slow, self.again = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), slow, again
+        self.seen = queue.SimpleQueue()  # a list would make the microbatches run in turn
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        for _ in range(400 * ((self.calls * self.slow) % 5)):
+        for _ in range(400 * ((int(1000 * x.detach().abs().sum()) * self.slow) % 5)):
             torch.ones(16, 16) @ torch.ones(16, 16)
         drawn = torch.rand(4)
         if not self.again:
-            self.seen.append(drawn)
+            self.seen.put(drawn)
         result: torch.Tensor = self.drop(self.linear(x))
         return result
 
@@ -72,7 +66,7 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
             values += [each.item() for each in train(model, x).outputs]
             optimizer.step()
         found.append((values, torch.rand(()).item()))
-        drawn = [tuple(each.tolist()) for module in modules for each in module.seen]
+        drawn = [tuple(module.seen.get().tolist()) for module in modules for _ in range(module.seen.qsize())]
         wrapped.model = None
         wrapped.optimizers.clear()
     smp.barrier()

@@ -31,9 +31,12 @@ class _Guard:
         cls, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
+        setting = name == "__set__"
         if name in ("__get__", "__set__", "__delete__"):
             name = getattr(getattr(func, "__self__", None), "__name__", name)
-        if name in _ALLOWED:
+        if name in ("requires_grad", "requires_grad_") and (setting or name == "requires_grad_"):
+            _check_switch(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True))
+        if name in _ALLOWED and func is not torch.autograd.grad:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  what torch's own subclasses do
                 return func(*args, **(kwargs or {}))
         if name == "copy_" and isinstance(args[0], _Guard):
@@ -45,6 +48,18 @@ class _Guard:
             f"{name}: {key!r} of module {module!r} is on partition {owner}, and was read on partition {me}.\n"
             f"Only the module itself can read its parameters. Put the module that reads them on the same partition "
             f"with smp.set_partition, or use local_parameters(), local_state_dict() or state_dict() of the model."
+        )
+
+
+def _check_switch(tensor: Any, value: bool) -> None:
+    """Refuse to switch the gradient of a parameter in a step: its owner would not know when."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        same = tensor.requires_grad == value
+    what, owner, _ = tensor._smp_remote  # noqa: SLF001
+    if not same and getattr(tensor, "_smp_in_step", bool)():
+        raise StepError(
+            f"requires_grad of {what!r}, which is on partition {owner}, was switched in a step\n"
+            "Switch it before the step on all ranks, detach the module's result, or place it with smp.set_partition."
         )
 
 
@@ -111,6 +126,9 @@ def detach_module(module: nn.Module, name: str, in_step: Callable[[], bool]) -> 
     kept = _Kept(module._parameters)  # noqa: SLF001
     kept.where, kept.in_step = f"module {name!r} ({type(module).__name__})", in_step
     object.__setattr__(module, "_parameters", kept)
+    for parameter in kept.values():
+        if parameter is not None:
+            parameter._smp_in_step = in_step  # noqa: SLF001
     object.__setattr__(module, "_call_impl", module.forward)
     vars(module).pop("_compiled_call_impl", None)  # its owner compiles it
     object.__setattr__(module, "_apply", functools.partial(_apply_children, module))

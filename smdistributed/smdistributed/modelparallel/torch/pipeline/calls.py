@@ -18,8 +18,8 @@ from .caches import trimmed
 from .contexts import Context
 from .messages import Arguments, Backward, CallId, Forward, Mode, beside, pack_arguments
 from .modules import run_children
-from .port import Port
-from .randomness import place
+from .port import TWICE, Port
+from .randomness import draw
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
 from .views import Notes
@@ -62,7 +62,6 @@ class RemoteCall:
         """Send the arguments, and wait for the result."""
         port = self.caller.port
         context = port.context()
-        context.asked += 1
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
@@ -72,7 +71,7 @@ class RemoteCall:
             self.number,
             self.segment,
             context.microbatch,
-            place(context.place, context.asked),
+            draw(),
             flags,
             arguments,
             needs,
@@ -92,10 +91,7 @@ class RemoteCall:
         After a tail call the last owner has the loss too, and starts by itself.
         """
         if self.asked:
-            raise StepError(
-                f"a second backward pass through one call of module {self.title}\n"
-                "Add the losses up, and call model.backward once."
-            )
+            raise StepError(f"a second backward pass through one call of module {self.title}\n{TWICE}")
         self.asked = not mode.keeps
         if self.tail is None or not mode.adds:
             self.ask(grads, mode)
@@ -115,6 +111,14 @@ class RemoteCall:
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)  # noqa: SLF001
 """Whether a running pass leaves its graph. PyTorch 2.4 does not say; a second pass over a call is an error there."""
+
+
+def _check_transforms(title: str) -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+        raise StepError(
+            f"torch.func, vmap and is_grads_batched do not go through module {title}, which is on another partition\n"
+            "Place it with smp.set_partition where they are used."
+        )
 
 
 class _Remote(torch.autograd.Function):
@@ -145,6 +149,7 @@ class _Remote(torch.autograd.Function):
                 f"create_graph=True: gradients of gradients do not go through module {call.title}, which is on another "
                 "partition\nPlace it with smp.set_partition where the gradient is taken."
             )
+        _check_transforms(call.title)
         wanted = [g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)]
         if all(g is None for g in wanted):
             return (None,) * (3 + call.count)
@@ -198,6 +203,7 @@ class Caller:
                 "be called in the thread of a function decorated with smp.step"
             )
         context = port.context()
+        _check_transforms(port.modules.title(number))
         if context.tail is not None:
             raise StepError(_NOT_LAST)
         self.made += 1

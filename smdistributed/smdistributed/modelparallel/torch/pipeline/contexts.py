@@ -61,11 +61,9 @@ class Context:
         in_model: It runs the root module.
         tail: The tensors of the tail call of the present model call.
         place: Its place in the step, for its random numbers.
-        asked: Number of remote calls that it has made.
     """
 
     __slots__ = (
-        "asked",
         "body",
         "buried",
         "calls",
@@ -85,7 +83,7 @@ class Context:
     ) -> None:
         """Make a context that has not started."""
         self.key, self.microbatch, self.body, self.flags, self.inline = key, microbatch, body, flags, inline
-        self.place, self.asked = place, 0
+        self.place = place
         self.seat: Seat | None = None
         self.buried = self.in_model = False
         self.calls = 0

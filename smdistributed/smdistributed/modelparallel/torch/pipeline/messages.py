@@ -159,10 +159,17 @@ class Pick(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The owner of the root module, or the first of tensor-parallel peers, has ended the step, and which one it ran."""
+    """The owner of the root module, or the first of tensor-parallel peers, has ended the step.
+
+    Attributes:
+        step: Number of the step.
+        function: Name of the step function that the sender ran.
+        late: The microbatches of the next step of this function run one after another.
+    """
 
     step: int
     function: str
+    late: bool
 
 
 class Abort(NamedTuple):

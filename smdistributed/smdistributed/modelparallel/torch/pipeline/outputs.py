@@ -99,7 +99,8 @@ class Model:
             port.order.append(("B", context.microbatch))
             views = port.scheduler.views
             views.leave((context.microbatch, False))
-            torch.autograd.backward(tensors, grads)
+            with views.explained():
+                torch.autograd.backward(tensors, grads)
             views.leave((context.microbatch, False), backward=True)
             return
         own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]

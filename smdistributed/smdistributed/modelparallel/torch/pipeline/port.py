@@ -15,9 +15,13 @@ from .contexts import Context
 from .modules import Modules
 from .scheduler import Scheduler
 
-__all__ = ["GONE", "Port"]
+__all__ = ["GONE", "TWICE", "Port"]
 
 GONE = "it ended, was killed, or its connection was lost"
+TWICE = (
+    "Add the losses up, and call model.backward once. Detach what a module keeps of an earlier pass, or place that "
+    "module with smp.set_partition."
+)
 
 
 class Port:

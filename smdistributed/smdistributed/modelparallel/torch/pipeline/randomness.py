@@ -2,8 +2,9 @@
 
 A rank has one generator, and its contexts take turns as messages arrive. So each context has a stream of its own: it
 starts from the step's seed and from the context's place in the step, and goes on where it stopped when the context
-waited. The place is a number made of the microbatch and of the remote calls on the way, in the order in which each
-caller made them. The script's own stream advances by one number in a step, on every rank.
+waited. The place is the number of the microbatch, or for a remote call a number that the caller draws from its stream:
+so a caller that puts its generator back, as torch's checkpoint does, gets what it got before. The script's own stream
+advances by one number in a step, on every rank.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ def place(*numbers: int) -> int:
     return hash(numbers)
 
 
+def draw() -> int:
+    """Draw the place of a remote call."""
+    return int(torch.randint(_SEEDS - 1, (), dtype=torch.int64, device="cpu"))
+
+
 class Streams:
     """The streams of a step, on the generators that this rank uses: that of the CPU, and of its GPU if it has one."""
 
     def __init__(self) -> None:
         """Take the step's seed from the script's stream, which goes on after the step."""
-        self._seed = int(torch.randint(_SEEDS - 1, (), dtype=torch.int64, device="cpu"))
+        self._seed = draw()
         self._generators: list[torch.Generator] = [torch.default_generator]
         if torch.cuda.is_initialized() and torch.cuda.default_generators:  # type: ignore[no-untyped-call]
             self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])

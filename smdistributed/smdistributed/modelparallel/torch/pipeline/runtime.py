@@ -130,11 +130,12 @@ class Runtime:
         self.port.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
-        limit = self.cfg.active_microbatches or self.port.n + 2
+        simple = self.cfg.pipeline == "simple"
+        in_turn = self.scheduler.views.begin(function)
+        limit = 1 if in_turn else self.cfg.active_microbatches or self.port.n + 2
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
-        step = Step(self.port.number, bodies, capture(), Home(), simple=self.cfg.pipeline == "simple", limit=limit)
+        step = Step(self.port.number, bodies, capture(), Home(), simple=simple and not in_turn, limit=limit)
         self.scheduler.step = step
-        self.scheduler.views.begin(function)
         try:
             later, self._later = self._later, []
             for item in later:
@@ -225,6 +226,7 @@ class Runtime:
             case Pick():
                 self.scheduler.picked(message.key)
             case Done():
+                self.scheduler.views.agreed[message.function] = message.late
                 self.scheduler.done(self._leads or link is self.peers)
             case Abort():
                 self.scheduler.fail(PeerError(message.rank, message.name, message.summary, message.trace))
@@ -236,13 +238,14 @@ class Runtime:
         """Tell those who wait for it that the step has ended."""
         if not self._leads:
             return
+        late = self.scheduler.views.agree(self.port.function, root=self.port.me == self.port.root_rank)
         for link in self._links():
             if link is self.transport and self.port.me != self.port.root_rank:
                 continue
             for peer in range(link.n):
                 if peer != link.me:
                     with contextlib.suppress(OSError):  # this rank needs nothing more of the others
-                        link.send(peer, Done(self.port.number, self.port.function))
+                        link.send(peer, Done(self.port.number, self.port.function, late))
 
     def _abort(self, error: BaseException, trace: str) -> None:
         """Tell the others that the step failed. News from another rank go on to the other link."""

@@ -24,10 +24,11 @@ from .messages import (
     unpack_arguments,
 )
 from .modules import run_children
-from .port import Port
+from .port import TWICE, Port
 from .randomness import place
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
+from .threadstate import capture
 from .views import NOTHING, Notes
 
 
@@ -127,7 +128,14 @@ class Server:
             views.enter(turn)
             variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
         before = Arguments(args, kwargs, along, given)
+        flags = capture()
         result, following = self._run(message, args, kwargs)
+        if capture() != flags:
+            raise StepError(
+                f"module {port.modules.title(message.module)} left another gradient mode, inference mode or autocast "
+                "than it was called in, which its caller on another partition would not see\n"
+                "Use `with`, or place the module with its caller with smp.set_partition."
+            )
         views.leave(turn)
         if message.before[1] is None:
             wrote = before.written(port.modules.title(message.module))
@@ -227,8 +235,7 @@ class Server:
         saved = self._saved.get(hop) if mode.keeps else self._saved.pop(hop, None)
         if saved is None:
             raise StepError(
-                f"a second backward pass through one call of module {port.modules.title(message.module)}\n"
-                "Add the losses up, and call model.backward once."
+                f"a second backward pass through one call of module {port.modules.title(message.module)}\n{TWICE}"
             )
         pairs = [
             (result, grad)
@@ -240,7 +247,8 @@ class Server:
         if pairs and (mode.adds or wanted):
             outputs, given = zip(*pairs, strict=True)
             if mode.adds:
-                torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
+                with port.scheduler.views.explained():
+                    torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
             else:
                 gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=mode.keeps, allow_unused=True)
                 found = dict(zip(map(id, wanted), gradients, strict=True))

@@ -4,12 +4,18 @@ Microbatches interleave on a rank, and a microbatch goes from rank to rank. So w
 module, or into a container that one holds, belongs to the microbatch that wrote it. It goes along when the microbatch
 goes to another rank. Who has not written sees what the microbatch before wrote, as if they had run in turn. If that is
 written again after it was seen, the step ends with an error.
+
+A read of a container, of a module-level variable or of a class cannot be seen. So the first step of each step function
+runs its microbatches one after another, and shows whether one changes them after it has left the rank: then those of
+the next step do not overlap either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,11 +27,12 @@ from smdistributed.modelparallel.torch.wire import mutable
 from smdistributed.modelparallel.torch.wire.nested import dumps, flatten
 
 from . import variables
+from .outside import Outside, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
 
 _FIRST_STEPS = 3
-"""Steps of each step function in which all containers are compared; later only those that changed in these."""
+"""Steps of each step function in which all that modules write travels; later only what was read in these."""
 
 _PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
     "forward",
@@ -73,6 +80,7 @@ class Notes(NamedTuple):
         variables: Names of the context variables whose values go along.
         hooked: Numbers of Hugging Face's models whose outputs are captured.
         idle: With a result: numbers of the tensors that came with the call and were not read.
+        late: A container changed where a microbatch that overlaps may have read it.
     """
 
     writes: tuple[tuple[Key, Stamp, int], ...] = ()
@@ -81,6 +89,7 @@ class Notes(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
     hooked: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
+    late: bool = False
 
 
 NOTHING = Notes()
@@ -121,10 +130,10 @@ class _Version:
 class _Slot:
     """One attribute or container, and who wrote what to it in this step."""
 
-    __slots__ = ("base", "in_place", "installed", "key", "turns", "where")
+    __slots__ = ("base", "in_place", "installed", "key", "late", "turns", "where")
 
     def __init__(self, key: Key, where: Any, base: Any) -> None:
-        self.key, self.where, self.base, self.in_place = key, where, base, False
+        self.key, self.where, self.base, self.in_place, self.late = key, where, base, False, False
         self.turns: dict[Turn, _Version] = {}
         self.installed = base
 
@@ -132,8 +141,7 @@ class _Slot:
         """Return whether it is a number that microbatches only add to, and do not use."""
         here = [version for version in self.turns.values() if version.reads or version.own]
         return bool(here) and all(
-            version.reads == version.own and type(version.value) in _NUMBERS and type(version.seen) in _NUMBERS
-            for version in here
+            version.reads == version.own and _grows(version.seen, version.value) for version in here
         )
 
     def last(self) -> Any:
@@ -201,6 +209,10 @@ class _Attribute:
 
     def __set__(self, module: Any, value: Any) -> None:
         module.__dict__[self.name] = value
+        slot = None if _views is None or _views.quiet else _views.slot(module, self.name)
+        if _views is not None and slot is not None:  # `object.__setattr__`
+            _views.knows(module, self.name)
+            _views.note(slot, value)
 
     def __delete__(self, module: Any) -> None:
         if self.name not in module.__dict__:
@@ -224,9 +236,14 @@ def _set(module: nn.Module, name: str, value: Any) -> None:
 def _delete(module: nn.Module, name: str) -> None:
     before = _views
     slot = None if before is None else before.slot(module, name)
-    _delattr(module, name)
-    if before is not None and slot is not None:
-        before.note(slot, MISSING)
+    if before is None or slot is None:
+        _delattr(module, name)
+        return
+    if before.read(slot) is MISSING:
+        raise AttributeError(name)
+    _put(module, name, MISSING)
+    before.knows(module, name)
+    before.note(slot, MISSING)
 
 
 class Views:
@@ -234,6 +251,8 @@ class Views:
 
     Attributes:
         turn: The microbatch that this thread runs; None: none.
+        agreed: Step functions whose microbatches run in turn in the next step.
+        quiet: An attribute is being set, and will be noted.
     """
 
     def __init__(
@@ -249,6 +268,7 @@ class Views:
         """
         self.me, self.turn, self.here, self.title = me, turn, here, title
         self._modules: list[nn.Module] = []
+        self._outside = Outside()
         self._numbers: dict[int, int] = {}
         self._owner: list[int] = []
         self._time = itertools.count(1)
@@ -264,12 +284,21 @@ class Views:
         self._replaced: dict[tuple[type, str], Any] = {}
         self._log: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
         self._known: dict[tuple[int, bool], set[Stamp]] = {}
+        self.quiet = False
+        self.agreed: dict[str, bool] = {}
+        self._function, self._in_turn = "", False
+        self._leaves: list[list[Any]] = []
+        self._held: dict[int, dict[str, Any]] = {}
+        self._entered: set[Turn] = set()
+        self._left: set[Turn] = set()
+        self._late: dict[str, str] = {}
+        self._said: set[str] = set()
 
     def install(self, modules: list[nn.Module], owner: list[int]) -> None:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
-        self._modules, self._owner = modules, owner
+        self._modules, self._owner, self._outside = modules, owner, Outside(modules)
         self._numbers = {id(module): number for number, module in enumerate(modules)}
-        for known in (self._steps, self._hot, self._shared, self._wanted, self._told):
+        for known in (self._steps, self._hot, self._shared, self._wanted, self._told, self._late, self.agreed):
             known.clear()
         # Those that a module writes in place in a training pass and reads in an evaluation.
         self._hot.update(
@@ -282,13 +311,20 @@ class Views:
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
-    def begin(self, function: str) -> None:
-        """Begin a step."""
+    def begin(self, function: str) -> bool:
+        """Begin a step, and return whether its microbatches must run one after another."""
         global _views
         steps = self._steps[function] = self._steps.get(function, 0) + 1
         self._learns = steps <= _FIRST_STEPS
-        found = self._look() if self._learns else ((key, self._resolve(key)) for key in self._hot if len(key) > 2)
-        self._cells = {id(cell): _Slot(key, cell, mutable.content(cell)) for key, cell in found if cell is not None}
+        self._in_turn = steps == 1 or self.agreed.get(function, False)
+        self._function = function
+        late = self._late.pop(function, None)
+        if late and function not in self._said:
+            self._said.add(function)
+            _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
+        self._entered.clear()
+        self._left.clear()
+        self._cells = {id(cell): _Slot(key, cell, mutable.content(cell)) for key, cell in self._look()}
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
@@ -297,11 +333,21 @@ class Views:
             (number, name, buffer, buffer._version)  # noqa: SLF001
             for number, module in enumerate(self._modules)
             if self._owner[number] == self.me
-            for name, buffer in module.__dict__["_buffers"].items()
-            if buffer is not None and not buffer.is_inference() and (self._learns or (number, name) in self._hot)
+            for name, buffer in (*module.__dict__["_buffers"].items(), *module.__dict__.items())
+            if isinstance(buffer, torch.Tensor) and not buffer.requires_grad and not buffer.is_inference()
+            if self._learns or (number, name) in self._hot
         ]
+        self._leaves = [[*leaf, mutable.state(leaf[-1])] for leaf in (self._look_inside() if self._in_turn else ())]
+        self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
         _views = self
         nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
+        return self._in_turn
+
+    def agree(self, function: str, *, root: bool) -> bool:
+        """Return whether the microbatches of the next step run in turn: the root's owner says so, for all ranks."""
+        if root:
+            self.agreed[function] = function in self._late
+        return self.agreed.get(function, False)
 
     def end(self) -> None:
         """End a step: what the last microbatch sees stays."""
@@ -332,9 +378,9 @@ class Views:
         for slot in (*_slots.values(), *self._cells.values()):
             ended = sorted(turn for turn, version in slot.turns.items() if version.writes and turn[0] < before)
             for turn in ended:
+                slot.turns[turn].through = False  # nobody that it could have seen still writes
                 if turn[0] < ended[-1][0] and _differentiable(slot.turns[turn].value):
                     slot.turns[turn].value = slot.turns[turn].shown = MISSING
-                    slot.turns[turn].through = False
         for number, log in self._log.items():
             for key in [key for key, (_, value) in log.items() if number < before and _differentiable(value)]:
                 del log[key]
@@ -346,8 +392,6 @@ class Views:
             turn: The microbatch.
             backward: It was a backward pass: buffers that this writes again, as it runs a forward again, do not count.
         """
-        if not self._cells and not self._buffers:
-            return
         backward = backward or _in_backward()
         for place, (number, name, buffer, version) in enumerate(self._buffers):
             if buffer._version != version:  # noqa: SLF001
@@ -356,7 +400,7 @@ class Views:
                 # torch does not count what batch normalization writes.
                 names = tuple(module.__dict__["_buffers"]) if name == "num_batches_tracked" else (name,)
                 for each in () if backward else names:
-                    now = module.__dict__["_buffers"][each]
+                    now = _physical(module, each)
                     if each != name or now is buffer:
                         slot = self._slot(module, (number, each))
                         slot.in_place = True
@@ -365,20 +409,71 @@ class Views:
             now = mutable.content(slot.where)
             if mutable.same(now, slot.installed):
                 continue
+            if slot.key[2] != _NEW and not turn[1] and _remains(slot.installed) != _remains(now):
+                self._change(slot, turn, slot.installed, now, backward=backward)
             slot.installed = now
             self._note(slot, turn, now)
             self._watch(slot.key, now if isinstance(now, list) else list(now.values()))
             holder = _slots.get((id(self._modules[slot.key[0]]), slot.key[1])) if slot.key[2] == _NEW else None
             if holder is not None:
                 self._note(holder, turn, holder.find(turn)[1])
+        if self._in_turn and not turn[1]:
+            self._compare(turn)
+        for slot in _slots.values():
+            seen = [version.seen for version in slot.turns.values() if slot.late and version.through]
+            if any(not _equal(value, slot.base) for value in seen) and not slot.counts():
+                self._late[self._function] = self._where(slot)
+        self._left.add(turn)
+
+    def knows(self, module: nn.Module, name: str) -> None:
+        """Note what an attribute of a module is: it was not written without a word."""
+        held = self._held.get(self._numbers.get(id(module), -1))
+        if held is not None:
+            held[name] = _physical(module, name)
+
+    def _compare(self, turn: Turn) -> None:
+        """Look, in a step whose microbatches run in turn, at what is written without a word to `nn.Module`."""
+        for number, before in self._held.items():
+            module, now = self._modules[number], _held(self._modules[number])
+            for name in [name for name in before | now if before.get(name, MISSING) is not now.get(name, MISSING)]:
+                slot = _slots.get((id(module), name))
+                if slot is None:
+                    slot = self._slot(module, (number, name))
+                    slot.base = before.get(name, MISSING)
+                self._note(slot, turn, now.get(name, MISSING))
+                self._late[self._function] = self._where(slot)
+            self._held[number] = now
+        for entry in self._leaves:
+            number, name, leaf, before = entry
+            entry[3] = now = mutable.state(leaf)
+            if now == before:
+                continue
+            where = f"attribute {name!r} of module {self.title(number)}"
+            if self._owner[number] != self.me:
+                raise StepError(f"{where} is on another partition, and was written in place\n{_REMEDY}")
+            if turn in self._left:
+                self._late[self._function] = f"{where} is written where a microbatch that overlaps may have read it"
+
+    def _change(self, slot: _Slot, turn: Turn, before: Any, now: Any, *, backward: bool) -> None:
+        """Look at the change of a container: one that overlaps may have read what was in it."""
+        if turn in self._left:
+            self._late[self._function] = self._where(slot)
+        if any(number > turn[0] and not copy for number, copy in self._entered) and not (
+            _adds(before, now) or backward
+        ):
+            raise StepError(f"{self._where(slot)}\n{_REMEDY}")
+
+    def _where(self, slot: _Slot) -> str:
+        return f"{self._title(slot)} is written where a microbatch that overlaps may have read it"
 
     def _watch(self, key: Key, value: Any) -> None:
         """Look at the containers in a value that is new."""
-        for cell in itertools.islice(mutable.cells(value, _package(self._modules[key[0]])), _MOST):
+        for cell in itertools.islice(mutable.cells(value, package(type(self._modules[key[0]]))), _MOST):
             self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
 
     def enter(self, turn: Turn) -> None:
         """Put into the containers what a microbatch sees."""
+        self._entered.add(turn)
         for slot in self._cells.values():
             if slot.turns:
                 value = slot.find(turn)[1]
@@ -425,7 +520,10 @@ class Views:
     def write(self, module: nn.Module, name: str, value: Any) -> None:
         """Set an attribute."""
         own = module.__dict__
-        if isinstance(value, nn.Module | nn.Parameter) or name in own["_parameters"] or name in own["_modules"]:
+        if id(module) not in self._numbers or isinstance(value, nn.Module | nn.Parameter):
+            _setattr(module, name, value)
+            return
+        if name in own["_parameters"] or name in own["_modules"]:
             _setattr(module, name, value)
             return
         new = (id(module), name) not in _slots
@@ -434,7 +532,12 @@ class Views:
             raise StepError(
                 f"{self._title(slot)} is a buffer on another partition, where it would not change\n{_REMEDY}"
             )
-        _setattr(module, name, value)
+        self.quiet = True
+        try:
+            _setattr(module, name, value)
+        finally:
+            self.quiet = False
+            self.knows(module, name)
         if slot is not None:
             if new and type(value) in _NUMBERS and type(slot.base) in _NUMBERS:
                 self.read(slot)  # that could not be seen: it counts, most likely
@@ -455,6 +558,8 @@ class Views:
         version.reads += 1
         version.fetched = True
         if slot.in_place and not _in_backward():
+            if turn in self._left:
+                self._late[self._function] = self._where(slot)
             for later, other in slot.turns.items():
                 if later[0] > turn[0] and later[1] == turn[1] and other.writes:
                     raise self._error(slot, later[0], turn[0], "before")
@@ -481,6 +586,7 @@ class Views:
             version.shown = value
         version.value, version.time, version.writes = value, next(self._time), version.writes + 1
         version.own += stamp is None
+        slot.late |= turn in self._left
         version.writer = self.here() if stamp is None else stamp
         if not turn[1]:
             self._log.setdefault(turn[0], {})[slot.key] = stamp or (self.me, version.time), value
@@ -492,6 +598,23 @@ class Views:
     def conflict(self) -> StepError | None:
         """Return what is wrong: a microbatch saw what an earlier one wrote again afterwards."""
         return next(filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say of an error of torch's in a backward pass which container keeps a tensor whose graph may have ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            slots = [
+                slot for slot in self._cells.values() if any(_differentiable(v.value) for v in slot.turns.values())
+            ]
+            if type(error) is not RuntimeError or not slots:
+                raise
+            raise StepError(
+                f"{self._title(slots[0])} keeps a tensor that needs a gradient, whose graph may have ended: {error}\n"
+                "Detach it, or take it out when it is no longer used. Or place the modules that use it on one "
+                "partition with smp.set_partition."
+            ) from error
 
     def _conflict(self, slot: _Slot) -> StepError | None:
         if len(slot.turns) > 1:
@@ -540,8 +663,9 @@ class Views:
         wanted: tuple[Key, ...] = ()
         if self._told.get(peer, 0) < len(self._wanted):
             self._told[peer], wanted = len(self._wanted), tuple(self._wanted)
+        late = self._function in self._late
         if not self._log:
-            return NOTHING._replace(wanted=wanted) if wanted else NOTHING, []
+            return NOTHING._replace(wanted=wanted, late=late) if wanted or late else NOTHING, []
         known = self._known.setdefault((peer, copy), set())
         writes, values = [], []
         for number in [microbatch] if copy else sorted(each for each in self._log if each <= microbatch):
@@ -559,9 +683,9 @@ class Views:
                 known.add(stamp)
                 writes.append((key, stamp, number))
                 values.append(UNSENT if idle or not _sendable(value) else value)
-        if not writes and not wanted and held is None and microbatch not in self._log:
+        if not writes and not wanted and not late and held is None and microbatch not in self._log:
             return NOTHING, []
-        return Notes(tuple(writes), self.held(microbatch), wanted), values
+        return Notes(tuple(writes), self.held(microbatch), wanted, late=late), values
 
     def _share(self, turn: Turn) -> None:
         """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
@@ -572,7 +696,9 @@ class Views:
     def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
         """Note what another rank wrote."""
         self._wanted.update(notes.wanted)
-        known = self._known.setdefault((peer, turn[1]), set())
+        if notes.late:
+            self._late.setdefault(self._function, "")
+        known, microbatch = self._known.setdefault((peer, turn[1]), set()), turn[0]
         for (key, stamp, number), value in zip(notes.writes, values, strict=True):
             known.add(stamp)
             turn = (number, turn[1])
@@ -588,13 +714,19 @@ class Views:
                 if slot is not None:
                     if value is not UNSENT:
                         _put(where, key[1], value)
+                        self.knows(where, key[1])
                     self._note(slot, turn, value, stamp)
                     slot.turns[turn].fetched = False
                     self._watch(key, value)
                 continue
+            if value is UNSENT:
+                raise StepError(f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}")
             cell = self._cells.get(id(where))
             if cell is None:
                 cell = self._cells[id(where)] = _Slot(key, where, mutable.content(where))
+            before = cell.find(turn)[1]
+            if number == microbatch and not turn[1] and _remains(before) != _remains(value):
+                self._change(cell, turn, before, value, backward=False)
             mutable.assign(where, value)
             cell.installed = value
             self._note(cell, turn, value, stamp)
@@ -616,6 +748,7 @@ class Views:
                 slot.turns[turn].value = slot.turns[turn].shown = slot.installed = value
                 if len(key) == 2:
                     _put(where, key[1], value)
+                    self.knows(where, key[1])
                 else:
                     mutable.assign(where, value)
 
@@ -647,17 +780,28 @@ class Views:
         module = self._modules[key[0]]
         if len(key) == 2:
             return module
-        for name, value in _roots(module):
+        for name, value in _roots(module, self._outside):
             if name == key[1]:
-                return next(itertools.islice(mutable.cells(value, _package(module)), key[2], None), None)
+                return next(itertools.islice(mutable.cells(value, package(type(module))), key[2], None), None)
         return None
+
+    def _look_inside(self) -> Iterator[tuple[int, str, Any]]:
+        """Yield what modules hold that is no container and can be written in place; of other ranks' tensors only."""
+        for number, module in enumerate(self._modules):
+            mine = self._owner[number] == self.me
+            own = module.__dict__
+            named = (*own["_parameters"].items(), *own["_buffers"].items()) if mine else ()
+            for name, value in (*named, *_roots(module, self._outside)):
+                for leaf in itertools.islice(mutable.leaves(value, package(type(module))), _MOST):
+                    if mine or (isinstance(leaf, torch.Tensor) and name in own):
+                        yield number, name, leaf
 
     def _look(self) -> Iterator[tuple[Key, Any]]:
         """Yield the containers that modules hold, each once."""
         seen: dict[int, tuple[int, Key]] = {}
         for number, module in enumerate(self._modules):
-            for name, value in _roots(module):
-                for place, cell in enumerate(itertools.islice(mutable.cells(value, _package(module)), _MOST)):
+            for name, value in _roots(module, self._outside):
+                for place, cell in enumerate(itertools.islice(mutable.cells(value, package(type(module))), _MOST)):
                     owner, key = seen.setdefault(id(cell), (self._owner[number], (number, name, place)))
                     if owner != self._owner[number]:
                         self._shared.add(key)
@@ -665,6 +809,7 @@ class Views:
                         yield key, cell
 
 
+_log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
 """In the place of the way to a container that was made in the present step: it goes along with its attribute."""
 _MOST = 256
@@ -675,28 +820,31 @@ _REMEDY = (
 )
 
 
-def _package(module: nn.Module) -> str:
-    return type(module).__module__.partition(".")[0]
+_FASTER = (
+    "Equal to one process, but slower. Keep it in a local variable, or place the modules that use it on one partition "
+    "with smp.set_partition."
+)
 
 
-def _roots(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _held(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module, and its buffers."""
+    own = module.__dict__
+    return {n: v for n, v in (*own.items(), *own["_buffers"].items()) if n not in _PRIVATE and not n.startswith("_smp")}
+
+
+def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
     """Yield what a module holds, with names: its attributes, and what its hooks have in hand."""
     for name, value in list(module.__dict__.items()):
         if name not in _PRIVATE and not name.startswith("_smp"):
             yield name, value
-    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
-    code = getattr(forward, "__code__", None)
-    for name in () if code is None else code.co_names:
-        value = forward.__globals__.get(name)
-        if type(value) in (list, dict, set):
-            yield f"globals()[{name}]", value
+    yield from outside.of(module)
     for kind in _HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):
             holder = getattr(hook, "__self__", None)
             if isinstance(holder, nn.Module):
                 holder = tuple(value for name, value in holder.__dict__.items() if name not in _PRIVATE)
             held = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
-            held += [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if _full(cell)]
+            held += mutable.enclosed(hook)
             yield f"{kind}[{number}]", tuple(held)
 
 
@@ -713,14 +861,6 @@ def _put(module: nn.Module, name: str, value: Any) -> None:
         own.pop(name, None)
     elif value is not UNSENT:
         own[name] = value
-
-
-def _full(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -757,7 +897,30 @@ def _carried(value: Any, base: Any) -> Any:
         return value
     if isinstance(value, list):
         return [item for item in value if stays(item)]
-    return {key: item for key, item in value.items() if stays(item)}
+    return {key: item if stays(item) else base[key] for key, item in value.items() if stays(item) or key in base}
+
+
+def _remains(content: Any) -> list[Any]:
+    """Return what of a content another microbatch could read, so that two can be compared."""
+    pairs = enumerate(content) if isinstance(content, list) else content.items()
+    return [
+        (key, type(item), item if isinstance(item, _PLAIN) else id(item))
+        for key, item in pairs
+        if not _differentiable(item)
+    ]
+
+
+def _adds(before: Any, now: Any) -> bool:
+    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so."""
+    return isinstance(now, dict) and all(
+        now.get(key, MISSING) is item if key in before else type(item) not in _NUMBERS
+        for key, item in (before | now).items()
+    )
+
+
+def _grows(before: Any, now: Any) -> bool:
+    """Return whether a number was counted up. A sum of others cannot be told from an average."""
+    return type(before) is type(now) is int and now >= before
 
 
 def _shares(value: Any, before: Any, base: Any) -> bool:

@@ -1,0 +1,139 @@
+"""What the code of modules writes outside of them: module-level variables, and attributes of classes.
+
+Python does not tell who reads such a variable. But a write is an instruction that names it. So what the methods of the
+modules call is looked through for these, and what they name is watched as the containers of modules are (views.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from smdistributed.modelparallel.torch.wire import mutable
+
+__all__ = ["Outside", "package"]
+
+_FOREIGN = ("torch", "smdistributed", "builtins")
+
+
+class _Code(NamedTuple):
+    """What the methods of a module, and all that they call, name.
+
+    Attributes:
+        variables: Namespaces of Python modules, with the names that are read or written in them.
+        stored: The same, for names that are written.
+        holders: Classes and Python modules.
+        attributes: Names of attributes that are written.
+    """
+
+    variables: dict[int, tuple[dict[str, Any], set[str]]]
+    stored: dict[int, set[str]]
+    holders: dict[int, Any]
+    attributes: set[str]
+
+
+class Outside:
+    """What the modules of a model write outside of them."""
+
+    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+        """Look through the code of modules."""
+        known: dict[tuple[Any, ...], _Code] = {}
+        self._code: dict[int, _Code] = {}
+        for module in modules:
+            own = tuple(each for each in module.__dict__.values() if isinstance(each, types.FunctionType))
+            if package(type(module)) not in _FOREIGN or own:
+                key = (type(module), *own)
+                self._code[id(module)] = known.get(key) or known.setdefault(key, _walk(key, package(type(module))))
+        stored: dict[int, set[str]] = collections.defaultdict(set)
+        attributes: set[str] = set()
+        for code in known.values():
+            attributes |= code.attributes
+            for place, names in code.stored.items():
+                stored[place] |= names
+        self._stored, self._attributes = stored, frozenset(attributes)
+        self._names: dict[int, mutable.Names] = {}
+
+    def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
+        """Yield what a module can reach, with names: containers, and what stands for variables that are written."""
+        code = self._code.get(id(module))
+        if code is None:
+            return
+        home = package(type(module))
+        for place, (namespace, names) in code.variables.items():
+            for name in sorted(names):
+                value = namespace.get(name)
+                kind: Any = type(value)
+                if kind in (list, dict, set) or not mutable.foreign(kind, home):
+                    yield f"globals()[{name}]", value
+            if names & self._stored.get(place, set()):
+                yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
+        for holder in code.holders.values() if self._attributes else ():
+            name = getattr(holder, "__qualname__", holder.__name__)
+            yield name, self._of(holder, self._attributes)
+
+    def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
+        made = mutable.Names(holder, frozenset(names))
+        return self._names.setdefault(id(holder), made)
+
+
+def package(kind: type) -> str:
+    """Return the package of a class: what belongs to another one, such as a log or a writer, is left alone."""
+    return kind.__module__.partition(".")[0]
+
+
+def _walk(start: Sequence[Any], home: str) -> _Code:
+    found = _Code({}, collections.defaultdict(set), {}, set())
+    seen: set[int] = set()
+    todo = list(start)
+    while todo:
+        value = todo.pop()
+        value = getattr(value, "__func__", value)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            todo.append(value.func)
+        elif isinstance(value, property):
+            todo += [value.fget, value.fset]
+        elif isinstance(value, types.ModuleType) and _ours(value.__name__, home):
+            found.holders[id(value)] = value
+        elif isinstance(value, type):
+            for base in value.__mro__:
+                if package(base) not in _FOREIGN and not mutable.foreign(base, home):
+                    found.holders[id(base)] = base
+                    todo += vars(base).values()
+        elif isinstance(value, types.FunctionType) and _ours(value.__module__, home):
+            todo += _named(value, found)
+    return found
+
+
+def _ours(name: str | None, home: str) -> bool:
+    probe = type("", (), {"__module__": name or ""})
+    return (name or "").partition(".")[0] not in _FOREIGN and not mutable.foreign(probe, home)
+
+
+def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
+    """Note what a function names, and yield what it may call."""
+    namespace = function.__globals__
+    variables = found.variables.setdefault(id(namespace), (namespace, set()))[1]
+    yield from mutable.enclosed(function)
+    yield getattr(function, "__wrapped__", None)
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for each in dis.get_instructions(code):
+            if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                variables.add(each.argval)
+                yield namespace.get(each.argval)
+            elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                variables.add(each.argval)
+                found.stored[id(namespace)].add(each.argval)
+            elif each.opname == "STORE_ATTR" and code.co_name != "__init__":
+                found.attributes.add(each.argval)
