@@ -27,8 +27,8 @@ OLDEST_PYTHON = (3, 8)
 ROOTS = ("/usr", "/opt")
 """Where programs and libraries are looked for, besides the folder of the job's Python."""
 
-CONFIGURATION = ("/etc/", "/var/", "/root/", "/home/")
-"""Whoever builds an image changes the files of packages there."""
+CHANGED = re.compile(r".*/etc/.*|/(?:var|root|home)/.*|.*\.pyc")
+"""Files of packages that are changed as they are used: settings, and what pip compiles."""
 
 OF_LIBRARIES = (
     kinds.SharedLibrariesCheck(component="any", roots=ROOTS, provided=DRIVER_LIBRARIES),
@@ -192,14 +192,21 @@ def _ask_inside(
 
 def _without_optional(container: Container, python: str, problems: list[str], looked: Looked) -> list[str]:
     """Return what is missing but for libraries that only a part of a module needs: it can be imported without them."""
-    kept = []
+    modules: dict[str, list[str]] = {}
     for line in problems[:-1]:
         match = _EXTENSION.match(line)
-        if match and container.run((python, "-c", f"import {match[1]}"), timeout=_LIMIT).status == 0:
-            looked.notes.append(f"{line}: {match[1]} can be imported without it")
+        modules.setdefault(match[1] if match else "", []).append(line)
+    kept = modules.pop("", [])
+    for module, lines in modules.items():
+        if container.run((python, "-c", f"import {module}"), timeout=_LIMIT).status == 0:
+            more = f", and {len(lines) - 1} more such" if len(lines) > 1 else ""
+            looked.notes.append(f"{module} can be imported, but {lines[0]}{more}")
         else:
-            kept.append(line)
-    return [*kept, *problems[-1:]] if kept else []
+            kept += lines
+    if all(line.startswith("... and ") for line in kept):
+        looked.notes += kept
+        return []
+    return [*kept, *problems[-1:]]
 
 
 def _ask_torch(container: Container, python: str, looked: Looked) -> None:
@@ -254,7 +261,7 @@ def _damaged(stock: InventoryAnswer) -> list[DamagedFile]:
         each
         for each in stock["damaged"]
         if each["owner"]
-        and not each["path"].startswith(CONFIGURATION)
+        and not CHANGED.fullmatch(each["path"])
         and not each["problem"].startswith(("belongs to", "has mode", "cannot be read"))
         and "which is of the package" not in each["problem"]
         and not each["path"].endswith(".md5sums")
