@@ -467,6 +467,14 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     assert "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0" in made.text
 
 
+def test_an_index_of_another_build_is_left_out(image: Image) -> None:
+    """Nothing is asked of it: a strict job too goes on."""
+    lines = "--extra-index-url https://wheels.example/cu130\n--find-links https://wheels.example/stable.html\nplain\n"
+    made = image.run(lines, TRAINWORKS_STRICT_REQUIREMENTS="on")
+    assert made.status == 0, made.text
+    assert made.text.count("is not needed: it has another build than this image") == 2
+
+
 def test_what_is_compiled_while_it_is_installed_is_refused_before_it_is_built(image: Image) -> None:
     image.document["needs"] = {"kernels": "is compiled by nvcc", "plain": "has a wheel"}
     made = image.run("plain\nkernels==1.0\n")

@@ -307,7 +307,7 @@ class Answer:
         option, _, address = line.text.partition(" ")
         host = re.match(r"https?://[^/]+/", own)
         if option in _SOURCES and host and address.startswith(host.group()) and address.rstrip("/") != own:
-            self.said.append(f"{line.place}: {address} is not needed: it has another build than this image")
+            say(f"{line.place}: {address} is not needed: it has another build than this image")
             self.lines.remove(line)
             LEFT.append(line.place)
 
