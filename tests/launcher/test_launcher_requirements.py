@@ -234,7 +234,7 @@ def test_lines_with_hashes_and_constraints_go_together(image: Image, wheels: Pat
         ("-r more/wanted.txt\nplain\n", "more/wanted.txt line 2: torch<2 is not installed"),
         ("-c more/wanted.txt\nplain\n", "more/wanted.txt line 2: torch<2 is not installed"),
         ("plain\ntorch @ git+https://me:secret@host/torch\n", "requirements.txt line 2: an address is not installed"),
-        ("plain\nhttps://host/torch-2.1.0-cp311-cp311-linux_x86_64.whl\n", "line 2: torch==2.1.0 is not installed"),
+        ("plain\nhttps://host/torch-2.1.0%2Bcu1-py3-none-any.whl\n", "line 2: torch==2.1.0+cu1 is not installed"),
         ("plain\nsymbols==1.0\n", "symbols==1.0 is not installed: this image's torch 2.13.0+cpu needs symbols>=2"),
         ("plain\ntorch==2.1\nkernels_of_cuda==12.4\n", "kernels-of-cuda: not installed, only another build needs them"),
         (
@@ -465,6 +465,13 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     assert made.status == 0, made.text
     assert image.versions()["native"] == taken
     assert "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0" in made.text
+
+
+def test_a_wheel_for_another_python_is_refused_where_it_is_wanted(image: Image) -> None:
+    address = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
+    assert image.run(f"{address} ; python_version < '3'\nplain\n").status == 0
+    made = image.run(f"plain\n{address}\n")
+    assert "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system; this is cp" in made.failure
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:

@@ -223,13 +223,24 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
-    # A wheel's file name says which release it is.
-    wheel = re.search(r"(?:^|/)([\w.]+)-(\d[^-/]*)(?:-\d[^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl", text.replace("%2B", "+"))
+    wanted = applying(text)
+    if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
+        from pip._vendor.packaging.tags import sys_tags  # type: ignore[import-not-found, unused-ignore]
+        from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
+
+        file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
+        try:
+            name, version, _, tags = parse_wheel_filename(file)
+        except ValueError as error:
+            raise RefusedError(f"{place}: {error}") from error
+        wanted = applying(f"{name}=={version}{' '.join(marker)}")
+        if wanted and tags.isdisjoint(sys_tags()):
+            raise RefusedError(f"{place}: {file} is for another Python or system; this is {next(sys_tags())}")
     hashes = [f" --hash={kind}:{value}" for kind, values in (parsed.opts.hashes or {}).items() for value in values]
     return Line(
         place,
         ("-e " if parsed.is_editable else "") + text + "".join(hashes),
-        applying(f"{wheel.group(1)}=={wheel.group(2)}" if wheel else text),
+        wanted,
         bool(parsed.constraint),
     )
 

@@ -68,7 +68,8 @@ def lock(installation: install.Installation) -> int:
 
     built = [] if status or not exact or has_wheels("-r", str(file)) else [e for e in exact if not has_wheels(e)]
     checking = (sys.executable, "-m", "pip", "check", "--disable-pip-version-check")
-    complaints = subprocess.run(checking, check=False, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    asked = subprocess.run(checking, check=False, stdout=subprocess.PIPE, text=True) if installation.stay else None
+    complaints = asked.stdout.splitlines() if asked else []
     report = {
         "complaints": [line for line in complaints if install.normalised(line.split(" ")[0]) in installation.stay],
         "installed": {name: each.version for name, each in found.items()},
