@@ -383,6 +383,7 @@ class Installation:
     Attributes:
         before: The versions before the first one.
         stay: What of the image does not go with the requirements.
+        pinned: Names of which a line of the user's own asks for one version.
         pip: The options that ``pip install`` would have.
     """
 
@@ -391,6 +392,7 @@ class Installation:
         self.before, self._lacking = versions(), losing()
         self._uv, self._folder = uv, folder
         self.stay: set[str] = set()
+        self.pinned: set[str] = set()
         self.pip = create_command("install").parse_args([])[0]
         variables, more = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
@@ -429,6 +431,7 @@ class Installation:
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
         excluded = ("--excludes", self.file("excluded.txt", sorted(answer.excluded)))
         lines = answer.lines
+        self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
         asked = [line for line in lines if line.text.startswith(_SOURCES[1:]) and "://" in line.text]
         if any(line.text.startswith(_SOURCES[1]) for line in asked):
             self.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
@@ -471,7 +474,6 @@ class Installation:
 
         Raises RefusedError for what the image keeps, and for what the user's own lines ask for in just this version.
         """
-        pinned = {line.name for line in answer.lines if line.name and _is_pin(line.wanted)}
         tried: set[str] = set()
         while True:
             lacking, now = losing(), distributions()
@@ -487,7 +489,7 @@ class Installation:
                 if name in answer.kept:
                     what = f"the requirements take from this image's {what} what it requires ({need})"
                     raise RefusedError(f"{what}; ask for other versions")
-                if have and name in pinned and name not in companions:
+                if have and name in self.pinned and name not in companions:
                     raise RefusedError(
                         f"{what} requires {need}, and this image has {lacking[name].name} {have}; ask for a version of"
                         f" {name} that fits {have}, or choose an image with {need}"
@@ -556,11 +558,10 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
             raise RefusedError(f"{what} ({error}); {way}, or remove it")
 
 
-def look_at_older(installation: Installation, lines: Sequence[Line]) -> None:
+def look_at_older(installation: Installation) -> None:
     """Take an older release of what fails beside what went back, as pyarrow does beside numpy 1: no metadata say it."""
     before, after = installation.before, versions()
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
-    pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
     for name in [name for name in after if back and after[name] != before.get(name) and name not in back]:
         modules = modules_of(name)
         error = import_error(*modules) if modules else ""
@@ -571,7 +572,7 @@ def look_at_older(installation: Installation, lines: Sequence[Line]) -> None:
             if installation.moved([f"{name}<{limit}"]) and not import_error(*modules):
                 works = versions()[name]
                 break
-        if works and name not in pinned:
+        if works and name not in installation.pinned:
             say(f"{name} {after[name]} cannot be imported beside the requirements ({error}): {works} is taken")
             continue
         installation.moved([f"{name}=={after[name]}"])
@@ -612,7 +613,7 @@ def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[
     if status == 0:
         installation.mend(answer, manifest.get("companions", {}))
         look_at_companions(manifest, installation)
-        look_at_older(installation, answer.lines)
+        look_at_older(installation)
         after = versions()
         for name, old in sorted(installation.before.items()):
             if after.get(name) != old:

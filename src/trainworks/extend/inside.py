@@ -80,9 +80,10 @@ def lock(installation: install.Installation) -> int:
     (OUT / "report.json").write_text(json.dumps(report), encoding="utf-8")
     asking = ("pip", "list", *python, "--outdated", "--exclude-newer", OLD, "--format", "json")
     listed = installation.call(*asking, quiet=True, stdout=subprocess.PIPE)
-    for row in json.loads(listed.stdout) if status == 0 and listed.returncode == 0 else ():
-        if row["name"] in found and row["name"] not in local:
-            install.say(f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years")
+    rows = json.loads(listed.stdout) if status == 0 and listed.returncode == 0 else ()
+    old = [row for row in rows if row["name"] in found and row["name"] not in {*local, *installation.pinned}]
+    for row in old:
+        install.say(f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years")
     return int(status)
 
 
