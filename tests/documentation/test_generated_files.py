@@ -22,6 +22,11 @@ def copied(root: Path, tmp_path: Path) -> Path:
             shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
             shutil.copy(root / name, tmp_path / name)
+    # Of records only those that git has: a run on this machine leaves others.
+    (tmp_path / "evidence").mkdir()
+    listed = subprocess.run(("git", "ls-files", "evidence"), cwd=root, capture_output=True, text=True, check=False)
+    for name in listed.stdout.split():
+        shutil.copy(root / name, tmp_path / name)
     return tmp_path
 
 
