@@ -56,6 +56,9 @@ class Outside:
             attributes |= code.attributes
             for place, names in code.stored.items():
                 stored[place] |= names
+        for code in known.values():  # what is code or plain, and is never stored to, stays what it is
+            for place, (namespace, names) in code.variables.items():
+                names -= {n for n in names - stored[place] if isinstance(namespace.get(n), mutable.WHOLE)}
         self._stored, self._attributes = stored, frozenset(attributes)
         self._names: dict[int, mutable.Names] = {}
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 _SEQUENCES = (list, collections.deque)
-_WHOLE = (
+WHOLE = (
     str,
     bytes,
     int,
@@ -138,7 +138,7 @@ def cells(value: Any, package: str = "", depth: int = 0) -> Iterator[Any]:
         package: Objects of other installed packages, such as a log or a writer, are left alone; empty: of none.
         depth: How deep in a value this is.
     """
-    if depth > _DEPTH or isinstance(value, _WHOLE):
+    if depth > _DEPTH or isinstance(value, WHOLE):
         return
     kind: Any = type(value)
     if kind is Names:
