@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dis
 import functools
+import inspect
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,9 @@ class Outside:
             own = tuple(each for each in module.__dict__.values() if isinstance(each, types.FunctionType))
             if package(type(module)) not in _FOREIGN or own:
                 key = (type(module), *own)
-                self._code[id(module)] = known.get(key) or known.setdefault(key, _walk(key, package(type(module))))
+                if key not in known:
+                    known[key] = _own(type(module)) if _installed(type(module)) else _walk(key, package(type(module)))
+                self._code[id(module)] = known[key]
         stored: dict[int, set[str]] = collections.defaultdict(set)
         attributes: set[str] = set()
         for code in known.values():
@@ -67,7 +70,7 @@ class Outside:
         code = self._code.get(id(module))
         if code is None:
             return
-        home = package(type(module))
+        home = "" if _installed(type(module)) else package(type(module))
         for place, (namespace, names) in code.variables.items():
             for name in sorted(names):
                 value = namespace.get(name)
@@ -88,6 +91,19 @@ class Outside:
 def package(kind: type) -> str:
     """Return the package of a class: what belongs to another one, such as a log or a writer, is left alone."""
     return kind.__module__.partition(".")[0]
+
+
+def _installed(kind: Any) -> bool:
+    return mutable.foreign(kind, "")
+
+
+def _own(kind: Any) -> _Code:
+    """Return what the forward of an installed class names itself: its package has registries of its own."""
+    found = _Code({}, collections.defaultdict(set), {}, set())
+    forward = inspect.unwrap(kind.forward)
+    if isinstance(forward, types.FunctionType):
+        list(_named(forward, found))
+    return found._replace(stored={}, attributes=set())
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:

@@ -12,6 +12,7 @@ the next step do not overlap either.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
 import itertools
@@ -719,6 +720,8 @@ class Views:
                     slot.turns[turn].fetched = False
                     self._watch(key, value)
                 continue
+            if isinstance(where, (list, collections.deque)) != isinstance(value, list) and value is not UNSENT:
+                continue  # ranks hold other objects: transformers' save_pretrained writes to the configuration on one
             if value is UNSENT:
                 raise StepError(f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}")
             cell = self._cells.get(id(where))
