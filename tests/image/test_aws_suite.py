@@ -32,6 +32,23 @@ failed = {test.id().partition(".")[2]: said for test, said in (*done.failures, *
 print(json.dumps({"failed": failed, "run": done.testsRun}))
 """
 
+UNIT = """
+import json, sys
+sys.path.append("/site")  # after what the image has
+import pytest
+class Seen:
+    run, failed = 0, {}
+    def pytest_runtest_logreport(self, report):
+        self.run += report.when == "call"
+        if report.failed:
+            self.failed[report.nodeid.rpartition("unit/")[2]] = report.longreprtext
+seen = Seen()
+options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/suite"]
+pytest.main([*options, "/suite/test/pytorch/unit"], [seen])
+print()
+print(json.dumps({"failed": seen.failed, "run": seen.run}))
+"""
+
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -41,7 +58,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"NOT TESTED: {SUITE} names no git directory of {EXPECTED['source']}")
     folder = tmp_path_factory.mktemp("suite")
     words = ("git", "--git-dir", str(source), "archive", "--output", str(folder / "suite.tar"), EXPECTED["commit"])
-    subprocess.run((*words, "test/sanity/scripts"), check=True)
+    subprocess.run((*words, "test/sanity/scripts", "test/pytorch"), check=True)
     with tarfile.open(folder / "suite.tar") as archive:
         archive.extractall(folder, filter="data")
     return folder
@@ -70,3 +87,18 @@ def test_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> None:
     if cuda_image.reference.endswith("-tcp"):
         expected |= EXPECTED["tcp"]
     assert failed.keys() == expected.keys(), failed
+
+
+def test_units_of_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> None:
+    if cuda_image.reference.endswith("-tcp"):
+        pytest.skip("NOT TESTED: the image was built without NCCL's plugin and what belongs to it")
+    site = Path(pytest.__file__).parent.parent
+    done = cuda_image.engine.run(
+        cuda_image.reference,
+        ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", "python3", "-c", UNIT),
+        mounts=(Mount(source=suite, target="/suite"), Mount(source=site, target="/site")),
+        timeout=600,
+    )
+    found = json.loads(done.output.splitlines()[-1])
+    assert found["run"] == 46
+    assert found["failed"].keys() == EXPECTED["unit"].keys(), found
