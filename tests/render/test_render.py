@@ -293,11 +293,11 @@ def test_no_address_and_no_setting_of_this_machine(
         index = json.dumps({"wheel_index": plans[name].wheel_index}).strip("{}")
         texts = [
             rendering.dockerfile,
-            # The lists of downloads are addresses, and nothing else of the context is.
+            # The lists of downloads are addresses, a licence has its own, and nothing else of the context is.
             *(
                 file.content.decode().replace(index, "")
                 for file in rendering.files
-                if "launcher" not in file.path and not re.fullmatch(r"artifacts/[\w-]+\.txt", file.path)
+                if "launcher" not in file.path and not re.fullmatch(r"artifacts/[\w-]+\.txt|.*/LICENSE", file.path)
             ),
         ]
         assert [text for text in texts if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)] == []
