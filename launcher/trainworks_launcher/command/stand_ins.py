@@ -29,6 +29,7 @@ from typing import Mapping, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import interface_that_reaches, network_interfaces, read_manifest
 from trainworks_launcher.given.platforms import slurm
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
@@ -234,8 +235,9 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     """Say why the job cannot start, where the platform looks for it too, and end the driver, which would not notice."""
     text = NO_KEY.format(hosts=len(hosts))
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
+    reports = f"{base}/{places.RESULTS[places.OUTPUT]}"
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
-    outcome_files.write(base, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment))
+    outcome_files.write(reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment))
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED
