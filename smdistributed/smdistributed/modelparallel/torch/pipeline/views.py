@@ -294,6 +294,7 @@ class Views:
         self._left: set[Turn] = set()
         self._late: dict[str, str] = {}
         self._said: set[str] = set()
+        self._unlike: set[Key] = set()
 
     def install(self, modules: list[nn.Module], owner: list[int]) -> None:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
@@ -721,7 +722,8 @@ class Views:
                     self._watch(key, value)
                 continue
             if isinstance(where, (list, collections.deque)) != isinstance(value, list) and value is not UNSENT:
-                continue  # ranks hold other objects: transformers' save_pretrained writes to the configuration on one
+                self._differs(key)
+                continue
             if value is UNSENT:
                 raise StepError(f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}")
             cell = self._cells.get(id(where))
@@ -733,6 +735,13 @@ class Views:
             mutable.assign(where, value)
             cell.installed = value
             self._note(cell, turn, value, stamp)
+
+    def _differs(self, key: Key) -> None:
+        """Say once that ranks hold another kind of object: transformers' save_pretrained writes to one rank's."""
+        if key not in self._unlike:
+            self._unlike.add(key)
+            what = f"attribute {key[1]!r} of module {self.title(key[0])}"
+            _log.warning("%s: something in it is of another kind on another rank; changes of it stay there", what)
 
     def written(self, microbatch: int) -> dict[Key, tuple[Stamp, Any]]:
         """Return what a microbatch has written so far."""
