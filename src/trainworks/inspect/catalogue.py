@@ -52,7 +52,7 @@ def read_released(folder: Path) -> dict[str, Released]:
     """Return what was released, by the target's name.
 
     Args:
-        folder: The results of `tools/release`, a folder for each target (docs/push.md).
+        folder: The results of `tools/release`, a folder for each target (docs/ship.md).
 
     Raises:
         OutputError: It is no folder, or a file in it is not one of these.
