@@ -533,11 +533,12 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 def test_a_project_is_built_in_a_copy_of_its_own(tmp_path: Path) -> None:
     """Hosts that share the code do not build into each other, and nothing is left there: it may not be written."""
     code = tmp_path / "code"
-    files = {**project_files(), "package/train.py": ECHO, "build/left.py": ""}
+    files = {**project_files(), "package/train.py": ECHO, "build/left.py": "", "dist/__init__.py": ""}
     files["backend.py"] = f"""
 import os
 open("built", "w").close()
 assert not os.path.exists("build")
+assert os.path.exists("dist/__init__.py")
 assert os.path.samefile(".git", {str(code / ".git")!r})
 assert open("outside.txt").read() == "of another folder"
 {files["backend.py"]}"""

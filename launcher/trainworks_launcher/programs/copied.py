@@ -36,8 +36,9 @@ class _Copying:
 
     def _is_no_source(self, folder: str, name: str) -> bool:
         path = os.path.join(folder, name)  # noqa: PTH118
-        at_top = folder == self._top
-        if (at_top and name in _NO_SOURCE) or name == "__pycache__" or name.endswith(".egg-info"):
+        is_package = os.path.exists(os.path.join(path, "__init__.py"))  # noqa: PTH110, PTH118
+        made = folder == self._top and name in _NO_SOURCE and not is_package
+        if made or name == "__pycache__" or name.endswith(".egg-info"):
             return True
         if os.path.exists(os.path.join(path, "pyvenv.cfg")) or os.path.realpath(path) in self._results:  # noqa: PTH110, PTH118
             return True
