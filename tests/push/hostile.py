@@ -132,6 +132,8 @@ class Request(BaseHTTPRequestHandler):
             self.send_header(key.replace("_", "-"), value)
         if "Content_Length" not in headers:
             self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
@@ -150,10 +152,12 @@ class Request(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         parts = urlsplit(self.path)
         mine.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
+        # What a fault leaves unread of the body is in the way of the next request: its answer says that this is the
+        # connection's last, or a client's next request may meet the end of it.
+        kept, self.close_connection = self.close_connection, True
         if mine.fault(self):
-            # What was not read of the body is in the way of the next request.
-            self.close_connection = True
             return
+        self.close_connection = kept
         body = self.rfile.read(length) if length else self._chunks()
         if mine.login and self.headers.get("Authorization") != BASIC:
             self.answer(401, WWW_Authenticate='Basic realm="here"')
