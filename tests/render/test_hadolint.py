@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainworks.dockerfiles.check import check_text
 from trainworks.facts.rows import Facts
+from trainworks.inspect.dockerfile_check import check_text
 from trainworks.plan.resolve import plan_row
 from trainworks.render.dockerfile import render
 

@@ -87,8 +87,8 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _check_files(options: Namespace, root: Path) -> int:
-    from trainworks.dockerfiles.check import as_json, as_text, check_files
     from trainworks.facts.load import load
+    from trainworks.inspect.dockerfile_check import as_json, as_text, check_files
 
     files = check_files(options.files, load(root))
     put(as_json(files) if options.format == "json" else as_text(files))

@@ -1,1 +1,0 @@
-"""Any Dockerfile: whether its versions go together (docs/adr/0037)."""
