@@ -304,7 +304,10 @@ def test_the_checkout_may_stand_before_the_command(
             (*CPU, "--frame", "x"), 2, "unknown option --frame; did you mean --framework", id="no abbreviations"
         ),
         pytest.param(
-            ("--framework", "pytorch", "--cuda", "cu120", "--until", "plan"), 4, "did you mean cu12", id="unknown cuda"
+            ("--framework", "pytorch", "--cuda", "cu120", "--until", "plan"),
+            4,
+            "available: cpu, cu121",
+            id="unknown cuda",
         ),
         pytest.param((*CPU, "--with", "nonsense", "--until", "plan"), 4, "--with: 'nonsense'", id="unknown component"),
         pytest.param((*CPU, "--engine", "dokcer"), 4, "did you mean docker?", id="unknown engine"),

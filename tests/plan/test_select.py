@@ -72,19 +72,19 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
         pytest.param(
             ask("cu112"),
             "unknown --cuda for pytorch: 'cu112'",
-            ["did you mean cu12", "available: cpu, cu121, cu124", "--list"],
+            ["available: cpu, cu121, cu124", "--list"],
             id="cuda",
         ),
         pytest.param(
             ask("cu121", version="2.4.2"),
             "unknown --framework-version for pytorch with cu121: '2.4.2'",
-            ["did you mean 2.4.1?", "available: 2.4.1"],
+            ["available: 2.4.1"],
             id="version of another cell",
         ),
         pytest.param(
             ask("cu121", python="3.13"),
             "unknown --python for pytorch with cu121: '3.13'",
-            ["did you mean 3.11?", "available: 3.11"],
+            ["available: 3.11"],
             id="python that the cell has not",
         ),
         pytest.param(
@@ -94,15 +94,9 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             id="python that nothing has",
         ),
         pytest.param(
-            replace(ask("cu121"), sources="vendor"),
-            "unknown --cuda for pytorch: 'cu121'",
-            ["cu121 exists with --sources packages"],
-            id="a cell that other sources have",
-        ),
-        pytest.param(
             replace(ask("cu113", version="1.11.0"), sources="vendor"),
             "unknown --framework-version for pytorch with cu113: '1.11.0'",
-            ["did you mean 1.10.2?", "--list"],
+            ["available: 1.10.2", "--list"],
             id="a version that has no row",
         ),
     ],

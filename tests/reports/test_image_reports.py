@@ -20,13 +20,7 @@ from trainworks.imagetest import inventory, questions
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
-from trainworks.inspect.size_report import (
-    growth_of,
-    growth_text,
-    instruction_of,
-    last_stage,
-    size_report,
-)
+from trainworks.inspect.size_report import instruction_of, last_stage, size_report
 from trainworks.inspect.targets import plan_of_target
 from trainworks.render.dockerfile import render
 
@@ -134,7 +128,7 @@ def test_files_belong_to_the_component_that_their_package_came_with(facts: Facts
     assert report.overwritten == 1_000_000
     assert sum(sizes.values()) + report.overwritten == report.size
     assert report.budget == 1_800_000_000
-    text = size_text(report, None)
+    text = size_text(report)
     assert "26% of its 1.80 GB" in text
     assert "450 MB  python torch 2.13.0 (torch)" in text
 
@@ -143,7 +137,7 @@ def test_the_sizes_of_components_make_one_bar(facts: Facts) -> None:
     sizes = {"torch": (500_000_000, "python torch"), "networkx": (200_000_000, "python networkx")}
     files = {f"{PACKAGES}/{name}/all.so": size for name, size in sizes.items()}
     shown = image({**files, "/srv/mine": (1_000_000, "")}, layers=99_000_000, torch="2.13.0")
-    lines = size_text(size_report(shown, None, facts), None).splitlines()[2:5]
+    lines = size_text(size_report(shown, None, facts)).splitlines()[2:5]
     assert (
         "\n".join(lines)
         == """\
@@ -159,18 +153,7 @@ def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> No
     assert {part.component for part in report.parts} == {
         *("Debian packages", "other Python distributions", "other files"),
     }
-    assert "of its" not in size_text(report, None)
-
-
-def test_growth_names_components_and_packages(facts: Facts) -> None:
-    plan = plan_of_target(CPU, facts)
-    lines = growth_text(growth_of(size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)))
-    assert lines[0].endswith("+58 MB")
-    assert (
-        lines[1].strip().startswith("+57 MB  torch: python torch 2.12.0 -> 2.13.0 (+50 MB); python sympy 1.14.0 added")
-    )
-    assert "python networkx 3.6.1 removed (-2 MB)" in lines[1]
-    assert lines[2].strip() == "+1 MB  replaced or removed by a later layer"
+    assert "of its" not in size_text(report)
 
 
 def test_each_step_of_the_last_stage_has_its_component_on_every_target(facts: Facts) -> None:

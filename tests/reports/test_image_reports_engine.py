@@ -91,7 +91,7 @@ def test_a_difference_between_real_images_is_what_was_done(base: str, changed: s
     assert len(found["layers"]) == 2
 
 
-def test_a_size_report_adds_up_and_explains_growth(base: str, changed: str, tmp_path: Path) -> None:
+def test_a_size_report_adds_up(base: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(command(tmp_path, "report", base, "--format", "json"))
     assert set(report) == promised("report")
     parts = {part["component"]: part["size"] for part in report["parts"]}
@@ -102,6 +102,3 @@ def test_a_size_report_adds_up_and_explains_growth(base: str, changed: str, tmp_
     whose = [component for component, _, _ in report["layers"]]
     assert whose[0] == whose[1] == "system"
     assert whose[-1] == "manifest"
-    text = command(tmp_path, "report", changed, "--since", base)
-    assert "torch: python networkx" in text
-    assert " removed (-" in text

@@ -1,4 +1,4 @@
-"""``build.py report``: the size of an image by component, against its budget, and what grew."""
+"""``build.py report``: the size of an image by component, against its budget."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
-from trainworks.terminal.words import amount, megabytes, readable, signed, stacked
+from trainworks.terminal.words import amount, megabytes, readable, stacked
 
 SHOWN = 10
 """How many of the largest packages and files the text shows."""
 
+OVERWRITTEN = "replaced or removed by a later layer"
+"""Name of the bytes that a later layer hides."""
+
 BAR = 40
 """Characters of the bar that the components make together."""
-
-MENTIONED_BYTES = 100_000
-"""Smaller changes of a component are not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +177,8 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
     return component_of
 
 
-def as_text(report: SizeReport, before: SizeReport | None) -> str:
-    """Return a report for people, compared with ``before``, that of another image."""
+def as_text(report: SizeReport) -> str:
+    """Return a report for people."""
     of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
     lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
@@ -206,80 +206,4 @@ def as_text(report: SizeReport, before: SizeReport | None) -> str:
         f"  {amount(size):>8}  {component:<{width}}  {instruction[:80]}"
         for component, instruction, size in report.layers
     ]
-    if before is not None:
-        lines += ["", *growth_text(growth_of(before, report))]
     return "\n".join(lines) + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """A component that grew or shrank, by how many bytes, and the packages that did."""
-
-    component: str
-    growth: int
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """By how many bytes an image differs from another one; ``causes`` have the largest change first."""
-
-    reference: str
-    identifier: str
-    created: str
-    growth: int
-    causes: tuple[Cause, ...]
-
-
-def growth_of(before: SizeReport, after: SizeReport) -> Growth:
-    """Return by how much an image grew, by component."""
-    old = {part.component: part for part in before.parts}
-    new = {part.component: part for part in after.parts}
-    nothing = ComponentSize(component="", size=0, files=0, packages={})
-    causes = [
-        Cause(component=name, growth=right.size - left.size, reasons=_reasons(left, right) or ("its own files",))
-        for name in {**old, **new}
-        for left, right in [(old.get(name, nothing), new.get(name, nothing))]
-    ]
-    causes.append(Cause(component=OVERWRITTEN, growth=after.overwritten - before.overwritten, reasons=()))
-    causes.sort(key=lambda cause: -abs(cause.growth))
-    return Growth(
-        reference=before.reference,
-        identifier=before.identifier,
-        created=before.created,
-        growth=after.size - before.size,
-        causes=tuple(cause for cause in causes if abs(cause.growth) >= MENTIONED_BYTES),
-    )
-
-
-OVERWRITTEN = "replaced or removed by a later layer"
-"""Name of the bytes that a later layer hides."""
-
-
-def growth_text(growth: Growth) -> list[str]:
-    """Return the growth of an image for people."""
-    whose = f"{growth.reference} ({growth.identifier[7:19]}, {growth.created[:10]})"
-    lines = [f"compared with {whose}: {signed(growth.growth)}"]
-    for cause in growth.causes:
-        reasons = f": {'; '.join(cause.reasons)}" if cause.reasons else ""
-        lines.append(f"  {signed(cause.growth):>9}  {cause.component}{reasons}")
-    return lines
-
-
-def _reasons(before: ComponentSize, after: ComponentSize) -> tuple[str, ...]:
-    found = []
-    for owner in {**before.packages, **after.packages}:
-        old, size = before.packages.get(owner, ("", 0))
-        new, weight = after.packages.get(owner, ("", 0))
-        if abs(weight - size) < MENTIONED_BYTES and old == new:
-            continue
-        if owner not in before.packages:
-            words = f"{owner} {new} added"
-        elif owner not in after.packages:
-            words = f"{owner} {old} removed"
-        else:
-            words = f"{owner} {old}" + (f" -> {new}" if old != new else "")
-        found.append((abs(weight - size), f"{words} ({signed(weight - size)})"))
-    found.sort(key=lambda pair: -pair[0])
-    more = (f"{len(found) - SHOWN} more packages",) if len(found) > SHOWN else ()
-    return (*(words for _, words in found[:SHOWN]), *more)

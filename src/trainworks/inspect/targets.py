@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainworks.engine.protocol import Engine
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
-from trainworks.likeness import fits, nearest
+from trainworks.likeness import nearest
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.variants import HASHED, ImageName, image_named, request_of
@@ -42,7 +42,7 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
     ours = image_named(name, facts)
     if ours is None:
         # The beginning of a target's name is no repository that could be pulled.
-        begun = "-" in name and any(fits(name, facts.name_of(row)) for row in facts.targets)
+        begun = "-" in name and any(facts.name_of(row).startswith(name) for row in facts.targets)
         if (begun or not elsewhere) and engine.inspect(name) is None:
             raise _no_image(name, engine, facts)
         return name

@@ -34,20 +34,16 @@ def suggestion(name: str, known: Iterable[str], *, hidden: Iterable[str] = (), n
 
 
 def unknown(
-    kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = "", more: str = ""
+    kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
 ) -> UnknownNameError:
     """Return the error for a name that does not exist, with a suggestion.
 
     Args:
         kind: What was named, for people: ``framework``, ``--cuda``.
         name: What was asked for.
-        known: See ``suggestion``.
-        hidden: See ``suggestion``.
-        near: See ``suggestion``.
-        more: A further sentence of advice.
+        known, hidden, near: See ``suggestion``.
     """
-    hint = suggestion(name, known, hidden=hidden, near=near)
-    return UnknownNameError(f"unknown {kind} {name!r}", hint=f"{hint}; {more}" if more else hint)
+    return UnknownNameError(f"unknown {kind} {name!r}", hint=suggestion(name, known, hidden=hidden, near=near))
 
 
 def together(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from trainworks.errors import UnknownNameError
 from trainworks.facts.ranges import PRESENT
 from trainworks.facts.rows import Component, Facts, TargetRow
-from trainworks.likeness import fits, nearest
+from trainworks.likeness import nearest
 from trainworks.plan.model import Request
 from trainworks.plan.names import LIST, together, unknown
 from trainworks.plan.target import TargetContext, context_of
@@ -104,7 +104,7 @@ def matching_rows(
         rows: The rows to choose from.
         facts: All facts.
     """
-    rows = of_framework = list(rows)
+    rows = list(rows)
     described, problems = "", []
     for field, (label, value_of) in COLUMNS.items():
         value = wanted.get(field)
@@ -113,59 +113,19 @@ def matching_rows(
         found = [row for row in rows if value_of(row, facts) == value]
         if not found:
             kind = f"{label} for {described}:" if described else label
-            problems.append(_unknown_value(kind, field, wanted, rows, of_framework, facts))
+            known = sorted({value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name))
+            problems.append(unknown(kind, value, known))
             # The other values are held against the nearest.
-            value = nearest(value, [value_of(row, facts) for row in rows])
+            value = nearest(value, known)
             found = [row for row in rows if value_of(row, facts) == value] or rows
         rows = found
         if field == "framework":
-            of_framework, described = found, value
+            described = value
         elif described and field in ("cuda", "version"):
             described += f"{' with' if field == 'cuda' else ''} {value}"
         elif described and field == "architecture" and value != "amd64":
             described += f" on {value}"
     return rows, problems
-
-
-def _unknown_value(
-    kind: str,
-    field: str,
-    wanted: Mapping[str, str],
-    rows: Sequence[TargetRow],
-    of_framework: Sequence[TargetRow],
-    facts: Facts,
-) -> UnknownNameError:
-    """Return the error for a value that no row has beside the earlier ones, with the nearest that there is.
-
-    Args:
-        kind: What was named, for people.
-        field: Of ``COLUMNS``.
-        wanted: All values that are asked for.
-        rows: Those that have the earlier values.
-        of_framework: All rows of the framework; the nearest value may be one that needs other earlier values.
-        facts: All facts.
-    """
-    value, value_of = wanted[field], COLUMNS[field][1]
-    known = sorted({value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name))
-    near = nearest(value, [*known, *(value_of(row, facts) for row in of_framework)])
-    if not near or near in known or not fits(value, near):
-        return unknown(kind, value, known)
-    others = _others([row for row in of_framework if value_of(row, facts) == near], field, wanted, facts)
-    if near == value:
-        return unknown(kind, value, known, more=f"{near} exists with {others}")
-    return unknown(kind, value, known, near=f"{near} with {others}")
-
-
-def _others(rows: Sequence[TargetRow], field: str, wanted: Mapping[str, str], facts: Facts) -> str:
-    """Return the options that these rows have otherwise than asked, before this field; of those with the fewest."""
-    earlier = list(COLUMNS)[: list(COLUMNS).index(field)]
-    differing = [
-        {name: COLUMNS[name][1](row, facts) for name in earlier if wanted.get(name, "") != COLUMNS[name][1](row, facts)}
-        for row in rows
-    ]
-    fewest = min(({name: value for name, value in each.items() if name in wanted} for each in differing), key=len)
-    alike = [each for each in differing if each.keys() & wanted.keys() == fewest.keys()]
-    return " ".join(f"{COLUMNS[name][0]} {', '.join(dict.fromkeys(each[name] for each in alike))}" for name in fewest)
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:
@@ -195,12 +155,9 @@ def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownName
     part = pattern.strip("*-")
     words = dict.fromkeys(word for row in rows.values() for word in (row.framework, row.cuda, row.version))
     word = nearest(part, words)
-    patterns = (f"{part}-*", f"*-{part}-*", f"{part}*", *((f"{word}-*", f"*-{word}-*") if word else ()), f"*{part}*")
-    for meant in patterns:
-        fitting = [name for name in rows if fnmatchcase(name, meant)]
-        if fitting:
-            near = fitting[0] if len(fitting) == 1 else f"'{meant}'"
-            return unknown("target for --only", pattern, rows, near=near)
+    for meant in (f"{part}-*", f"*-{part}-*", f"{part}*", *((f"{word}-*", f"*-{word}-*") if word else ())):
+        if fitting := [name for name in rows if fnmatchcase(name, meant)]:
+            return unknown("target for --only", pattern, rows, near=fitting[0] if len(fitting) == 1 else f"'{meant}'")
     return unknown("target for --only", pattern, rows)
 
 

@@ -24,12 +24,12 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py report``."""
     grammar = Grammar(
         "report",
-        summary="show image size by component, and what grew",
+        summary="show image size by component",
         details="Shows where the bytes of an image are: components, packages, largest files and layers, and the size "
-        "budget. --since shows by component what grew since another image.",
+        "budget. `build.py diff` shows what grew since another image.",
         examples=(
             Example(f"report {TARGET}", "the image of a target", needs="an engine"),
-            Example("report my/train:2 --since my/train:1", "what grew", needs="an engine"),
+            Example("report my/train:2 --format json", "any image, for programs", needs="an engine"),
         ),
         result="tables, the largest first.",
         done="reported, also if the image is over its budget",
@@ -38,7 +38,6 @@ def parser() -> Grammar:
         see_also=("diff",),
     )
     grammar.add_argument("image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target")
-    grammar.add_argument("--since", metavar="IMAGE|TARGET", help="compare with this image")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -49,19 +48,13 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.inspect.inspected_image import inspect_image
-    from trainworks.inspect.size_report import SizeReport, as_text, growth_of, size_report
+    from trainworks.inspect.size_report import as_text, size_report
     from trainworks.inspect.targets import find_image, plan_of_target
 
     facts = load(root)
     engine = choose(options.engine, report=say)
 
-    def size(name: str) -> SizeReport:
-        contents = inspect_image(engine, find_image(name, engine, facts), facts)
-        return size_report(contents, plan_of_target(contents.name, facts), facts)
-
-    report = size(options.image)
-    before = size(options.since) if options.since else None
-    growth = growth_of(before, report) if before else None
-    content = {**asdict(report), "growth": growth and asdict(growth)}
-    put_result(options.format, content, as_text(report, before))
+    contents = inspect_image(engine, find_image(options.image, engine, facts), facts)
+    report = size_report(contents, plan_of_target(contents.name, facts), facts)
+    put_result(options.format, asdict(report), as_text(report))
     return 0
