@@ -31,7 +31,8 @@ LAUNCHER = REPOSITORY / "launcher"
 TIME_OUT = PATIENCE
 
 PROGRAMS = {
-    name: f"/usr/bin/{name}" for name in ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
+    name: f"/usr/bin/{name}"
+    for name in ("python", "bash", "sh", "mpirun", "torchrun", "ray", "ssh", "sshd", "ssh-keygen")
 }
 GLOO_ENDS = """
 import atexit, time

@@ -63,6 +63,7 @@ RUN_BY_THE_USERS_PYTHON = {
     "codeartifact.py": {"boto3", "botocore"},
     "fetch.py": {"boto3", "botocore"},
     "install.py": {"pip"},
+    "ray_node.py": {"ray"},
     "sitecustomize.py": {"sitecustomize"},
 }
 """By the one that has boto3, which was looked up before, or that runs pip; and what they import of it."""

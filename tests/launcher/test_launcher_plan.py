@@ -108,6 +108,8 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     ),
     "parameter-server-mxnet-leader": lambda: mode("sagemaker_parameter_server_enabled", components={"mxnet": "1.9.1"}),
     "parameter-server-torch": lambda: mode("sagemaker_parameter_server_enabled", "algo-2"),
+    "ray-two-hosts-leader": lambda: mode("sagemaker_ray_enabled"),
+    "ray-two-hosts-worker": lambda: mode("sagemaker_ray_enabled", "algo-2"),
     "group-leader": lambda: plan(
         environment(
             {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
@@ -142,6 +144,7 @@ LIKE = {
     "parameter-server-tensorflow-worker": "parameter-server-tensorflow-leader",
     "parameter-server-mxnet-leader": "parameter-server-tensorflow-leader",
     "parameter-server-torch": "plain-two-hosts",
+    "ray-two-hosts-worker": "ray-two-hosts-leader",
 }
 """Scenario -> the one beside which it is shown; the others are whole."""
 

@@ -41,6 +41,7 @@ SETTINGS = (
     Setting(names.ARGUMENT_STYLE_VARIABLE, "value", "how hyperparameters become arguments: value, flag, json, ..."),
     Setting(names.STRICT_VARIABLE, "off", "refuse requirements that the image cannot fulfil as written"),
     Setting(names.LOG_PREFIX_VARIABLE, "on", "[HOST rank N] before the lines of ranks"),
+    Setting(names.RAY_OPTIONS_VARIABLE, "none", "more options for ray start, as --NAME=VALUE"),
     Setting(names.SUMMARY_VARIABLE, "on", "a line of the log about what the job took"),
     Setting(names.CLEAN_EXIT_VARIABLE, "on", "wait for gloo's threads when a Python of the job ends"),
     Setting(names.EXPLAIN_VARIABLE, "off", "1: the log begins with the table of train explain"),

@@ -165,6 +165,9 @@ NUMA_VARIABLE = "TRAINWORKS_NUMA_BINDING"
 NUMA_BINDINGS = ("auto", "off", "node", "socket", "exclusive", "core-complex")
 """``auto``, the default: the CPUs of the GPU's node, where they are known. ``off``: all. The others are torchrun's."""
 
+RAY_OPTIONS_VARIABLE = "TRAINWORKS_RAY_OPTIONS"
+"""More options for ``ray start`` on every host, as a shell reads them; one that the launcher gives too is replaced."""
+
 SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
 """``on`` or ``off``: whether the log ends with a line about what the job took; default on."""
 
@@ -221,7 +224,7 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.
@@ -438,6 +441,9 @@ PYTORCH_DDP_ENABLED = "sagemaker_pytorch_ddp_enabled"
 
 PYTORCH_XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
 """Bool: torch_xla's own starter. From distribution={'pytorchxla': {'enabled': True}}."""
+
+RAY_ENABLED = "sagemaker_ray_enabled"
+"""Bool: Ray's head and workers beside the program. No SDK sends it: give it as a hyperparameter, or ``--mode ray``."""
 
 PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
 """Bool: parameter servers beside the workers. From distribution={'parameter_server': {'enabled': True}}."""

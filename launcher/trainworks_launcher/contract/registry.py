@@ -104,6 +104,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 source=_DISTRIBUTED_GUIDE,
                 packages=("torch",),
             ),
+            Mode("ray", "ray", names.RAY_ENABLED, one_per_host=True, trainium=True, programs=("ray", "python")),
             Mode(
                 "pytorchxla",
                 "pytorchxla",

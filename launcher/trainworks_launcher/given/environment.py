@@ -31,7 +31,7 @@ BOTO3 = "boto3"
 """Environment.aws_client where the image's Python has that library."""
 
 PROGRAMS = (
-    *("python", "bash", "sh", "mpirun", "torchrun", "ssh"),
+    *("python", "bash", "sh", "mpirun", "torchrun", "ray", "ssh"),
     *("smddprun", "smddpmprun", "neuron_parallel_compile", "aws"),
 )
 """Programs that a plan may name; the manifest's path, else the first on PATH."""
@@ -58,6 +58,7 @@ class Devices(NamedTuple):
         interfaces: Names of network interfaces.
         reaching: Interface that routes to the leader; looked up only if the given interface does not exist, or none is
             given and programs that look their host up by its name would use another one.
+        shared_memory: Bytes of /dev/shm that are free; None if they cannot be known (preflight).
         own_address: What the host's own name leads to then; ``""``: nothing, or it was not looked up.
     """
 
@@ -72,6 +73,7 @@ class Devices(NamedTuple):
     locked_memory: int | None = None
     gpu_nodes: tuple[int, ...] = ()
     cpus_limited: bool = False
+    shared_memory: int | None = None
     own_address: str = ""
 
 
@@ -568,6 +570,7 @@ def _probe(variables: Mapping[str, str], platform: platforms.Description, own_na
         closed_efa=closed,
         locked_memory=locked_memory() if usable else None,
         interfaces=interfaces,
+        shared_memory=_free_bytes("/dev/shm"),  # noqa: S108  (the kernel's own)
         reaching=reaching,
         own_address=own_address,
     )
@@ -579,6 +582,15 @@ def _count_cpus() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return os.cpu_count() or 1
+
+
+def _free_bytes(path: str) -> int | None:
+    """Return what a process of any user can still write to a file system; None if there is none."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_bavail
 
 
 def network_interfaces() -> tuple[str, ...]:

@@ -277,6 +277,8 @@ def _threads(job: Job) -> tuple[int, str]:
     Not where the platform starts the ranks and shares the CPUs out, and not for a program that may start ranks itself.
     """
     devices, ranks = job.environment.devices, job.placement.processes_per_host
+    if job.placement.mode == "ray":
+        return 0, ""  # Ray sets it in each of its processes, by the CPUs that this one asked for
     alone = ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python)
     if alone or devices.efa is None or job.environment.platform.tasks is not None:  # efa: the host is not known
         return 0, ""

@@ -18,6 +18,7 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
+        "ray": plan.mode == "ray",
     }
     hooks = [name for name, wanted in asked.items() if wanted]
     path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")

@@ -394,7 +394,7 @@ class _Supervisor:
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
-        """Start the command; a host without one has nothing to fail, and waits for the job's outcome."""
+        """Start the command; a host without one, whose daemons may still fail, waits for the job's outcome."""
         if self._phase >= Phase.ENDING or self._stopping.signal:
             return
         self._phase = Phase.RUNNING
@@ -411,14 +411,14 @@ class _Supervisor:
         if self._role is not None:
             self._lookout.begin(self._role)
         self._loop.after(0.0, self._begin_account)
-        if not self._plan.argv:
-            self._report(Outcome(SUCCEEDED, 0, self._plan.host))
-            return
         try:
             self._auxiliaries.start()
         except OSError as error:
             text = f"cannot start the process beside the program: {error}"
             self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
+            return
+        if not self._plan.argv:
+            self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
         if self._running.ranks is None:

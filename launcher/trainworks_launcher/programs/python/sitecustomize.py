@@ -8,6 +8,8 @@ TRAINWORKS_PYTHON_HOOKS says what:
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
 - ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
   none did; and one for each exception that ended a thread. ``supervise/outcome/records.py`` reads it.
+- ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and warns where there is
+  none (Ray 2.60 has no setting for it): only its errors are logged.
 
 Python imports the first ``sitecustomize`` that it finds, so the next one on the path is imported here.
 """
@@ -158,6 +160,13 @@ def _note_the_end() -> None:
     atexit.register(at_exit)
 
 
+def _log_errors_only() -> None:
+    import logging
+
+    logger = logging.getLogger("ray.train.v2._internal.execution.controller.placement_group_cleaner")
+    logger.setLevel(logging.ERROR)
+
+
 def _import_the_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     kept = sys.path[:]
@@ -174,7 +183,7 @@ def _import_the_next() -> None:
         sys.path[:] = kept
 
 
-for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit), ("end", _note_the_end)):
+for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit), ("end", _note_the_end), ("ray", _log_errors_only)):
     if _name in os.environ.get(_HOOKS, "").split():
         try:  # noqa: SIM105  (contextlib takes time, and this is part of every start of Python)
             _hook()

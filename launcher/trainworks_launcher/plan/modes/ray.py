@@ -1,0 +1,124 @@
+"""ray: Ray's head on the leader, a worker on every other host, and the program on the leader when all have joined.
+
+Ray's own command line starts both, and ``--block`` watches what it has started: where one of these processes dies, it
+ends with a failure, which is the job's. They are processes beside the program (``Auxiliary``), ended with the job.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.job.job import Job
+from trainworks_launcher.job.placement import accelerators
+from trainworks_launcher.plan.modes import common
+from trainworks_launcher.plan.modes.common import Variable
+from trainworks_launcher.plan.plan import Auxiliary, NodePlan, Reason, words_of
+
+_OWN = ("--head", "--address", "--port", "--block", "--node-ip-address")
+"""Options of ``ray start`` without which the hosts would not find each other."""
+
+_HEAD_ONLY = ("--include-dashboard", "--redis-shard-ports")
+"""Options that ``ray start`` refuses where it starts a worker. Source: ray/scripts/scripts.py, head_only_flags."""
+
+_LEAST_STORE = 75 << 20
+"""Bytes of the smallest object store. Source: ray/_private/ray_constants.py, OBJECT_STORE_MINIMUM_MEMORY_BYTES."""
+
+_AMPLE = 10**10
+"""Bytes of /dev/shm from which on Ray's own default fits. Source: ray_constants.py, REQUIRE_SHM_SIZE_THRESHOLD."""
+
+
+def plan(job: Job) -> NodePlan:
+    """Plan the job's host. Raises RefusalError for options of Ray that the launcher gives itself."""
+    ray, python = (common.programs_of_mode(job)[name] for name in ("ray", "python"))
+    placement = job.placement
+    head = placement.host == placement.leader
+    hosts = len(placement.distribution_hosts)
+    port, seconds = str(job.network.master_port), f"{job.network.limits.join:g}"
+    leader = placement.leader_address if hosts > 1 else names.LOOPBACK
+    options, warnings = _options(job, head)
+    here = (f"{job.environment.launcher_directory}/programs/ray_node.py", leader, port, seconds)
+    start = (job.environment.launcher_python, "-I", *here, "head" if head else "worker", "--", ray, "start")
+    name = "Ray head" if head else "Ray worker"
+    daemon = Auxiliary(name, (*start, *words_of(options)), {})
+    rows = [
+        Variable(_ADDRESS, f"{leader}:{port}", "where Ray's head listens: ray.init() connects to it", ours=True),
+        Variable("RAY_USAGE_STATS_ENABLED", "0", "Ray sends nothing about the job to its makers", Origin.DEFAULT),
+        Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
+    ]
+    wait = (python, "-I", *here, str(hosts), "--")
+    command = [
+        Reason("ray_node.py", f"starts the program when Ray has {hosts} host(s)", words=wait),
+        *common.command(job),
+    ]
+    choice = Reason(
+        "mode ray", "Ray's head runs on the leader, a worker on each other host; the program runs on the leader"
+    )
+    why = [choice, *(Reason(option.subject, option.why, option.origin) for option in options)]
+    made = common.own_process(job, command if head else (), why, rows, warnings)
+    return made._replace(auxiliaries=(daemon,), needs=(ray, python))
+
+
+_NO_COLOR = "a log shows escape sequences as they are"
+_ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
+
+
+def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
+    """Return the options of ``ray start`` on this host, and warnings; of an option that comes twice Ray takes the last.
+
+    Raises RefusalError for a user's that the launcher gives itself.
+    """
+    placement, devices = job.placement, job.environment.devices
+    leader, port = placement.leader_address, job.network.master_port
+    gpus = accelerators(job.environment, placement.instance_type)[0]
+    options = [
+        Reason("--head", "this host is the leader", Origin.PLATFORM, ("--head", f"--port={port}"))
+        if head
+        else Reason("--address", "Ray's head is on the leader", Origin.PLATFORM, (f"--address={leader}:{port}",)),
+        Reason("--block", "ends with a failure when a process of Ray dies", words=("--block",)),
+        Reason("--num-gpus", "GPUs that this host can open", Origin.PLATFORM, (f"--num-gpus={gpus}",)),
+    ]
+    if head:
+        why = f"the dashboard is for people; {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true starts it"
+        options.append(Reason("--include-dashboard", why, words=("--include-dashboard=false",)))
+    if devices.efa is not None:  # else the host is not known
+        why = "CPUs that this host may use"
+        options.append(Reason("--num-cpus", why, Origin.PLATFORM, (f"--num-cpus={devices.cpus}",)))
+    store, warnings = _object_store(job)
+    why = "Ray takes free ports: two jobs can share a host"
+    options += [
+        *store,
+        Reason("--max-worker-port", why, words=("--min-worker-port=0", "--max-worker-port=0")),
+        Reason("--log-color", _NO_COLOR, words=("--log-color=false",)),
+    ]
+    where = f"variable {names.RAY_OPTIONS_VARIABLE}"
+    try:
+        given = shlex.split(job.inherited.get(names.RAY_OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        raise RefusalError([Problem(f"cannot be read: {error}", where, "close the quotes")]) from error
+    wrong = [word for word in given if word.partition("=")[0] in _OWN or not word.startswith("--")]
+    if wrong:
+        advice = f"write --NAME=VALUE; leave out {', '.join(_OWN)}, which the launcher gives"
+        raise RefusalError([Problem(f"{word!r} cannot be given to ray start", where, advice) for word in wrong])
+    words = tuple(word for word in given if head or word.partition("=")[0] not in _HEAD_ONLY)
+    if words:
+        options.append(Reason("more options", f"from {names.RAY_OPTIONS_VARIABLE}", Origin.USER, words))
+    return options, warnings
+
+
+def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
+    """Return the options of Ray's object store, and warnings: Ray would plan more than a small /dev/shm has."""
+    free = job.environment.devices.shared_memory
+    if free is None or free >= _AMPLE:
+        return [], ()
+    half = free // 2
+    if half >= _LEAST_STORE:
+        why = f"half of what /dev/shm has free ({free >> 20} MiB); the other half is for data loaders"
+        return [Reason("--object-store-memory", why, Origin.PLATFORM, (f"--object-store-memory={half}",))], ()
+    place = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
+    what = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
+    words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")
+    warning = f"{what}, which is in {place} and small: start the container with more (docker run --shm-size)"
+    return [Reason("--plasma-directory", what, Origin.PLATFORM, words)], (warning,)
