@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -176,10 +179,14 @@ class Launcher:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SAGEMAKER_"))}
         env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": ""})
         if not prefix:
-            # A launcher that a test kills leaves its directory behind: let it be one of the test's.
+            # A launcher that a test kills leaves its directory behind: let it be one of the test's, with a short name.
             scratch = base / "tmp"
-            scratch.mkdir(parents=True, exist_ok=True)
-            env["TMPDIR"] = str(scratch)
+            if not scratch.exists():
+                made = tempfile.mkdtemp(prefix="tw-")
+                atexit.register(shutil.rmtree, made, ignore_errors=True)
+                base.mkdir(parents=True, exist_ok=True)
+                scratch.symlink_to(made)
+            env["TMPDIR"] = str(scratch.resolve())
         env.update(variables or {})
         command = [*prefix, *program, *arguments]
         start_clock()

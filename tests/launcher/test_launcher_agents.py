@@ -85,7 +85,7 @@ def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path
     ]
     os.close(release)
     line = next(line for line in worker.text.splitlines() if line.startswith("host "))
-    assert line.startswith(f"host {WORKER} value {tmp_path / WORKER / 'tmp'}/trainworks-"), line
+    assert line.startswith(f"host {WORKER} value {(tmp_path / WORKER / 'tmp').resolve()}/trainworks-"), line
 
 
 def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path: Path) -> None:

@@ -243,6 +243,18 @@ def test_the_job_chooses_the_style_and_the_image_the_default(
     assert json.loads(made.env["SM_USER_ARGS"]) == list(expected)
 
 
+@pytest.mark.parametrize(("hyperparameter", "variable"), [("given", "name"), (None, "given")])
+def test_arguments_may_keep_the_order_of_the_platforms_file(hyperparameter: Json, variable: str) -> None:
+    given = {"config": "a.yaml", "batch": 2, **({names.ARGUMENT_ORDER: hyperparameter} if hyperparameter else {})}
+    made = plan(environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_ORDER_VARIABLE: variable}))
+    assert made.argv[2:] == ("--config", "a.yaml", "--batch", "2")
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(RefusalError, match="'names' is not an order of arguments"):
+        plan(environment({names.ARGUMENT_ORDER: "names"}))
+
+
 @pytest.mark.parametrize(
     ("hyperparameter", "variable", "words"),
     [

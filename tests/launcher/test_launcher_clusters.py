@@ -299,6 +299,30 @@ def test_the_leaders_address_is_a_host_alone(address: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"MASTER_ADDR": "[fd00::1]", "WORLD_SIZE": "2", "RANK": "1"},
+        {"TRAINWORKS_HOSTS": "[fd00::1],[fd00::2]", "TRAINWORKS_HOST": "[fd00::2]"},
+        {"TRAINWORKS_HOSTS": "[fd00::1]:1 fd00::2", "TRAINWORKS_HOST": "[fd00::2]:1"},
+        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "[fd00::1]", "PET_MASTER_PORT": "29400"},
+        {"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "[fd00::1]:29400", "HOSTNAME": "x-worker-1"},
+        {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "[fd00::1]\n[fd00::2]"},
+        {
+            "CLUSTER_SPEC": '{{"cluster": {{"workerpool0": ["[fd00::1]:2222"], "workerpool1": ["fd00::2"]}},'
+            ' "task": {{"type": "workerpool1", "index": 0}}}}'
+        },
+    ],
+)
+def test_an_ipv6_address_may_stand_in_brackets(given: dict[str, str]) -> None:
+    found = described(given, hostname="x-worker-1")
+    assert found.problems == ()
+    hosts = found.resource_config["hosts"]
+    assert isinstance(hosts, list)
+    assert (found.leader_address or hosts[0]) == "fd00::1"
+    assert found.leader_address or hosts[1] == found.resource_config["current_host"] == "fd00::2"
+
+
+@pytest.mark.parametrize(
     ("hostfile", "words"),
     [
         ("", "has no host, or cannot be read"),

@@ -155,7 +155,7 @@ def test_hosts_meet_that_have_ipv6_addresses_and_no_names(network: Network, tmp_
             call(*space, "-6", "address", "add", f"{address}/64", "dev", "eth0", "nodad")
             call(*space, "-4", "address", "flush", "dev", "eth0")
             words = ("--mode", "torch_distributed", "--processes-per-host", "1", "--", "train.py")
-            variables = {"TRAINWORKS_HOSTS": ",".join(addresses), "TRAINWORKS_HOST": address}
+            variables = {"TRAINWORKS_HOSTS": "[fd77::1],fd77::2", "TRAINWORKS_HOST": f"[{address}]"}
             variables["TRAINWORKS_IMAGE_MANIFEST"], variables["TRAINWORKS_MAX_RESTARTS"] = str(manifest), str(restarts)
             begin = ("env", f"--chdir={tmp_path}")
             prefix = network.inside(name, *as_host("plain", tmp_path), *begin)

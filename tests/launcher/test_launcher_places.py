@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -152,6 +153,36 @@ def test_a_temporary_directory_without_execution_is_told(tmp_path: Path, places:
     assert "files in /tmp cannot be executed (it is mounted noexec)" in made.text
     assert words in made.text
     assert ("\nexecuted\n" in made.text) is (status == 0)
+
+
+def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(tmp_path: Path) -> None:
+    """A socket in it has a path that the kernel refuses: multiprocessing makes them, and so do data loaders."""
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    script = """
+        import multiprocessing.connection, os, tempfile
+        multiprocessing.connection.Listener(family="AF_UNIX").close()
+        print("with", os.environ["TMPDIR"], "below", os.path.dirname(os.environ["TRAINWORKS_RUNTIME_DIRECTORY"]))
+    """
+    write_inputs(tmp_path, textwrap.dedent(script), {}, {})
+    with Launcher(tmp_path, variables={"TMPDIR": str(long)}) as made:
+        assert made.wait() == 0, made.text
+    said = f"the name of {long} is too long for the sockets that programs make in it"
+    assert f"{said}: the job's processes get TMPDIR=/tmp" in made.text
+    assert "\nwith /tmp below /tmp\n" in made.text
+
+
+def test_a_locale_that_the_image_lacks_becomes_one_that_it_has(tmp_path: Path) -> None:
+    script = (
+        'import locale, os; locale.setlocale(locale.LC_ALL, ""); print("with", *map(os.getenv, ("LANG", "LC_ALL")))'
+    )
+    write_inputs(tmp_path, script, {}, {})
+    given = {"LANG": "C.UTF-8", "LC_ALL": "xx_XX.UTF-8", "LC_TIME": "yy_YY.UTF-8", "LC_NAME": ""}
+    with Launcher(tmp_path, variables=given) as made:
+        assert made.wait() == 0, made.text
+    said = "the locale of LC_ALL=xx_XX.UTF-8, LC_TIME=yy_YY.UTF-8 is not installed"
+    assert f"{said}: the job's processes get C.UTF-8" in made.text
+    assert "\nwith C.UTF-8 C.UTF-8\n" in made.text
 
 
 @as_root

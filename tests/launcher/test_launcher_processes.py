@@ -252,14 +252,10 @@ def test_a_failure_file_that_is_not_a_file_is_replaced(tmp_path: Path, kind: str
 
 
 def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
-    scratch = tmp_path / "tmp"
-    scratch.mkdir(exist_ok=True)
-    made = run(
-        tmp_path,
-        "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])))",
-        variables={"TMPDIR": str(scratch)},
-    )
-    assert "\n[]\n" in made.text
+    script = "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])), os.environ['TMPDIR'])"
+    made = run(tmp_path, script)
+    scratch = (tmp_path / "tmp").resolve()
+    assert f"\n[] {scratch}\n" in made.text
     assert list(scratch.iterdir()) == []
 
 

@@ -346,6 +346,20 @@ def test_the_port_variable_of_a_service_named_master_is_no_port(
 
 
 @pytest.mark.parametrize(
+    ("address", "port", "told"),
+    [("[fd00::1]:29500", "", "29500"), ("[fd00::1]:1", "2", "2"), ("[fd00::1]", "", "7777")],
+)
+def test_a_leaders_address_with_a_port_says_the_port_of_rank_0(
+    address: str, port: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {"PATH": "/usr/bin:/bin", "MASTER_ADDR": address, "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "1"}
+    made = plan(read_environment(given, Invocation(("train.py",))))
+    assert (made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == ("fd00::1", told)
+
+
+@pytest.mark.parametrize(
     ("variable", "value", "absent"),
     [
         ("GLOO_SOCKET_IFNAME", "eth0", False),

@@ -417,6 +417,22 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
     assert "absent" not in made.text.replace("absent=nvcc", "")
 
 
+@pytest.mark.parametrize("line", ["./thing", "thing @ {uri}", "thing/", "./thing[extra]; python_version > '3'"])
+def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
+    """Hosts that share the code would build into each other; a folder beside it is there as well."""
+    code = image.base / "code"
+    file, content = wheel("thing", "", "1.0", ())
+    (code / "thing").mkdir(parents=True)
+    (code / "thing" / file).write_bytes(content)
+    build = f"open('built', 'w'); open('../beside.txt'); import shutil; shutil.copy({file!r}, _[0]); return {file!r}"
+    files = source_of("thing", build=build)
+    files = {f"thing/{name}": text for name, text in files.items()}
+    made = image.run(f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""})
+    assert made.status == 0, made.text
+    assert "thing" in image.versions()
+    assert not (code / "thing/built").exists()
+
+
 def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:
     files = source_of("thing", build="subprocess.run(['gcc', '-c', 'thing.c'])")
     (image.base / "code/thing").mkdir(parents=True)

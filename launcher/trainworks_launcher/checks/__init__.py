@@ -63,7 +63,7 @@ class Checks(NamedTuple):
         cuda: Version of the image's CUDA; ``""`` if it has none, or does not say.
         minimum_driver: Oldest driver that runs it; ``""`` if the image does not say.
         without_cuda: Whether the image says what it has, and CUDA is not in it.
-        shared_memory: Whether the job uses /dev/shm: several processes, GPUs, or a framework with data loaders.
+        shared_memory: Whether the job needs more of /dev/shm than Docker's default: it runs on GPUs.
         interface: Network interface to the other hosts; ``""`` if none is known, or there are no others.
         directories: Where the job writes.
     """

@@ -14,8 +14,11 @@ from trainworks_launcher.checks.look import Seen
 GIB = 1 << 30
 
 SHARED_MEMORY_BYTES = GIB
-"""Less is a warning. Docker's default is 64 MiB; data loaders with workers then die of SIGBUS (PyTorch, README: Using
-shared memory)."""
+"""Less is a warning on GPUs. Data loaders with workers then die of SIGBUS (PyTorch, README: Using shared memory), and
+NCCL cannot start on many of them."""
+
+_DEFAULT_SHARED_MEMORY = 64 << 20
+"""Docker's default. Less is a warning everywhere: somebody has made it smaller, or there is none."""
 
 DISK_BYTES = 2 * GIB
 """Less is a warning: checkpoints and packages hardly fit."""
@@ -77,7 +80,8 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
 
 def _shared_memory(asked: Checks, seen: Seen) -> Iterator[Finding]:
     size = seen.shared_memory
-    if asked.shared_memory and size is not None and size < SHARED_MEMORY_BYTES:
+    least = SHARED_MEMORY_BYTES if asked.shared_memory else _DEFAULT_SHARED_MEMORY
+    if size is not None and size < least:
         what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium Memory"
         yield Finding(WARNING, what, advice)

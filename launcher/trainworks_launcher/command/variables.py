@@ -39,6 +39,7 @@ SETTINGS = (
     Setting(names.MASTER_PORT_VARIABLE, f"{names.MASTER_PORT}", "port of rank 0's store"),
     Setting(names.JOB_SECRET_VARIABLE, "none", "secret that the hosts prove to each other, the same on all"),
     Setting(names.ARGUMENT_STYLE_VARIABLE, "value", "how hyperparameters become arguments: value, flag, json, ..."),
+    Setting(names.ARGUMENT_ORDER_VARIABLE, "name", "the order of those arguments: by name, or as given"),
     Setting(names.STRICT_VARIABLE, "off", "refuse requirements that the image cannot fulfil as written"),
     Setting(names.LOG_PREFIX_VARIABLE, "on", "[HOST rank N] before the lines of ranks"),
     Setting(names.RAY_OPTIONS_VARIABLE, "none", "more options for ray start, as --NAME=VALUE"),

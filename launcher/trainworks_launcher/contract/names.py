@@ -91,6 +91,9 @@ JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
 """How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
 
+ARGUMENT_ORDER_VARIABLE = "TRAINWORKS_ARGUMENT_ORDER"
+"""The order of those arguments, one of arguments.ORDERS; below the hyperparameter ARGUMENT_ORDER."""
+
 STRICT_VARIABLE = "TRAINWORKS_STRICT_REQUIREMENTS"
 """``on``: requirements that the image cannot fulfil as they are written are refused; default off."""
 
@@ -400,6 +403,9 @@ SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 
 ARGUMENT_STYLE = "sagemaker_argument_style"
 """How hyperparameters become arguments, one of arguments.STYLES; default "value" (as sagemaker-training)."""
+
+ARGUMENT_ORDER = "sagemaker_argument_order"
+"""Order of the arguments, one of arguments.ORDERS; default "name" (as sagemaker-training)."""
 
 LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""

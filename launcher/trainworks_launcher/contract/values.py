@@ -127,3 +127,15 @@ def mapping(value: Json) -> Mapping[str, Json]:
 def number(value: Json) -> int:
     """Return the value if it is a whole number, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\](?::\d+)?")
+
+
+def without_brackets(hosts: str) -> str:
+    """Return a host, or a list of them, with each IPv6 address alone.
+
+    >>> without_brackets("[fd00::1],[fd00::2]:29500,gpu[08-10]")
+    'fd00::1,fd00::2,gpu[08-10]'
+    """
+    return _BRACKETED.sub(r"\1", hosts)

@@ -20,7 +20,7 @@ from trainworks_launcher.contract import files, likeness, names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
-from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts
+from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts, without_brackets
 from trainworks_launcher.given import drivers, entry, limits, places, platforms
 from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
@@ -107,7 +107,8 @@ class Environment(NamedTuple):
         results: Where the job's results go, and why; its paths are empty where that is below the base directory.
         refusals: Directory for the report of a job that is not started; ``""``: nobody would look there.
         home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
-        temporary: Directory for temporary files where those of the usual one cannot be executed; ``""``: they can.
+        temporary: Directory for temporary files where the usual one does not serve; ``""``: it does.
+        locale: Variables of a locale that the image lacks -> the one that it has.
         warnings: Lines to print before the start.
         problems: What could not be read.
     """
@@ -136,6 +137,7 @@ class Environment(NamedTuple):
     refusals: str = ""
     home: str = ""
     temporary: str = ""
+    locale: Mapping[str, str] = MappingProxyType({})
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
@@ -162,8 +164,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         variables: The process's environment (the caller passes ``os.environ``).
         invocation: What the command line asks for.
     """
-    if variables.get(names.MASTER_PORT_VARIABLE, "").startswith("tcp://"):  # Kubernetes', of a Service named master
-        variables = {name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE}
+    variables = _with_plain_rendezvous(variables)
     base = base_directory(variables, bool(invocation.program))
     documents = _Documents(base, are_needed=not invocation.program)
     trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
@@ -182,7 +183,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     home, said_of_home = places.home_of(variables)
     temporary, said_of_temporary = places.temporary_of(variables)
     results, refusals = _results(base, variables, platform, checkpoints)
-    warnings = [line for line in (said_of_home, said_of_temporary, results.warning) if line]
+    locale, said_of_locale = places.locale_of(variables)
+    warnings = [line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line]
     warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
@@ -219,9 +221,27 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         refusals=refusals,
         home=home,
         temporary=temporary,
+        locale=locale,
         warnings=tuple(warnings),
         problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
     )
+
+
+def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables with MASTER_ADDR and MASTER_PORT as programs read them.
+
+    An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The ``tcp://...`` of a
+    Kubernetes Service with the name master is no port.
+    """
+    address, port = (variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE))
+    if port.startswith("tcp://"):
+        variables = {name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE}
+    alone = without_brackets(address)
+    if alone == address:
+        return variables
+    beside = address.partition("]:")[2]
+    told = {names.MASTER_PORT_VARIABLE: beside} if beside and not variables.get(names.MASTER_PORT_VARIABLE) else {}
+    return {**variables, "MASTER_ADDR": alone, **told}
 
 
 class _Documents:

@@ -225,7 +225,7 @@ def _why_denied(directory: Path) -> str:
     return f"user {os.geteuid()} may not write into {directory}"
 
 
-# --------------------------------------------------------------------------------------------------------------- HOME
+# ------------------------------------------------------------------------------------------------ HOME, TMPDIR, locale
 def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     """Return a home directory for the job's processes, and a line about it; both ``""`` if theirs can be written.
 
@@ -251,10 +251,10 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
 
 
 def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return a directory for temporary files that can be executed, and a line about it.
+    """Return a directory for temporary files that serves every program, and a line about it.
 
-    Both ``""`` if those of the usual one can be. torch.compile and Triton compile there, and load what they compiled;
-    Docker mounts a tmpfs so that nothing in it can be executed.
+    Both ``""`` if the usual one does. torch.compile and Triton compile there, and load what they compiled; Docker
+    mounts a tmpfs so that nothing in it can be executed. Sockets are made there, whose paths have a limit.
 
     Args:
         variables: The process's environment.
@@ -264,13 +264,58 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
         for place in dict.fromkeys((*_temporary(variables), *TEMPORARY))
         if Path(place).is_dir() and not why_not_writable(place)
     ]
-    if not usable or not _forbids_execution(usable[0]):
+    if not usable or not (_forbids_execution(usable[0]) or is_too_long(usable[0])):
         return "", ""
+    advice = f"mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
     said = f"files in {usable[0]} cannot be executed (it is mounted noexec), which torch.compile and Triton do"
-    other = next((place for place in usable if not _forbids_execution(place)), "")
-    if other:
-        return other, f"{said}: the job's processes get TMPDIR={other}"
-    return "", f"{said}: mount it with exec, for example docker run --tmpfs {usable[0]}:exec, or set TMPDIR"
+    if is_too_long(usable[0]):
+        said = f"the name of {usable[0]} is too long for the sockets that programs make in it"
+        advice = f"set TMPDIR to a directory whose name has at most {_NAME_BYTES} bytes"
+    other = next((place for place in usable if not (_forbids_execution(place) or is_too_long(place))), "")
+    moved = f"the job's processes get TMPDIR={other}"
+    return other, f"{said}: {moved if other else advice}"
+
+
+_NAME_BYTES = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
+"""Longest name of a directory for temporary files: a socket's path has at most 107 bytes (unix(7)), and this is the
+longest that torch and Python's multiprocessing append. The launcher's own are shorter."""
+
+
+def is_too_long(place: str) -> bool:
+    """Return whether the paths of sockets in a directory for temporary files would be too long for the kernel."""
+    return len(os.fsencode(Path(place).absolute())) > _NAME_BYTES
+
+
+def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+    """Return variables of the locale for the job's processes, and a line about them; nothing where theirs exist.
+
+    A scheduler hands on those of the host that submitted the job. A program that asks for a locale that the image lacks
+    fails, or reads and writes ASCII.
+
+    Args:
+        variables: The process's environment.
+    """
+    named = [name for name, value in variables.items() if value and (name == "LANG" or name.startswith("LC_"))]
+    missing = [name for name in named if variables[name] not in _LOCALES and not _has_locale(variables[name])]
+    said = ", ".join(f"{name}={variables[name]}" for name in missing)
+    line = f"the locale of {said} is not installed: the job's processes get {_LOCALES[0]}" if missing else ""
+    return dict.fromkeys(missing, _LOCALES[0]), line
+
+
+_LOCALES = ("C.UTF-8", "C.utf8", "C", "POSIX")
+"""Locales that glibc has itself since 2.35, and Debian before that."""
+
+
+def _has_locale(name: str) -> bool:
+    import locale  # few hosts name a locale of their own
+
+    kept = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, name)
+    except (locale.Error, ValueError):
+        return False
+    locale.setlocale(locale.LC_CTYPE, kept)
+    return True
 
 
 def _temporary(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The user's hyperparameters as command line arguments, in one of five styles. Pure.
 
 A script reads its arguments in its own way, so the job says which: the hyperparameter ``sagemaker_argument_style``,
-else the variable TRAINWORKS_ARGUMENT_STYLE, else ``value``. In every style the order is that of the names, names are
-kept as they are, and an argument is never quoted, joined or split again on its way to the script.
+else the variable TRAINWORKS_ARGUMENT_STYLE, else ``value``. The order is that of the names, or the one of the
+platform's file (``sagemaker_argument_order``): parsers that merge files and options read them in order. In every style
+names are kept as they are, and an argument is never quoted, joined or split again on its way to the script.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from types import MappingProxyType
-from typing import Callable, Iterator, Mapping
+from typing import Callable, Iterator, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
@@ -21,29 +22,43 @@ DEFAULT_STYLE = "value"
 """The style of sagemaker-training: scripts were written for it."""
 
 
+ORDERS = ("name", "given")
+"""By name, as sagemaker-training; or as the platform's file, or ModelTrainer's, has them."""
+
+
 def choose_style(reader: Reader) -> str:
-    """Return the style asked for, one of STYLES; a problem with the nearest name for anything else.
+    """Return the style asked for, one of STYLES; a problem with the nearest name for anything else."""
+    return _choose(reader, names.ARGUMENT_STYLE, names.ARGUMENT_STYLE_VARIABLE, [*STYLES], "argument style")
+
+
+def choose_order(reader: Reader) -> str:
+    """Return the order asked for, one of ORDERS; a problem for anything else."""
+    return _choose(reader, names.ARGUMENT_ORDER, names.ARGUMENT_ORDER_VARIABLE, ORDERS, "order of arguments")
+
+
+def _choose(reader: Reader, hyperparameter: str, variable: str, known: Sequence[str], what: str) -> str:
+    """Return one of the known words, the first by default.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
-    value, where = reader.reserved.get(names.ARGUMENT_STYLE), f"hyperparameter {names.ARGUMENT_STYLE}"
+    value, where = reader.reserved.get(hyperparameter), f"hyperparameter {hyperparameter}"
     if value in (None, ""):
-        value, where = reader.variables.get(names.ARGUMENT_STYLE_VARIABLE, "").strip(), names.ARGUMENT_STYLE_VARIABLE
-    style = value or DEFAULT_STYLE
-    if not isinstance(style, str) or style not in STYLES:
-        reader.refuse(f"{style!r} is not an argument style", where, nearest(str(style), STYLES))
-        return DEFAULT_STYLE
-    return style
+        value, where = reader.variables.get(variable, "").strip(), variable
+    word = value or known[0]
+    if not isinstance(word, str) or word not in known:
+        reader.refuse(f"{word!r} is not an {what}", where, nearest(str(word), known))
+        return known[0]
+    return word
 
 
-def to_arguments(user: Mapping[str, Json], style: str = DEFAULT_STYLE) -> tuple[str, ...]:
+def to_arguments(user: Mapping[str, Json], style: str = DEFAULT_STYLE, order: str = ORDERS[0]) -> tuple[str, ...]:
     """Return the arguments of all hyperparameters.
 
     >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
     ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
     """
     words = STYLES[style]
-    return tuple(word for name in sorted(user) for word in words(name, user[name]))
+    return tuple(word for name in (sorted(user) if order == ORDERS[0] else user) for word in words(name, user[name]))
 
 
 def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:

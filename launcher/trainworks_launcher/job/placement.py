@@ -16,7 +16,7 @@ from trainworks_launcher.contract.hyperparameters import split_reserved, truth
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import text, texts
+from trainworks_launcher.contract.values import text, texts, without_brackets
 from trainworks_launcher.given import cluster
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.given.manifest import Instance
@@ -205,7 +205,7 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
     doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
     if doubles:
         reader.refuse(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once")
-    wanted = asked or current
+    wanted = without_brackets(asked) or current
     if not wanted and len(hosts) == 1:
         wanted = hosts[0]
     if wanted not in hosts:

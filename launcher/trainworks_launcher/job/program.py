@@ -13,7 +13,7 @@ from trainworks_launcher.given import cluster
 from trainworks_launcher.given.entry import Code, EntryPoint, choose_entry_point, choose_given_program, program_name
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.job import provision
-from trainworks_launcher.job.arguments import check_sizes, choose_style, to_arguments
+from trainworks_launcher.job.arguments import ORDERS, check_sizes, choose_order, choose_style, to_arguments
 
 
 class Program(NamedTuple):
@@ -24,6 +24,7 @@ class Program(NamedTuple):
         code: Where its code is, and how it is fetched.
         requirements: Command line that installs what the code needs; ``()`` for nothing.
         arguments: Arguments of the program.
+        order: The order of hyperparameters among them, one of arguments.ORDERS.
         warnings: Lines to print before the start.
     """
 
@@ -31,6 +32,7 @@ class Program(NamedTuple):
     code: Code
     requirements: tuple[str, ...]
     arguments: tuple[str, ...]
+    order: str = ORDERS[0]
     warnings: tuple[str, ...] = ()
 
 
@@ -45,11 +47,11 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
     """
     user, reserved = split_reserved(environment.hyperparameters)
     reader = Reader(reserved, environment.variables)
-    style = choose_style(reader)
+    style, order = choose_style(reader), choose_order(reader)
     reader.problems += _check_texts(environment, user, reserved, style)
     reader.problems += check_sizes(user, style)
     trainer = environment.drivers
-    arguments = (*trainer.arguments, *to_arguments(user, style))
+    arguments = (*trainer.arguments, *to_arguments(user, style, order))
     if environment.invocation.program:
         words = environment.invocation.program
         point, arguments, wrong = choose_given_program(words, environment.code, environment.programs)
@@ -68,6 +70,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         code=code,
         requirements=requirements,
         arguments=arguments,
+        order=order,
         warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *provision.unread(code)),
     )
     return program, reader.problems

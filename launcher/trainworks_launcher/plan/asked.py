@@ -9,10 +9,6 @@ from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.job.network import Network
 from trainworks_launcher.job.placement import Placement
 
-TORCH = "torch"
-"""Component of the image whose data loaders use /dev/shm."""
-
-
 _TEMPORARY = "/tmp"  # noqa: S108  (what tempfile uses where nothing else is said)
 
 
@@ -42,7 +38,7 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         cuda=manifest.components.get("cuda", ""),
         minimum_driver=manifest.minimum_driver,
         without_cuda=bool(manifest.components) and not manifest.minimum_driver and "cuda" not in manifest.components,
-        shared_memory=devices.gpus > 0 or placement.processes_per_host > 1 or manifest.framework == TORCH,
+        shared_memory=devices.gpus > 0,
         interface=network.interface.partition(",")[0] if several else "",
         directories=(environment.output, environment.variables.get("TMPDIR", _TEMPORARY)),
     )

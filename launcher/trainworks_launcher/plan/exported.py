@@ -121,6 +121,7 @@ def _of_host(job: Job) -> dict[str, str]:
     exported = {
         "CURRENT_HOST": placement.host,
         "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
+        **environment.locale,
         **_log_variables(environment),
     }
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.

@@ -2,7 +2,8 @@
 
 pip and uv build a project in its own folder. Hosts that share the folder would build into each other, what is built
 would stay in the user's checkout, and a read-only mount cannot be built in. So the project, ``.`` in the current
-directory, is copied to the job's private directory first. Versions may come from git, so ``.git`` is a link there.
+directory, is copied to the job's private directory first; ``install.py`` does so with folders that a requirements file
+names. Versions may come from git, so ``.git`` is a link there.
 
 What is no source is left out: builds, caches, environments, and the directories in which this job keeps its results. A
 project that is too large to be copied, or that cannot be, is installed where it is, and a line says so.
@@ -59,7 +60,9 @@ class _Copying:
 def private_copy(top: str) -> str:
     """Return the path of a copy of the project in ``top``; ``top`` itself where it cannot be made."""
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
-    place = os.path.join(directory, "project", os.path.basename(top) or "project")  # noqa: PTH118, PTH119
+    place = os.path.join(directory, "project", top.strip("/"))  # noqa: PTH118
+    if os.path.isdir(place):  # noqa: PTH112
+        return place
     copying = _Copying(top)
     try:
         if not directory:
@@ -74,7 +77,7 @@ def private_copy(top: str) -> str:
                 os.symlink(os.path.realpath(link), os.path.join(place, os.path.relpath(link, top)))  # noqa: PTH118, PTH211
     except (OSError, shutil.Error) as error:
         shutil.rmtree(place, ignore_errors=True)
-        sys.stderr.write(f"trainworks: the project is installed where it is, without a copy: {str(error)[:300]}\n")
+        sys.stderr.write(f"trainworks: {top} is installed where it is, without a copy: {str(error)[:300]}\n")
         return top
     return place
 

@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
 import ssl
 import subprocess
@@ -236,6 +237,8 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
         wanted = applying(f"{name}=={version}{' '.join(marker)}")
         if wanted and tags.isdisjoint(sys_tags()):
             raise RefusedError(f"{place}: {file} is for another Python or system; this is {next(sys_tags())}")
+    if not parsed.is_editable:
+        text = _with_private_copy(text)
     hashes = [f" --hash={kind}:{value}" for kind, values in (parsed.opts.hashes or {}).items() for value in values]
     return Line(
         place,
@@ -243,6 +246,25 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
         wanted,
         bool(parsed.constraint),
     )
+
+
+_FOLDER = re.compile(r"(?P<before>[\w.-]+(?:\[[^\]]*\])?\s*@\s*)?(?:file://)?(?P<path>[^\s;\[#]*/[^\s;\[#]*|\.{1,2})")
+
+
+def _with_private_copy(text: str) -> str:
+    """Return a line that names a folder with a copy of it, where a job installs: hosts may share the folder.
+
+    It is copied with the whole working directory around it: its version may come from there.
+    """
+    found = _FOLDER.match(text)
+    folder = Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute() if found else None
+    if found is None or folder is None or _RUNTIME_DIRECTORY not in os.environ or not folder.is_dir():
+        return text
+    copy = runpy.run_path(str(Path(__file__).with_name("copied.py")))["private_copy"]
+    around = Path.cwd()
+    path = Path(copy(str(around)), folder.relative_to(around)) if around in (folder, *folder.parents) else folder
+    path = path if path != folder and path.is_dir() else Path(copy(str(folder)))
+    return f"{found['before'] or ''}{path.as_uri()}{text[found.end() :]}"
 
 
 def read_project(file: Path) -> Iterator[Line]:

@@ -9,7 +9,7 @@ from typing import Iterable, Iterator, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.values import Json, without_brackets
 from trainworks_launcher.given.platforms import Description, Given
 
 _SHOWN = 16
@@ -43,7 +43,7 @@ class Reader:
 
         So is one with a scheme or a port, which no host would ever reach.
         """
-        value = self.text(name)
+        value = without_brackets(self.text(name))
         if is_loopback(value):
             self.refuse(f"{value!r} leads every host to itself, and the job has several", name)
         elif "/" in value or re.fullmatch(r"[^:]*:\d+", value):
@@ -181,10 +181,10 @@ def described_by_addresses(
     index = reader.index(rank, count=nodes)
     if nodes == 1 and not reader.problems:  # it may have no address that others could use
         return Description(where=count, gpus=_gpus(reader.optional(gpus)))
-    hosts = tuple(reader.text(addresses).split())
+    hosts = tuple(without_brackets(reader.text(addresses)).split())
     if hosts and len(hosts) != nodes:
         reader.refuse(f"{len(hosts)} address(es) for {nodes} node(s)", addresses, count)
-    first = reader.text(leader) if leader else ""
+    first = without_brackets(reader.text(leader)) if leader else ""
     if reader.problems:
         return Description(problems=reader.problems)
     here = hosts[index]

@@ -10,6 +10,7 @@ import re
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import nearest
+from trainworks_launcher.contract.values import without_brackets
 from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, expand_nodes
 
@@ -18,13 +19,13 @@ def describe(given: Given) -> Description:
     """Return the hosts. The host's own name may be left out where it follows from the index or the kernel's name."""
     advice = f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host, and {names.HOST_VARIABLE} to its own name"
     reader = Reader(given.variables, "plain hosts", advice)
-    listed = re.sub(r"[,\s]+", ",", reader.text(names.HOSTS_VARIABLE)).strip(",")
+    listed = re.sub(r"[,\s]+", ",", without_brackets(reader.text(names.HOSTS_VARIABLE))).strip(",")
     hosts: tuple[str, ...] = ()
     try:
         hosts = expand_nodes(listed) if listed else ()
     except ValueError as error:
         reader.refuse(str(error), names.HOSTS_VARIABLE)
-    own = reader.optional(names.HOST_VARIABLE)
+    own = without_brackets(reader.optional(names.HOST_VARIABLE))
     if not own and hosts and reader.optional(names.INDEX_VARIABLE):
         own = hosts[reader.whole(names.INDEX_VARIABLE, most=len(hosts) - 1)]
     if not own and given.hostname in hosts:

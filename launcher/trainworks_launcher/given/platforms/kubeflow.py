@@ -12,6 +12,7 @@ import re
 from types import MappingProxyType
 from typing import Mapping
 
+from trainworks_launcher.contract.values import without_brackets
 from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, is_loopback, numbered
 
@@ -38,6 +39,7 @@ def describe(given: Given) -> Description:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
         port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
         rank = reader.index("PET_NODE_RANK", count=count)
+    address = without_brackets(address)
     if count > 1 and is_loopback(address):
         reader.refuse(f"{address!r} leads every pod to itself, and the job has {count}", "PET_MASTER_ADDR")
     per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"

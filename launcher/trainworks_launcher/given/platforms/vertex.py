@@ -6,7 +6,7 @@ Vertex AI, Use distributed training, Format of CLUSTER_SPEC.
 
 from __future__ import annotations
 
-from trainworks_launcher.contract.values import decode, mapping, text, texts
+from trainworks_launcher.contract.values import decode, mapping, text, texts, without_brackets
 from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous
 
@@ -47,4 +47,5 @@ def describe(given: Given) -> Description:
 
 def _host(entry: str) -> str:
     """``host:port`` without the port."""
-    return entry.rpartition(":")[0] or entry
+    alone = without_brackets(entry)
+    return alone if ":" in alone.partition(":")[2] else alone.partition(":")[0]

@@ -12,6 +12,7 @@ from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import MODES
 from trainworks_launcher.given.entry import REQUIREMENTS, program_words
 from trainworks_launcher.given.manifest import Instance
+from trainworks_launcher.job.arguments import ORDERS
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import missing_program
 from trainworks_launcher.plan.exported import exported_variables
@@ -172,7 +173,8 @@ def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[
     """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
     program = Reason("program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words)
     given = job.environment.invocation.program
-    of = "as on the command line" if given else "the job's hyperparameters, sorted by name"
+    sort = "sorted by name" if job.program.order == ORDERS[0] else "in the order of the platform's file"
+    of = "as on the command line" if given else f"the job's hyperparameters, {sort}"
     arguments = Reason("arguments", of, Origin.USER, job.program.arguments)
     return (program, arguments) if job.program.arguments else (program,)
 

@@ -48,7 +48,7 @@ def _make_directory(variables: Mapping[str, str]) -> Path:
     """Make the directory in the first place that can be written. Raises RefusalError if there is none."""
     asked = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
     reasons: list[str] = []
-    for place in dict.fromkeys([*asked, *places.TEMPORARY]):
+    for place in sorted(dict.fromkeys([*asked, *places.TEMPORARY]), key=places.is_too_long):
         made = _make_directory_in(place)
         if isinstance(made, Path):
             return made
