@@ -79,6 +79,34 @@ def test_both_hosts_start_again_from_the_checkpoint_when_a_process_is_killed(tmp
         assert made.failure == ""
 
 
+BEAT = """
+beat = pathlib.Path(os.environ["TRAINWORKS_HEARTBEAT_FILE"])
+if host == "127.0.0.2":
+    beat.with_suffix(".new").write_text("12\\n")
+    beat.with_suffix(".new").rename(beat)
+    if again == "0":
+        (shared / "checkpoints/step=7.ckpt").write_text("weights")
+    sys.exit(3 + int(again))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("named", ["step=7.ckpt", "last.ckpt"])
+def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(tmp_path: Path, named: str) -> None:
+    """One of the hosts sees the file; both tell the same. A checkpoint without a step leaves the time."""
+    variables = shared(tmp_path, TRAINWORKS_HEARTBEAT_FILE=str(tmp_path / "beat"))
+    script = SCRIPT + BEAT.replace("step=7.ckpt", named)
+    with two_hosts(tmp_path, script, variables=variables) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (5, 5), leader.text + worker.text
+    known = named.startswith("step")
+    for made in (leader, worker):
+        assert ("; 5 step(s) are lost: the last try had come to step 12" in made.text) is known
+        assert (" s of the last try are lost" in made.text) is not known
+        told = json.loads((made.base / "output/failure.json").read_text(encoding="utf-8"))
+        assert told["lost_steps"] == (10 if known else None)
+        assert ("started again 2 time(s), 10 step(s) lost; before that:" in made.failure) is known
+
+
 def test_the_last_try_tells_of_the_earlier_ones(tmp_path: Path) -> None:
     script = SCRIPT + f"\nif host == '{WORKER}': sys.exit(3 + int(again))\nsignal.pause()\n"
     with two_hosts(tmp_path, script, variables=shared(tmp_path)) as (leader, worker):

@@ -14,7 +14,7 @@ import pytest
 from launcher_network import engine_manifest, need
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, write_inputs
 
-from trainworks_launcher.contract.checkpoints import newest_complete
+from trainworks_launcher.contract.checkpoints import newest_complete, step_in
 from trainworks_launcher.contract.values import Json
 
 
@@ -240,3 +240,20 @@ def test_torchrun_starts_again_from_what_the_job_has_saved(tmp_path: Path) -> No
         assert made.wait() == 0
     assert "start 0 -\n" in made.text
     assert f"start 1 {tmp_path}/checkpoints/checkpoint-7\n" in made.text
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("epoch=3-step=400.ckpt", 400),
+        ("step-7-of-10.ckpt", 7),
+        ("checkpoint-500", 500),
+        ("global_step100", 100),
+        ("iter_0000200", 200),
+        ("checkpoint3.pt", -1),
+        ("epoch-3", -1),
+        ("last.ckpt", -1),
+    ],
+)
+def test_the_step_that_a_checkpoints_name_says(name: str, step: int) -> None:
+    assert step_in(f"/steps-1/{name}") == step

@@ -35,6 +35,7 @@ _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNOREC
 _LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
 _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _SHARD = re.compile(rb"__\d+_\d+\.distcp")
+_STEP = re.compile(r"(?:step|iter)\w*?[-_=]?(\d{1,15})|^checkpoint-(\d{1,15})$", re.IGNORECASE)
 _DEPTH = 4
 _ENTRIES = 5000
 """Entries that are looked at: a large directory on a network file system must not hold the job up."""
@@ -63,6 +64,15 @@ def newest_complete(directory: str) -> str:
     if numbered is not None and (others is None or others.written <= numbered.written):
         return str(numbered.path)
     return str(others.path) if others is not None else ""
+
+
+def step_in(name: str) -> int:
+    """Return the step that the name of a checkpoint says, -1 for none: ``epoch=3-step=400.ckpt`` is 400.
+
+    ``checkpoint-400`` is the Trainer's of transformers; another number may be that of an epoch.
+    """
+    found = _STEP.findall(Path(name).name)
+    return int(next(filter(None, found[-1]))) if found else -1
 
 
 def has_younger(directory: str, since: float) -> bool:

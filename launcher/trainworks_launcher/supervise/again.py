@@ -8,10 +8,12 @@ host whose container its platform has started anew knows of no earlier try; it j
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Mapping, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.checkpoints import newest_complete, state_of
+from trainworks_launcher.contract.checkpoints import newest_complete, state_of, step_in
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.contract.values import Json, number, texts
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import NodePlan
 
 KIND = "tries"
-"""Kind of the messages: ``restarts`` and ``causes``, to the leader from a host that joins, and back from it."""
+"""Kind of the messages: what ``Tries.fields`` has, to the leader from a host that joins, and back from it."""
 
 _CAUSES = 20
 _CAUSE_CHARACTERS = 500
@@ -33,13 +35,19 @@ class Tries:
     Attributes:
         restarts: How often the job was started again.
         causes: Why, in order; the last ones.
+        lost: Steps that were done and are done again; None where a step was not known.
         prepared: The plan with which this host has been prepared; None: it was not.
     """
 
-    def __init__(self, plan: NodePlan) -> None:
-        """Of the first try."""
+    def __init__(self, plan: NodePlan, heartbeat: str = "") -> None:
+        """Of the first try. heartbeat: a file in which the script may say its step; ``""`` if there is none."""
         self.restarts = 0
         self.causes: tuple[str, ...] = ()
+        self.lost: int | None = 0
+        self._step = -1
+        self._heartbeat = str(Path(plan.cwd, heartbeat)) if heartbeat else ""
+        self._began = self._ended = 0.0
+        self._counted = True
         self.prepared: NodePlan | None = None
         self._signals: list[int] = []
         self._seen = 0
@@ -66,9 +74,15 @@ class Tries:
         last, self._last = self._last, (outcome.rank, outcome.cause or outcome.end, state)
         return outcome.retry or self._last != last or state is None
 
-    def count(self, outcome: Outcome) -> str:
-        """Another try begins. Returns the line that says so."""
+    def count(self, outcome: Outcome, began: float) -> str:
+        """Another try begins. Returns the line that says so.
+
+        began: when the program of the last one did, in seconds since 1970; 0: it did not.
+        """
         self.restarts += 1
+        if began:
+            self._began, self._ended = began, time.time()
+            self._step, self._counted = self._step_of_script(), False
         cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
         self.causes = (*self.causes, cause)[-_CAUSES:]
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
@@ -85,22 +99,63 @@ class Tries:
 
     def of_job(self, outcome: Outcome) -> Outcome:
         """Return the outcome of the last try as that of the job."""
-        return outcome._replace(restarts=self.restarts, earlier=self.causes)
+        return outcome._replace(
+            restarts=self.restarts, earlier=self.causes, lost_steps=self.lost if self._counted else None
+        )
 
     def fields(self) -> dict[str, Json]:
         """Return what another host is told."""
-        return {"restarts": self.restarts, "causes": list(self.causes)}
+        return {"restarts": self.restarts, "causes": list(self.causes), "lost": self.lost, "step": self._step}
 
     def learn(self, message: Mapping[str, Json]) -> bool:
         """Take what another host told. Returns whether it was new."""
         told = min(number(message.get("restarts")), self._limit)
-        if told <= self.restarts:
+        step, lost = (message.get(name) for name in ("step", "lost"))
+        step = step if isinstance(step, int) else -1
+        if told < self.restarts or (told == self.restarts and step <= self._step):
             return False
-        self.restarts, self.causes = told, tuple(texts(message.get("causes")))[-_CAUSES:]
+        if told > self.restarts:
+            self.restarts, self.causes = told, tuple(texts(message.get("causes")))[-_CAUSES:]
+            self.lost = lost if isinstance(lost, int) else None
+        self._step = step
         return True
 
-    def variables(self) -> Mapping[str, str]:
-        """Return what the processes of another try are told; a value of ``""`` takes its variable away."""
+    def go_on(self) -> tuple[Mapping[str, str], str]:
+        """Return what the processes of another try are told, and a line about where it goes on.
+
+        A value of ``""`` takes its variable away.
+        """
         before = int(self._started_before or "0")
         found = newest_complete(self._checkpoints) if self._checkpoints else ""
-        return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}
+        begins = step_in(found) if found else 0
+        known, self._counted = self._step >= 0 and begins >= 0, True
+        steps = max(0, self._step - begins) if known else None
+        self.lost = None if self.lost is None or steps is None else self.lost + steps
+        said = f"try {self.restarts + 1} of the job goes on from {found or 'its beginning: no checkpoint'}"
+        if steps is not None:
+            said += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
+        elif self._began:
+            saved = _written(found) if found else 0.0
+            kept = min(max(saved, self._began), self._ended)
+            said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
+        return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}, said
+
+    def _step_of_script(self) -> int:
+        """Return the step that the script wrote into its heartbeat file in the last try; -1: it says none."""
+        try:
+            written = self._heartbeat and _written(self._heartbeat) >= self._began
+            said = Path(self._heartbeat).read_bytes()[:_STEP_BYTES].strip() if written else b""
+        except OSError:
+            return -1
+        return int(said) if said.isdigit() else -1
+
+
+_STEP_BYTES = 16
+
+
+def _written(path: str) -> float:
+    """Return when a file was written, in seconds since 1970; 0.0 where that is not known."""
+    try:
+        return Path(path).stat().st_mtime
+    except OSError:
+        return 0.0

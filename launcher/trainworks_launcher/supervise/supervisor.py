@@ -86,7 +86,7 @@ def run_plan(
     Returns:
         The exit status.
     """
-    tries = Tries(plan)
+    tries = Tries(plan, environment.variables.get(names.HEARTBEAT_FILE_VARIABLE, "").strip())
     while True:
         outcome = _try(plan, environment, refusal, stopped, tries)
         if outcome is None or not outcome.again:
@@ -400,12 +400,9 @@ class _Supervisor:
         self._phase = Phase.RUNNING
         self._verdict.started_at = time.time()
         if self._tries.restarts:
-            changed = self._tries.variables()
+            changed, said = self._tries.go_on()
             self._runtime.change(changed)
-            where = changed[names.RESUME_VARIABLE]
-            self._log(
-                f"try {self._tries.restarts + 1} of the job goes on from {where or 'its beginning: no checkpoint'}"
-            )
+            self._log(said)
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
         if self._role is not None:
@@ -782,7 +779,7 @@ class _Supervisor:
             self._outcome = outcome = self._tries.of_job(outcome._replace(again=False))
         if self._verdict.full:
             self._log(self._verdict.full)
-        self._log(self._tries.count(outcome) if outcome.again else last_words(outcome))
+        self._log(self._tries.count(outcome, self._verdict.started_at) if outcome.again else last_words(outcome))
         self._output.close()
 
 

@@ -107,7 +107,7 @@ def read_outcome(message: Message, sender: str) -> Outcome:
     notes = tuple(words(note) for note in texts(message.get("notes")))
     said = {name: words(message.get(name)) for name in _TEXTS}
     again = message.get("again") is True
-    outcome = Outcome(kind, status, host, rank=rank, notes=notes, again=again, restarts=0, **said)
+    outcome = Outcome(kind, status, host, rank=rank, notes=notes, again=again, restarts=0, lost_steps=None, **said)
     return outcome if outcome.text.strip() else outcome._replace(cause=otherwise)
 
 

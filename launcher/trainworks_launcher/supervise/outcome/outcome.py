@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
         again: All hosts begin another try of the job.
         restarts: How often the job was started again on all hosts.
         earlier: The first lines of the failures before that, in order.
+        lost_steps: Steps that were done again for that; None if they are not known.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
     again: bool = False
     restarts: int = 0
     earlier: Sequence[str] = ()
+    lost_steps: int | None = None
 
     @property
     def account(self) -> str:
@@ -83,7 +85,8 @@ class Outcome(NamedTuple):
         if self.unsaved:
             lines[0] += f"; {self.unsaved}"
         if self.earlier:
-            lines += [f"started again {self.restarts} time(s); before that:", *self.earlier]
+            lost = "" if self.lost_steps is None else f", {self.lost_steps} step(s) lost"
+            lines += [f"started again {self.restarts} time(s){lost}; before that:", *self.earlier]
         return "\n".join(lines)
 
 

@@ -97,6 +97,7 @@ def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifes
             "text": text,
             "retry": outcome.retry,
             "restarts": outcome.restarts,
+            "lost_steps": outcome.lost_steps,
             "earlier": [masker.text(cause) for cause in outcome.earlier],
             "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
