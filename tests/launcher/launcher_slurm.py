@@ -31,7 +31,7 @@ _CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={leader}({address})
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=15
 CryptoType=crypto/munge
 SlurmUser=root
 SlurmdUser=root
@@ -85,7 +85,7 @@ class Slurm:
         while time.monotonic() < deadline:
             shown = self.run("scontrol", "show", "job", made.stdout.strip()).stdout
             state, status = re.search(r"JobState=(\w+)", shown), re.search(r"ExitCode=(\d+):", shown)
-            if state and status and state.group(1) not in ("PENDING", "RUNNING", "COMPLETING"):
+            if state and status and state.group(1) not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"):
                 return int(status.group(1)), out.read_text(encoding="utf-8")
             time.sleep(0.3)
         raise AssertionError(f"the batch job does not end:\n{shown}")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_network import PREFIX, Network, engine_manifest, job_on, network_of
+from launcher_network import PREFIX, Host, Network, as_host, engine_manifest, job_on, network_of
 from launcher_support import write_manifest
 from test_launcher_mpirun_engine import DIALECTS, mpirun
 
@@ -117,3 +117,33 @@ def test_without_mpirun(tmp_path: Path, mode: str, what: str, dies: str) -> None
     with network_of(2) as network:
         for run in range(RUNS):
             die(network, tmp_path / str(run), engine_manifest(tmp_path), asked, dies, what)
+
+
+@pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
+def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, dies: str) -> None:
+    """docs/platforms/jobset.md: each pod has its index and the hosts by their names."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="ascii")
+    given = {**variables(tmp_path / "shared"), "TRAINWORKS_HOSTS": "algo-[1-2]"}
+    given["TRAINWORKS_IMAGE_MANIFEST"] = str(engine_manifest(tmp_path))
+    with network_of(2) as network, contextlib.ExitStack() as stack:
+
+        def start(name: str) -> Host:
+            prefix = network.inside(name, *as_host("pod", tmp_path), "env", f"--chdir={tmp_path}")
+            told = {**given, "JOB_COMPLETION_INDEX": str(network.hosts.index(name))}
+            return stack.enter_context(Host(tmp_path / name, "--", "train.py", variables=told, prefix=prefix))
+
+        pods = {name: start(name) for name in network.hosts}
+        for pod in pods.values():
+            pod.read_until("step 3 of try 0, process")
+        pods[dies].kill()
+        pods[dies].wait()
+        (other,) = (pod for name, pod in pods.items() if name != dies)
+        other.read_until("starting again on every host")
+        pods[dies] = start(dies)
+        statuses = [pod.wait() for pod in pods.values()]
+        said = "".join(pod.text for pod in pods.values())
+    assert statuses == [0, 0], said
+    assert "two tries at once" not in said
+    for name in network.hosts:
+        (begun,) = [line for line in said.splitlines() if line.endswith(f" on {name}") and "try 1 begins" in line]
+        assert int(begun.split()[-3]) >= 3, begun

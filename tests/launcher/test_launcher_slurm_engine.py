@@ -192,21 +192,54 @@ def test_a_batch_script_without_srun_is_refused(slurm: Slurm, tmp_path: Path, ma
     assert "trained alone" not in text
 
 
-def test_the_batch_script_of_the_page(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
-    """docs/platforms/slurm.md, without the options of a container, and with two processes on each CPU node."""
+def scripts_of_the_page() -> list[str]:
     page = (REPOSITORY / "docs/platforms/slurm.md").read_text(encoding="utf-8")
-    script = next(
-        block for block in re.findall(r"```sh\n(#!/bin/bash\n.*?)```", page, re.DOTALL) if "sbatch" not in block
-    )
-    script = re.sub(r"#SBATCH --gpus\S*.*\n", "", script)
-    script = re.sub(r" *--container[^\n]*\\\n", "", script).replace("--mode", "--processes-per-host 2 --mode")
+    return re.findall(r"```sh\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
+
+
+def run_batch(slurm: Slurm, tmp_path: Path, manifest: dict[str, str], batch: str, script: str) -> tuple[int, str]:
+    """Run a batch script that starts ``train``, and this train.py."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "train").write_text(f'#!/bin/sh\nexec {" ".join(TRAIN)} "$@"\n')
     (bin_ / "train").chmod(0o755)
-    (tmp_path / "train.py").write_text(TORCH)
-    (tmp_path / "job.sh").write_text(script)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "job.sh").write_text(batch)
     variables = {**manifest, "PATH": f"{bin_}:{PREFIX}/bin:{os.environ['PATH']}"}
-    status, text = slurm.batch(tmp_path / "job.sh", f"--chdir={tmp_path}", variables=variables)
+    return slurm.batch(tmp_path / "job.sh", f"--chdir={tmp_path}", variables=variables)
+
+
+def test_the_batch_script_of_the_page(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
+    """docs/platforms/slurm.md, without the options of a container, and with two processes on each CPU node."""
+    batch = re.sub(r"#SBATCH --gpus\S*.*\n", "", scripts_of_the_page()[0])
+    batch = re.sub(r" *--container[^\n]*\\\n", "", batch).replace("--mode", "--processes-per-host 2 --mode")
+    status, text = run_batch(slurm, tmp_path, manifest, batch, TORCH)
     assert status == 0, text
     assert text.count("equal True") == 4, text
+
+
+REQUEUED = """
+import os, pathlib, signal
+begun = os.environ.get("TRAINWORKS_RESUME_FROM", "nothing")
+print(f"node {os.environ['SLURM_NODEID']} begins with {begun}", flush=True)
+if begun == "nothing":
+    if os.environ["SLURM_NODEID"] == "1":
+        pathlib.Path(os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"], "step-3.ckpt").write_text("weights")
+        os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+"""
+
+
+def test_a_job_whose_task_is_lost_goes_on_when_it_is_requeued(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+) -> None:
+    """The other batch script of docs/platforms/slurm.md: a launcher is killed, with all that it had started."""
+    batch = scripts_of_the_page()[1].replace("SECONDS=60", "SECONDS=5")
+    assert "SECONDS=5\n" in batch
+    (tmp_path / "checkpoints").mkdir()
+    status, text = run_batch(slurm, tmp_path, manifest, batch, REQUEUED)
+    assert status == 0, text
+    for node in range(2):
+        assert text.count(f"node {node} begins with nothing") == 1, text
+        assert f"node {node} begins with {tmp_path}/checkpoints/step-3.ckpt" in text
+    assert "starting again on every host (1 of 3): lost host" in text
