@@ -130,7 +130,9 @@ def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, die
         def start(name: str) -> Host:
             prefix = network.inside(name, *as_host("pod", tmp_path), "env", f"--chdir={tmp_path}")
             told = {**given, "JOB_COMPLETION_INDEX": str(network.hosts.index(name))}
-            return stack.enter_context(Host(tmp_path / name, "--", "train.py", variables=told, prefix=prefix))
+            pod = Host(tmp_path / name, "--", "train.py", variables=told, prefix=prefix)
+            stack.enter_context(pod)
+            return pod
 
         pods = {name: start(name) for name in network.hosts}
         for pod in pods.values():
