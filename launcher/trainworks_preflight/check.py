@@ -354,9 +354,10 @@ def _headline(job: Job) -> str:
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     """One host's plan in short: its command, ready to be copied, and the variables that are not every script's."""
     place = f"{plan.host} ({plan.role})"
+    beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
     if not plan.argv:
         why = next((reason.why for reason in plan.why if not reason.words), "another host starts its processes")
-        return _wrapped(f"{place} runs no command: {why}", width, "", "  ")
+        return [*_wrapped(f"{place} runs no command: {why}", width, "", "  "), *beside]
     shown, leaders = _own_variables(plan), _own_variables(leader)
     if plan is not leader and len(plan.argv) == len(leader.argv):
         different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
@@ -380,7 +381,7 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     if shown:
         lines.append("  with:")
     lines += [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
-    return [*lines, *(f"  beside it: {beside.name}" for beside in plan.auxiliaries)]
+    return [*lines, *beside]
 
 
 _SHORT = 40

@@ -75,6 +75,13 @@ def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) 
     assert text.endswith("ready: the job would start\n")
 
 
+def test_a_host_without_a_command_may_have_a_process_of_its_own(tmp_path: Path) -> None:
+    status, text = report(words(tmp_path, {}, hyperparameters={"sagemaker_ray_enabled": True}))
+    assert status == 0
+    assert "  beside it: Ray head\n\nalgo-2 (worker) runs no command: " in text
+    assert text.count("  beside it: Ray worker\n") == 1
+
+
 def command(*line: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a checkout, as docs/jobs.md says."""
     argv = (sys.executable, "-m", "trainworks_preflight", *line)
