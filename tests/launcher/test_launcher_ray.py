@@ -60,6 +60,9 @@ def serve(connection):
         kept.append(connection)
     elif word == b"x":
         os._exit(9)
+    elif word == b"l":
+        select.select((), (), (), 1.5)
+        os._exit(9)
 kept = []
 with socket.create_server(("", int(options["--port"]))) as listening:
     while True:
@@ -72,8 +75,10 @@ host, port = os.environ["RAY_ADDRESS"].split(":")
 if "--die" in sys.argv:
     import signal
     with socket.create_connection((host, int(port))) as head:
-        head.sendall(b"x")
-        signal.pause()
+        head.sendall(sys.argv[sys.argv.index("--die") + 1].encode())
+        if "--late" not in sys.argv:
+            signal.pause()
+    raise type("ActorDiedError", (Exception,), {"__module__": "ray.exceptions"})("its node has died")
 sys.exit(int(sys.argv[sys.argv.index("--status") + 1]))
 """
 
@@ -209,8 +214,10 @@ def test_a_daemon_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None
     assert "starts with" not in made[0].text
 
 
-def test_a_head_that_dies_under_the_program_is_the_cause(tmp_path: Path) -> None:
-    with job(tmp_path, {"die": 1}) as made:
+@pytest.mark.parametrize("given", [{"die": "x"}, {"die": "l", "late": 1}])
+def test_a_head_that_dies_under_the_program_is_the_cause(tmp_path: Path, given: dict[str, Json]) -> None:
+    """Also where the program notices it before Ray's daemon does, which looks once a second."""
+    with job(tmp_path, given) as made:
         ended(made, 9)
     for host in made:
         assert host.failure.startswith(f"the Ray head on host {ADDRESSES[0]} (mode ray): exit status 9"), host.failure

@@ -87,6 +87,7 @@ def dies(name=""):
     for path in pathlib.Path("/proc").glob("[0-9]*/comm"):
         if path.read_text().strip() == name:
             os.kill(int(path.parent.name), signal.SIGKILL)
+    time.sleep(600)
 
 @ray.remote(max_retries=0, num_cpus=0)
 def task(name=""):
@@ -111,7 +112,7 @@ elif what == "an actor":
 elif what == "the head":
     dies("gcs_server")
 elif what == "a raylet":
-    on_the_worker(task, "raylet")
+    ray.get(on_the_worker(task, "raylet"))  # ends with an exception before Ray's daemon does
 elif what == "the program":
     dies()
 elif what == "an exception":

@@ -130,6 +130,7 @@ def _text(data: bytes) -> str:
 
 # ------------------------------------------------------------------------------------------------------- of other ranks
 _PEER_LEFT = re.compile(r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit", re.IGNORECASE)
+_OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
 _PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
 
@@ -145,6 +146,11 @@ def died_of_a_peer(record: Record | None) -> bool:
 def tells_of_a_peer(failure: Outcome) -> bool:
     """Return whether a failure is only that another process has gone; NCCL says so further down in its message."""
     return _PEER_LEFT.search(failure.text if "NCCL" in failure.cause else failure.cause) is not None
+
+
+def tells_of_ray(failure: Outcome) -> bool:
+    """Return whether a failure is only that a process of Ray has gone: its daemon's death may be the reason."""
+    return _OF_RAY_LEFT.search(failure.text) is not None
 
 
 def after_early_end(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:

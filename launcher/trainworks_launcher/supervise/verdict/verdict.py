@@ -282,10 +282,12 @@ class Verdict:
 
         mpirun tells of a rank of any host. Else it may be only that another host's rank has gone: that host tells why,
         and if it is lost, nobody does. A torchrun that the user's script started takes seconds to end after it has seen
-        a failure.
+        a failure; so does Ray's daemon, beside the program.
         """
-        from trainworks_launcher.supervise.outcome.cause import tells_of_a_peer
+        from trainworks_launcher.supervise.outcome.cause import tells_of_a_peer, tells_of_ray
 
+        if self._plan.auxiliaries and tells_of_ray(outcome):
+            return OWN_STARTER_SECONDS
         if self._plan.control is None:
             return 0.0
         named = self.reported(tail).rank >= 0
