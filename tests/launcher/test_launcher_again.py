@@ -146,13 +146,13 @@ def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(tmp_path:
 
 
 def test_a_host_that_does_not_come_back_ends_the_job_with_what_was_lost(tmp_path: Path) -> None:
-    variables = shared(tmp_path, TRAINWORKS_JOIN_LIMIT_SECONDS="3")
+    variables = shared(tmp_path, TRAINWORKS_JOIN_LIMIT_SECONDS="15")
     with two_hosts(tmp_path, SCRIPT + WAIT, variables=variables) as (leader, worker):
         for made in (leader, worker):
             made.read_until("try 0 from")
         worker.process.send_signal(signal.SIGKILL)
         assert leader.wait() == 66
-    assert leader.failure.startswith(f"hosts that did not join within 3 s: {WORKER}")
+    assert leader.failure.startswith(f"hosts that did not join within 15 s: {WORKER}")
     assert f"started again 1 time(s); before that:\nlost host {WORKER}" in leader.failure
 
 

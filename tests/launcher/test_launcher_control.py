@@ -662,12 +662,18 @@ def test_a_host_with_a_secret_refuses_a_leader_without_one(tmp_path: Path) -> No
 
 
 def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
-    # Long enough for three hosts to start on a busy machine.
-    limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "4"}
-    own = {LEADER: {"TRAINWORKS_JOB_SECRET": SECRET}, THIRD: {"TRAINWORKS_JOB_SECRET": SECRET + "x"}}
-    with hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), variables=limit, own=own) as made:
-        assert [launcher.wait() for launcher in made] == [66, 66, 66]
-    leader, none, another = made
+    port = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
+    own = {
+        LEADER: {"TRAINWORKS_JOB_SECRET": SECRET, "TRAINWORKS_JOIN_LIMIT_SECONDS": "4"},
+        THIRD: {"TRAINWORKS_JOB_SECRET": SECRET + "x"},
+    }
+    others = hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), started=(WORKER, THIRD), variables=port, own=own)
+    with others as (none, another):
+        for launcher in (none, another):
+            launcher.read_until("joining")  # the leader's time begins when they are there
+        alone = hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), started=(LEADER,), variables=port, own=own)
+        with alone as (leader,):
+            assert [launcher.wait() for launcher in (leader, none, another)] == [66, 66, 66]
     lacks, differs = "it has no TRAINWORKS_JOB_SECRET, and the leader has one", "it has another TRAINWORKS_JOB_SECRET"
     assert leader.failure == (
         f"hosts that did not join within 4 s: {WORKER} (refused: {lacks}), {THIRD} (refused: {differs} than the leader)"
@@ -676,7 +682,7 @@ def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
         assert f"the leader {LEADER} did not let this host in" in worker.failure
         assert words in worker.failure
         assert worker.text.count(words) <= 3
-    assert not any(SECRET in launcher.text for launcher in made)
+    assert not any(SECRET in launcher.text for launcher in (leader, none, another))
 
 
 GARBAGE = (
@@ -744,7 +750,7 @@ def test_garbage_and_stolen_names_change_nothing_but_one_line(tmp_path: Path) ->
 
 def test_a_second_host_of_the_same_name_changes_nothing(tmp_path: Path) -> None:
     variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
-    short = {**variables, "TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}
+    short = {**variables, "TRAINWORKS_JOIN_LIMIT_SECONDS": "10"}
     with hosts(tmp_path / "job", WAIT, variables=variables) as (leader, worker):
         worker.read_until("ready")
         leader.read_until("ready")
@@ -805,7 +811,7 @@ def test_a_job_goes_on_without_a_lost_host_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_lost_host_that_wakes_again_is_told(tmp_path: Path) -> None:
-    with elastic_job(tmp_path, 2, heartbeat=3) as (leader, worker, third):
+    with elastic_job(tmp_path, 2, heartbeat=8) as (leader, worker, third):
         third.process.send_signal(signal.SIGSTOP)
         leader.read_until("going on with 2 of 3 hosts")
         worker.read_until("going on with 2 of 3 hosts")

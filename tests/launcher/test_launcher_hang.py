@@ -746,12 +746,12 @@ def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> No
     package = tmp_path / "lib/python3/site-packages/cluster.py"
     package.parent.mkdir(parents=True)
     package.write_text(DRIVER, encoding="ascii")
-    script = f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport cluster\ncluster.get(7)\n"
+    script = f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport cluster\ncluster.get(12)\n"
     write_inputs(tmp_path, script, {}, {})
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {
         "TRAINWORKS_HANG": "fail",
-        "TRAINWORKS_HANG_LIMIT_SECONDS": "2",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "5",
         "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
     }
     with Launcher(tmp_path, variables=variables) as launcher:
@@ -781,7 +781,7 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
     python.parent.mkdir()
     python.symlink_to(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
     manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
-    variables = {"TRAINWORKS_HANG_LIMIT_SECONDS": "1", "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "PATH": "/bin"}
+    variables = {"TRAINWORKS_HANG_LIMIT_SECONDS": "3", "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "PATH": "/bin"}
     with Launcher(tmp_path, variables=variables) as launcher:
         for number, name in enumerate(("first", "second"), 1):
             launcher.read_until(f"stacks of this host's ranks: {tmp_path}/output/data/hang", number)
@@ -789,7 +789,7 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
                 pass  # the reader sees its end
         assert launcher.wait() == 0, launcher.text
     assert "the users own sitecustomize" in launcher.text
-    assert re.findall(r"for 1 s: the program on \S+ waits in open of (\w+) \(train.py:7\)\n", launcher.text) == [
+    assert re.findall(r"for 3 s: the program on \S+ waits in open of (\w+) \(train.py:7\)\n", launcher.text) == [
         "first",
         "second",
     ]
@@ -813,7 +813,7 @@ work()
     manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     variables = {
         "TRAINWORKS_HANG": "fail",
-        "TRAINWORKS_HANG_LIMIT_SECONDS": "2",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "5",
         names.HEARTBEAT_FILE_VARIABLE: "beat",
         "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
         "TOKEN": "a-secret-of-the-job",
@@ -822,7 +822,7 @@ work()
         assert launcher.wait() == names.EXIT_HANG, launcher.text
     assert (tmp_path / "code/beat").read_text(encoding="ascii") == "11", "it was stopped while its heart beat"
     first = launcher.failure.splitlines()[0]
-    assert first.startswith("no rank has made progress for 2 s: the program on ")
+    assert first.startswith("no rank has made progress for 5 s: the program on ")
     assert "is in work (train.py:7), which waits for a lock" in first
     document = json.loads((tmp_path / "output" / names.FAILURE_JSON).read_text(encoding="utf-8"))
     assert (document["kind"], document["status"], document["cause"]) == ("failed", names.EXIT_HANG, first)

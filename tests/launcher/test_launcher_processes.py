@@ -482,7 +482,7 @@ def test_a_host_lost_after_its_own_success_is_lost_all_the_same(tmp_path: Path) 
 
 
 def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
-    limits = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "3"}
+    limits = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "8"}
     script = "import signal; print('ready', flush=True); signal.pause()"
     with two_hosts(tmp_path, script, variables=limits) as (leader, worker):
         leader.read_until("ready")
