@@ -143,6 +143,11 @@ def test_a_channel_that_cannot_be_a_variable_is_refused() -> None:
         ({"current_instance_type": 5}, "'current_instance_type' is a number, not a text"),
         ({"network_interface_name": ["eth0"]}, "'network_interface_name' is a list, not a text"),
         ({"network_interface_name": "eth\0"}, "'network_interface_name' has a NUL character"),
+        ({"instance_groups": [{"instance_group_name": "g\0"}]}, "an instance group has a NUL character"),
+        (
+            {"instance_groups": [{"instance_group_name": "g", "instance_type": "\0"}]},
+            "an instance group has a NUL character",
+        ),
         ({"instance_groups": {}}, "'instance_groups' is an object, not a list"),
         ({"instance_groups": [1]}, "is a number, not an object"),
         ({"instance_groups": [{"hosts": ["a"]}]}, "the group has no 'instance_group_name'"),
