@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
 
+from trainworks_launcher.contract.files import text_of
+
 if TYPE_CHECKING:
     from trainworks_launcher.checks.gpus import Gpus
 
@@ -53,7 +55,7 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         directories: Where the job writes.
         gpus: What nvidia-smi said; None if it was not asked.
     """
-    driver = driver_version(_text("/proc/driver/nvidia/version"))
+    driver = driver_version(text_of("/proc/driver/nvidia/version"))
     return Seen(
         driver=driver or (gpus.driver if gpus is not None else ""),
         gpus=gpus,
@@ -61,13 +63,6 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         free={name: room for name in directories for room in (_room(name),) if room is not None},
         interface_up=_is_up(interface) if interface else None,
     )
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def size_of(path: str) -> int | None:
@@ -105,7 +100,7 @@ def _file_system(path: str) -> os.statvfs_result | None:
 
 def _is_up(interface: str) -> bool | None:
     """Return whether an interface is up, by its flag IFF_UP and its carrier (sysfs-class-net); None if unknown."""
-    flags = _text(f"/sys/class/net/{interface}/flags").strip()
+    flags = text_of(f"/sys/class/net/{interface}/flags").strip()
     if not flags:
         return None
-    return bool(int(flags, 16) & 1) and _text(f"/sys/class/net/{interface}/carrier").strip() != "0"
+    return bool(int(flags, 16) & 1) and text_of(f"/sys/class/net/{interface}/carrier").strip() != "0"

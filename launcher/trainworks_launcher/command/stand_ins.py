@@ -28,6 +28,7 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.files import text_of
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import interface_that_reaches, network_interfaces, read_manifest
@@ -197,11 +198,7 @@ def _host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
 
 def _called_by_the_driver() -> bool:
     """Return whether the parent process is the SDK's MPI driver."""
-    try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(word.endswith(_DRIVER.encode()) for word in words)
+    return any(word.endswith(_DRIVER) for word in text_of(f"/proc/{os.getppid()}/cmdline").split("\0"))
 
 
 def _hosts(environment: Mapping[str, str]) -> list[str]:
@@ -216,10 +213,7 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
 def _own_line(hostfile: str) -> str:
     """Return what a hostfile calls this host, "" if it does not have it: the launcher pod may be a worker, too."""
     own = os.uname().nodename.split(".")[0]
-    try:
-        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return ""  # mpirun says so
+    lines = text_of(hostfile).splitlines()  # mpirun says where it cannot be read
     return next((words[0] for words in map(str.split, lines) if words and words[0].split(".")[0] == own), "")
 
 

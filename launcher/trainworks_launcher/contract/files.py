@@ -1,4 +1,4 @@
-"""Reading a file of another program: never waits for a pipe, never reads a device without end."""
+"""Files of other programs and of the kernel: what cannot be read is an error, or nothing at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_BYTES = 1 << 26
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """Return the text of a regular file, or of one that a link leads to.
+    """Return the text of a regular file, or of one that a link leads to; never waits, and never reads without end.
 
     Raises:
         OSError: It cannot be read, or is a pipe, a device or another thing without an end, or is too large.
@@ -25,6 +25,22 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
     if len(content) > LIMIT_BYTES:
         raise OSError(f"has more than {LIMIT_BYTES} bytes: {path}")
     return content.decode(encoding, errors)
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file that may not be there, such as one of the kernel; ``""`` if it cannot be read."""
+    try:
+        return read_text(Path(path), errors="replace")
+    except OSError:
+        return ""
+
+
+def written_at(path: str) -> int:
+    """Return when a file was written, in nanoseconds since 1970; 0 if that is not known."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return 0
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Callable, Collection, Mapping, Sequence
 
+from trainworks_launcher.contract.files import text_of
+
 _PROBE_SECONDS = 20.0
 _IPC_LOCK = 14
 """Bit of CAP_IPC_LOCK, with which no limit of locked memory holds (linux/capability.h)."""
@@ -78,20 +80,13 @@ def locked_memory(status: str = "/proc/self/status") -> int | None:
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(status))
+    capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", text_of(status))
     free = capabilities is not None and int(capabilities.group(1), 16) >> _IPC_LOCK & 1
     return None if free or limit == resource.RLIM_INFINITY else limit
 
 
 def _line(path: str) -> str:
-    return _text(path).strip()
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
+    return text_of(path).strip()
 
 
 # --------------------------------------------------------------------------------------------------------------- GPUs

@@ -652,10 +652,7 @@ def _interface_towards(host: str) -> str:
 
 def _interface_of_ipv6(address: str) -> str:
     """Return the interface with an IPv6 address, 32 hexadecimal digits; "" if there is none (proc(5), net/if_inet6)."""
-    try:
-        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()]
-    except (OSError, UnicodeDecodeError):
-        return ""
+    rows = map(str.split, files.text_of("/proc/net/if_inet6").splitlines())
     return next((row[-1] for row in rows if row[0] == address), "")
 
 
@@ -689,12 +686,5 @@ def _address_of(interface: str) -> str | None:
 
 def _default_route_interface() -> str:
     """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
-    try:
-        lines = Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
-    except (OSError, UnicodeDecodeError):
-        return ""
-    for line in lines:
-        columns = line.split()
-        if len(columns) > 7 and columns[1] == columns[7] == "00000000":
-            return columns[0]
-    return ""
+    rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
+    return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")

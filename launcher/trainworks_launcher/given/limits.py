@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Iterator
 
+from trainworks_launcher.contract.files import text_of
+
 _CLONE3 = 435
 """Number of the system call on every architecture; glibc starts threads by it."""
 
@@ -22,11 +24,7 @@ def groups(
         membership: File with the groups of this process.
         root: Where the groups are mounted.
     """
-    try:
-        lines = Path(membership).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in text_of(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.checkpoints import newest_complete, state_of, step_in
+from trainworks_launcher.contract.files import text_of, written_at
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.contract.values import Json, number, texts
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -135,27 +136,16 @@ class Tries:
         if steps is not None:
             said += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
         elif self._began:
-            saved = _written(found) if found else 0.0
+            saved = written_at(found) / 1e9
             kept = min(max(saved, self._began), self._ended)
             said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
         return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}, said
 
     def _step_of_script(self) -> int:
         """Return the step that the script wrote into its heartbeat file in the last try; -1: it says none."""
-        try:
-            written = self._heartbeat and _written(self._heartbeat) >= self._began
-            said = Path(self._heartbeat).read_bytes()[:_STEP_BYTES].strip() if written else b""
-        except OSError:
-            return -1
-        return int(said) if said.isdigit() else -1
+        is_new = written_at(self._heartbeat) / 1e9 >= self._began
+        said = text_of(self._heartbeat).strip() if is_new else ""
+        return int(said) if said.isdecimal() and len(said) < _DIGITS else -1
 
 
-_STEP_BYTES = 16
-
-
-def _written(path: str) -> float:
-    """Return when a file was written, in seconds since 1970; 0.0 where that is not known."""
-    try:
-        return Path(path).stat().st_mtime
-    except OSError:
-        return 0.0
+_DIGITS = 16

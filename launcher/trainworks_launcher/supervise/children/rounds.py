@@ -18,7 +18,6 @@ The ranks of a torchrun that the user's own script starts are not seen here. The
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 import time
@@ -26,6 +25,7 @@ from collections import Counter
 from typing import Callable, Iterable, NamedTuple
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.files import written_at
 from trainworks_launcher.supervise.children.ranks import Rank
 from trainworks_launcher.supervise.outcome import starters
 
@@ -156,7 +156,7 @@ class Rounds:
         if self._checkpoints:
             looks.append(lambda: state_of(self._checkpoints))
         if self._heartbeat:
-            looks.append(lambda: _written(self._heartbeat))
+            looks.append(lambda: written_at(self._heartbeat))
         found: list[int | None] = []
         looking = threading.Thread(target=lambda: found.extend(look() for look in looks), daemon=True)
         with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
@@ -168,13 +168,6 @@ class Rounds:
 def _place(rank: Rank) -> int:
     """Return the number that only one rank of a round has on this host: a rank's own may change with the hosts."""
     return rank.local if rank.local >= 0 else rank.number
-
-
-def _written(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116
-    except OSError:
-        return 0
 
 
 def _printed(ranks: Iterable[Rank]) -> Counter[int]:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
+from trainworks_launcher.contract.files import text_of, written_at
 from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.naming import Row, row_of
@@ -103,7 +104,7 @@ class Eyes:
                 old = before.processes.get(pid) if before is not None else None
                 found[pid] = self._process(pid, known[pid], old)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(at, running, found, bytes_of(found), self._beat(), _wrote(roots, found))
+        return Look(at, running, found, bytes_of(found), written_at(self._heartbeat), _wrote(roots, found))
 
     def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
         """Return what changes when the main thread of a process writes something, as ``Look.wrote``: a cheap look."""
@@ -188,7 +189,8 @@ class Eyes:
                 now = known[pid]
                 state, waits, path = _waiting(pid, now.state, seen)
                 said = ", ".join(filter(None, (f"state {state}", waits, path)))
-                lines.append(f"--- process {pid} ({_name(pid)}), {said}, {now.cpu:.1f} s of CPU time")
+                name = text_of(f"/proc/{pid}/comm").strip() or "ended"
+                lines.append(f"--- process {pid} ({name}), {said}, {now.cpu:.1f} s of CPU time")
                 threads = natives.get(pid, ())
                 if not threads and pid in seen.processes:
                     threads = seen.processes[pid].stack
@@ -211,12 +213,6 @@ class Eyes:
             if not found and time.monotonic() < deadline:
                 found = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
         return found
-
-    def _beat(self) -> int:
-        try:
-            return os.stat(self._heartbeat).st_mtime_ns if self._heartbeat else 0  # noqa: PTH116
-        except OSError:
-            return 0
 
 
 def _has_stack(seen: Look, pid: int) -> bool:
@@ -262,13 +258,6 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return "ended"
-
-
 def _threads(pid: int) -> dict[int, tuple[int, int]]:
     """Return what ``Process.threads`` is; {} if the kernel does not say. Source: Linux, sched-stats.rst."""
     found = {}
@@ -312,11 +301,7 @@ def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:
 
 def _moved_bytes(pid: int) -> int:
     """Bytes that a process read and wrote with read(2) and write(2) and their kin; not those of recv(2)."""
-    try:
-        rows = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()[:2]
-        return sum(int(row.partition(":")[2]) for row in rows)
-    except (OSError, ValueError):
-        return 0
+    return sum(int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2])
 
 
 def kernel_words(pid: int, state: str) -> tuple[str, str]:
@@ -328,7 +313,7 @@ def kernel_words(pid: int, state: str) -> tuple[str, str]:
     if state == "R":
         return "which computes or spins", ""
     if state == "D":
-        return f"which waits in the kernel ({_wait_channel(pid)})", ""
+        return f"which waits in the kernel ({text_of(f'/proc/{pid}/wchan').strip() or 'not known'})", ""
     try:
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
         call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
@@ -366,10 +351,3 @@ def _text_at(pid: int, address: int) -> str:
             return memory.read(_PATH_BYTES - address % _PATH_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
     except (OSError, ValueError, OverflowError):
         return ""
-
-
-def _wait_channel(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip() or "not known"
-    except OSError:
-        return "not known"

@@ -11,42 +11,10 @@ from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.hang.lacking import Lacking
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
 
-COLLECTIVES = frozenset(
-    (
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "batch_isend_irecv",
-        "broadcast",
-        "broadcast_object_list",
-        "destroy_process_group",
-        "gather",
-        "gather_object",
-        "init_process_group",
-        "irecv",
-        "isend",
-        "monitored_barrier",
-        "new_group",
-        "recv",
-        "recv_object_list",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "scatter",
-        "scatter_object_list",
-        "send",
-        "send_object_list",
-        "wait_tensor",
-    )
+_COLLECTIVES = re.compile(
+    r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$|/horovod/\w+/mpi_ops\.py$|/mpi4py/util/\w+\.py$"
 )
-"""Functions in which a rank waits for others. Source: torch/distributed/distributed_c10d.py,
-torch/distributed/_functional_collectives.py."""
+"""Files whose public functions are those in which a rank waits for others."""
 
 _TO_ONE = re.compile(r"send|recv", re.IGNORECASE)
 """Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and are no collectives."""
@@ -193,7 +161,7 @@ def _collective(frames: Sequence[Frame]) -> str:
     for frame in frames:
         if frame.is_own:
             return ""
-        if frame.name in COLLECTIVES and any(library in frame.file for library in _LIBRARIES):
+        if _COLLECTIVES.search(frame.file) and not frame.name.startswith("_"):
             return frame.name
     return ""
 

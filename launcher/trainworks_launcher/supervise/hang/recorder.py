@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NoReturn, Sequence
 
+from trainworks_launcher.contract.files import written_at
 from trainworks_launcher.contract.values import Json, mapping, printable
 from trainworks_launcher.supervise.hang.lacking import short
 
@@ -49,7 +50,7 @@ class Recorder:
         size = 0
         while waiting:
             for rank, before in list(waiting.items()):
-                document = record_of(rank, self._read(rank)) if self._written(rank) != before else {}
+                document = record_of(rank, self._read(rank)) if written_at(f"{self._file}{rank}") != before else {}
                 if document:
                     size += len(json.dumps(document))
                     found += [document] if size < _MESSAGE_BYTES else []
@@ -65,17 +66,11 @@ class Recorder:
             pipe = os.open(f"{self._pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             return None
-        before = self._written(rank)
+        before = written_at(f"{self._file}{rank}")
         with contextlib.suppress(OSError):
             os.write(pipe, b"1\n")
         os.close(pipe)
         return before
-
-    def _written(self, rank: int) -> int:
-        try:
-            return os.stat(f"{self._file}{rank}").st_mtime_ns  # noqa: PTH116
-        except OSError:
-            return 0
 
     def _read(self, rank: int) -> bytes:
         with contextlib.suppress(OSError), Path(f"{self._file}{rank}").open("rb") as opened:

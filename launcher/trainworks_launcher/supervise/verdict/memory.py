@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from trainworks_launcher.contract.files import text_of
 from trainworks_launcher.given.limits import groups
 
 
@@ -29,17 +29,12 @@ def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cg
     for directory, version in groups("memory", membership, root):
         if os.path.exists(f"{directory}/release_agent"):  # noqa: PTH110
             return None
-        try:
-            file = f"{directory}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}"
-            return int(Path(file).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            continue
+        said = text_of(f"{directory}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}").strip()
+        if said.isdecimal():
+            return int(said)
     return None
 
 
 def _count(file: str) -> int | None:
-    try:
-        words = [line.split() for line in Path(file).read_text(encoding="ascii").splitlines()]
-    except (OSError, ValueError):
-        return None
+    words = [line.split() for line in text_of(file).splitlines()]
     return next((int(row[1]) for row in words if len(row) == 2 and row[0] == "oom_kill" and row[1].isdecimal()), None)
