@@ -204,6 +204,7 @@ print("innocent " * 50)
         "text": made.failure,
         "retry": False,
         "restarts": 0,
+        "lost_steps": 0,
         "earlier": [],
         "versions": {"launcher": __version__, "smdistributed": None},
     }
