@@ -112,21 +112,6 @@ def test_the_first_column_of_the_list_names_a_target_for_every_command(call: Cal
             assert call(*words, "--until", "plan").stdout.startswith(f"{name}\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("pytorch-2.4.1-cu121-py311-debian11",), "did you mean pytorch-2.4.1-cu121-py311-debian12?"),
-        (("pytorch-2.4.1-cu121-py311-debian12", "--cuda", "cpu"), "--cuda: TARGET names one target"),
-        (("pytorch-2.4.1-cu121-py311-debian12", "--all"), "TARGET names one"),
-        ((), "TARGET or --framework and --cuda must be given"),
-    ],
-)
-def test_a_target_is_one_target(words: tuple[str, ...], said: str, call: Call) -> None:
-    done = call("build", *words, "--until", "plan")
-    assert done.returncode in (2, 4)
-    assert said in done.stderr
-
-
 def test_list_for_programs(call: Call, facts: Facts) -> None:
     rows = json_of(call("--list", "--format", "json"))
     assert {row["name"] for row in rows} == {facts.name_of(row) for row in facts.targets}
@@ -291,50 +276,6 @@ def test_the_checkout_may_stand_before_the_command(
 
 
 # Errors: one class, one exit status; what, why and what next on stderr.
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        pytest.param((), 2, "--framework and --cuda must be given; --list shows the targets", id="nothing asked for"),
-        pytest.param(("--framework", "pytorch"), 2, "--cuda must be given; --list shows", id="no cuda"),
-        pytest.param(("--cuda", "cpu"), 2, "--framework must be given", id="no framework"),
-        pytest.param((*CPU, "--until", "tomorrow"), 2, "invalid choice: 'tomorrow'", id="unknown stage"),
-        pytest.param(
-            (*CPU, "--frame", "x"), 2, "unknown option --frame; did you mean --framework", id="no abbreviations"
-        ),
-        pytest.param(
-            ("--framework", "pytorch", "--cuda", "cu120", "--until", "plan"),
-            4,
-            "available: cpu, cu121",
-            id="unknown cuda",
-        ),
-        pytest.param((*CPU, "--with", "nonsense", "--until", "plan"), 4, "--with: 'nonsense'", id="unknown component"),
-        pytest.param((*CPU, "--engine", "dokcer"), 4, "did you mean docker?", id="unknown engine"),
-        pytest.param(
-            ("lock", "--only", "pytorch-2.4.1"), 4, "did you mean pytorch-2.4.1-cu121-py311-debian12?", id="no target"
-        ),
-        pytest.param((*CPU, "--push"), 2, "--push needs --repository HOST/NAME", id="push nowhere"),
-        pytest.param((*CPU, "--tag", "1"), 2, "--repository, --tag and --moving-tag belong to --push", id="no push"),
-        pytest.param(
-            ("push", "pytorch-2.4.1", "--repository", "h.example/a"), 4, "did you mean pytorch-2.4.1-", id="push"
-        ),
-        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent is not a folder", id="no checkout"),
-    ],
-)
-def test_errors(words: tuple[str, ...], status: int, said: str, call: Call) -> None:
-    done = call(*words)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert said in done.stderr
-
-
-def test_errors_for_programs(call: Call) -> None:
-    done = call("--framework", "pytorch", "--cuda", "cu120", "--until", "plan", "--format", "json")
-    content = json.loads(done.stdout)
-    assert content.keys() == {"error", "message", "hint", "exit_status"}
-    assert (content["error"], content["exit_status"], done.returncode) == ("UnknownNameError", 4, 4)
-    assert content["message"] in done.stderr
-    assert content["hint"] in done.stderr
 
 
 def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
