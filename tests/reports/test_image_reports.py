@@ -20,9 +20,8 @@ from trainworks.imagetest import inventory, questions
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
-from trainworks.inspect.size_report import instruction_of, last_stage, size_report
+from trainworks.inspect.size_report import size_report
 from trainworks.inspect.targets import plan_of_target
-from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
@@ -154,36 +153,6 @@ def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> No
         *("Debian packages", "other Python distributions", "other files"),
     }
     assert "of its" not in size_text(report)
-
-
-def test_each_step_of_the_last_stage_has_its_component_on_every_target(facts: Facts) -> None:
-    for row in facts.targets:
-        plan = plan_of_target(facts.name_of(row), facts)
-        assert plan is not None
-        found = last_stage(plan, render(plan, facts))
-        order = [step.component for step in plan.steps]
-        places = [order.index(component) for component, _ in found]
-        assert places == sorted(places), plan.target.name
-        assert {"torch", "tensorflow", "mxnet"} & {component for component, _ in found}, plan.target.name
-
-
-@pytest.mark.parametrize(
-    ("created_by", "word"),
-    [
-        ("RUN /bin/sh -c ldconfig # buildkit", "RUN"),
-        ("COPY /opt/venv /opt/venv # buildkit", "COPY"),
-        ("/bin/sh -c ldconfig", "RUN"),
-        ("/bin/sh -c #(nop) COPY dir:c2bf in /opt/venv", "COPY"),
-        ("/bin/sh -c #(nop) ENV A=1", ""),
-        ("ENV A=1", ""),
-        ("trainworks: root file system", ""),
-    ],
-)
-def test_a_step_is_told_in_each_engines_words(created_by: str, word: str) -> None:
-    assert instruction_of(created_by) == word
-
-
-# --- difference ------------------------------------------------------------------------------------------------------
 
 
 def test_a_difference_has_packages_files_and_settings() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainworks.engine.protocol import HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
-from trainworks.render.dockerfile import Rendering, render
-from trainworks.terminal.words import amount, megabytes, readable, stacked
+from trainworks.terminal.words import amount, megabytes, stacked
 
 SHOWN = 10
 """How many of the largest packages and files the text shows."""
@@ -47,7 +45,6 @@ class SizeReport:
         parts: Its components, largest first.
         overwritten: Bytes of lower layers that a later layer replaced or removed.
         largest_files: Path and bytes.
-        layers: Component (``""`` if unknown), instruction and bytes, lowest first.
     """
 
     reference: str
@@ -58,7 +55,6 @@ class SizeReport:
     parts: tuple[ComponentSize, ...]
     overwritten: int
     largest_files: tuple[tuple[str, int], ...]
-    layers: tuple[tuple[str, str, int], ...]
 
 
 def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
@@ -94,7 +90,6 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         for component, size in sizes.most_common()
     )
     largest = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))[:SHOWN]
-    layers = _layers(contents.history, plan, facts)
     return SizeReport(
         reference=contents.image.reference,
         identifier=contents.image.identifier,
@@ -104,57 +99,7 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         parts=parts,
         overwritten=max(0, contents.image.size - sizes.total()),
         largest_files=tuple((file.path, file.size) for file in largest),
-        layers=layers,
     )
-
-
-def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Facts) -> tuple[tuple[str, str, int], ...]:
-    """Return the layers that are not empty, with their components by the order of the Dockerfile's last stage.
-
-    The components stay unknown if the history has other steps (an extension, a variant).
-    """
-    components = [""] * len(history)
-    if plan:
-        expected = last_stage(plan, render(plan, facts))
-        made = [(number, word) for number, entry in enumerate(history) if (word := instruction_of(entry.created_by))][
-            -len(expected) :
-        ]
-        if [word for _, word in made] == [word for _, word in expected]:
-            for (number, _), (component, _) in zip(made, expected, strict=True):
-                components[number] = component
-            first = made[0][0]
-            components[:first] = ["system"] * first
-    return tuple(
-        (component, readable(entry.created_by), entry.size)
-        for component, entry in zip(components, history, strict=True)
-        if entry.size
-    )
-
-
-def instruction_of(created_by: str) -> str:
-    """Return ``RUN`` or ``COPY`` if a step of the history is one, as BuildKit or buildah writes it; else ``""``."""
-    shell = "/bin/sh -c "
-    text = created_by.removeprefix(f"{shell}#(nop) ")
-    if text == created_by and created_by.startswith(shell):
-        return "RUN"
-    word = text.lstrip().split(" ", 1)[0]
-    return word if word in {"RUN", "COPY"} else ""
-
-
-def last_stage(plan: ImagePlan, rendering: Rendering) -> list[tuple[str, str]]:
-    """Return the steps of the last stage that make layers: component and instruction of each."""
-    text = rendering.dockerfile.partition("\nFROM system AS image\n")[2]
-    steps = [step.component for step in plan.steps if step.in_image]
-    found = []
-    position = 0
-    for line in text.splitlines():
-        word = line.split(" ", 1)[0]
-        if word in {"RUN", "COPY"}:
-            # Several recipes may have the same line. They come in the order of the steps: take the next one with it.
-            while line not in rendering.texts[steps[position]].splitlines():
-                position += 1
-            found.append((steps[position], word))
-    return found
 
 
 def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
@@ -198,12 +143,4 @@ def as_text(report: SizeReport) -> str:
         lines.append(f"  {amount(weight):>8}  {owner} {version} ({component})")
     lines += ["", "largest files"]
     lines += [f"  {amount(size):>8}  {path}" for path, size in report.largest_files]
-    sizes = [size for _, _, size in report.layers]
-    largest = max(sizes, default=0)
-    of_image = f", {largest / sum(sizes):.0%} of the image" if largest else ""
-    lines += ["", f"{len(sizes)} layers, the largest {amount(largest)}{of_image}"]
-    lines += [
-        f"  {amount(size):>8}  {component:<{width}}  {instruction[:80]}"
-        for component, instruction, size in report.layers
-    ]
     return "\n".join(lines) + "\n"

@@ -11,23 +11,28 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathCheck:
+class _Promise:
+    """What every check has: the component that promises it."""
+
+    component: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathCheck(_Promise):
     """A path of the image exists as the named kind, or (``absent``) does not exist.
 
     ``path`` is absolute and may be a glob for ``absent``.
     """
 
-    component: str
     path: str
     state: Literal["file", "directory", "executable", "absent"]
     kind: Literal["path"] = "path"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandCheck:
+class CommandCheck(_Promise):
     """A command of the image ends with status 0 and prints ``expect`` (a substring of stdout and stderr together)."""
 
-    component: str
     command: tuple[str, ...]
     expect: str = ""
     why: str = ""
@@ -35,33 +40,30 @@ class CommandCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportCheck:
+class ImportCheck(_Promise):
     """A Python module can be imported by the image's Python (``/opt/venv/bin/python``)."""
 
-    component: str
     module: str
     kind: Literal["import"] = "import"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonPackageCheck:
+class PythonPackageCheck(_Promise):
     """Exactly this version of a Python distribution is installed in the image's environment."""
 
-    component: str
     distribution: str
     version: str
     kind: Literal["python-package"] = "python-package"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonImportsCheck:
+class PythonImportsCheck(_Promise):
     """What these Python distributions bring can be imported, each in its own process.
 
     Imported are their topmost packages, or else their modules. ``python`` is the interpreter that has them.
     ``released`` are the dates of releases, by distribution, as far as they are known.
     """
 
-    component: str
     distributions: tuple[str, ...]
     released: tuple[tuple[str, str], ...] = ()
     python: str = "/opt/venv/bin/python"
@@ -69,52 +71,48 @@ class PythonImportsCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebianPackageCheck:
+class DebianPackageCheck(_Promise):
     """A Debian package is installed; its upstream version equals ``version`` or starts with ``version`` and a dot.
 
     An empty ``version`` asks for any.
     """
 
-    component: str
     package: str
     version: str = ""
     kind: Literal["debian-package"] = "debian-package"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedLibraryCheck:
+class LoadedLibraryCheck(_Promise):
     """After ``import MODULE`` the process has the library mapped from exactly this path (by ``/proc/self/maps``)."""
 
-    component: str
     module: str
     library: str
     kind: Literal["loaded-library"] = "loaded-library"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedLibrariesCheck:
+class SharedLibrariesCheck(_Promise):
     """Every ELF file under ``roots`` finds all its NEEDED libraries.
 
     ``provided`` are sonames that the host's driver brings at run time (``libcuda.so.1``): they may be missing.
     """
 
-    component: str
     roots: tuple[str, ...]
     provided: tuple[str, ...] = ()
     kind: Literal["shared-libraries"] = "shared-libraries"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleLibraryCheck:
+class SingleLibraryCheck(_Promise):
     """At most one file of this soname exists in the whole image (two NCCLs in one image fail at run time)."""
 
-    component: str
     soname: str
     kind: Literal["single-library"] = "single-library"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadableLibraryCheck:
+class LoadableLibraryCheck(_Promise):
     """A library can be loaded into a fresh process of the image's Python, with all that it needs.
 
     ``library`` is a name that the loader finds by itself (``libnccl-net.so``, as NCCL asks for its plugin), or a path,
@@ -122,27 +120,24 @@ class LoadableLibraryCheck:
     missing, which no call of ``dlopen`` can tell without a driver, the loader's search is followed instead.
     """
 
-    component: str
     library: str
     provided: tuple[str, ...] = ()
     kind: Literal["loadable-library"] = "loadable-library"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenableLibrariesCheck:
+class OpenableLibrariesCheck(_Promise):
     """Every library that fits a pattern can be opened by itself, by the image's Python.
 
     These are libraries that others open by name, when a job first needs them: no file NEEDs them. What one needs of its
     own folder may be open before.
 
     Attributes:
-        component: Who promises it.
         libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
         provided: Sonames that the host's driver brings, as in ``LoadableLibraryCheck``.
         by_name: Whether each is opened by its name alone, as programs that are not of its wheel do.
     """
 
-    component: str
     libraries: tuple[str, ...]
     provided: tuple[str, ...] = ()
     by_name: bool = False
@@ -150,7 +145,7 @@ class OpenableLibrariesCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElfNeedsCheck:
+class ElfNeedsCheck(_Promise):
     """What is under ``roots`` was built against the libraries that the image has, not against another major version.
 
     ``libraries`` are sonames up to the major version (``libcudart.so.12``): an ELF file that NEEDs a library of that
@@ -158,7 +153,6 @@ class ElfNeedsCheck:
     distribution of the environment says that it is for another major version (``1.0+cu130``, ``nvidia-nccl-cu13``).
     """
 
-    component: str
     roots: tuple[str, ...]
     libraries: tuple[str, ...]
     cuda: str = ""
@@ -166,7 +160,7 @@ class ElfNeedsCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuplicatePackagesCheck:
+class DuplicatePackagesCheck(_Promise):
     """Nothing is installed twice.
 
     No Python distribution is twice on the environment's search path (a remainder, or one that shadows the other), no
@@ -174,33 +168,30 @@ class DuplicatePackagesCheck:
     ``libcudart``) is there with two major versions.
     """
 
-    component: str
     libraries: tuple[str, ...] = ()
     kind: Literal["duplicate-packages"] = "duplicate-packages"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnedFilesCheck:
+class OwnedFilesCheck(_Promise):
     """Every file and link of the image belongs to a package of the system, to a Python distribution, or to ``owned``.
 
     In these patterns ``*`` stays within a folder and ``**`` goes through all below: what the recipes declare
     (``owns``), and what is known to be generated (``images/generated-files.toml``).
     """
 
-    component: str
     owned: tuple[str, ...]
     kind: Literal["owned-files"] = "owned-files"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeliveredFilesCheck:
+class DeliveredFilesCheck(_Promise):
     """Every file is as its maker delivered it: there, with its contents, and readable for every user.
 
     The sums are those of Python wheels (RECORD), of Debian's packages (documentation left out), and the declared ones.
     Bytecode is held to its source. Programs are executable, and those that ``update-alternatives`` chose are there.
 
     Attributes:
-        component: Who promises it.
         removed: Patterns of delivered files that recipes remove or replace (``removes``), as in ``OwnedFilesCheck``.
         digests: Files that no package lists: component (or ``""``), path, SHA-256.
         copies: Files that no package lists: path, and the path of the file that it is a copy of, where that one exists.
@@ -211,7 +202,6 @@ class DeliveredFilesCheck:
         privileged: Packages and paths of files that have rights of their own, where the package is installed.
     """
 
-    component: str
     removed: tuple[str, ...]
     digests: tuple[tuple[str, str, str], ...]
     copies: tuple[tuple[str, str], ...]
@@ -223,37 +213,34 @@ class DeliveredFilesCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldWritableCheck:
+class WorldWritableCheck(_Promise):
     """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
 
-    component: str
     allowed: tuple[str, ...]
     kind: Literal["world-writable"] = "world-writable"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivilegedFilesCheck:
+class PrivilegedFilesCheck(_Promise):
     """Only declared files are setuid or setgid, or have capabilities.
 
     ``allowed`` are pairs of a system package and the path that it brings: the package must really be the file's owner.
     """
 
-    component: str
     allowed: tuple[tuple[str, str], ...]
     kind: Literal["privileged-files"] = "privileged-files"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchPathCheck:
+class SearchPathCheck(_Promise):
     """Every entry of a path-like variable of the image's environment exists as a directory."""
 
-    component: str
     variable: str
     kind: Literal["search-path"] = "search-path"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretsCheck:
+class SecretsCheck(_Promise):
     """No private key, no credential, no CA or proxy of the build host, no package cache in any layer or the history.
 
     ``forbidden`` are literal strings that must not occur (for example the build host's proxy or index URL); the values
@@ -261,38 +248,34 @@ class SecretsCheck:
     index: a key in one of their files, as their RECORD has it, is public and opens nothing.
     """
 
-    component: str
     published: tuple[str, ...] = ()
     kind: Literal["secrets"] = "secrets"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeCheck:
+class SizeCheck(_Promise):
     """The image, uncompressed, is at most ``megabytes`` (1 MB = 1,000,000 bytes)."""
 
-    component: str
     megabytes: int
     kind: Literal["size"] = "size"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelCheck:
+class LabelCheck(_Promise):
     """The image's configuration carries this label."""
 
-    component: str
     label: str
     value: str
     kind: Literal["label"] = "label"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigurationCheck:
+class ConfigurationCheck(_Promise):
     """The image's configuration is the one that was rendered, and nothing was added.
 
     User, signal and volumes are the engine's defaults.
 
     Attributes:
-        component: Who promises it.
         environment: Names and values of its variables, sorted.
         labels: Names of its labels, besides those that a build adds; ``LabelCheck`` has their values.
         entry_point: The program that a container runs.
@@ -301,7 +284,6 @@ class ConfigurationCheck:
         others: Whether the base image may have variables and labels of its own.
     """
 
-    component: str
     environment: tuple[tuple[str, str], ...]
     labels: tuple[str, ...]
     entry_point: tuple[str, ...]
@@ -312,13 +294,12 @@ class ConfigurationCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartCheck:
+class StartCheck(_Promise):
     """A container that is started with these arguments, as a platform does it, ends with status 0.
 
     It prints ``expect``, a substring of stdout and stderr together. The arguments go through the image's entry point.
     """
 
-    component: str
     arguments: tuple[str, ...]
     expect: str = ""
     kind: Literal["start"] = "start"
