@@ -105,11 +105,6 @@ def test_a_dead_daemon_is_named_with_the_step_it_died_in() -> None:
     assert error.message.startswith("the docker daemon stopped answering during the build of cpu, torch: RUN x")
 
 
-def test_a_daemon_that_is_back_already_did_die() -> None:
-    error = explain(failure(reason="rpc error: code = Unavailable desc = error reading"), alive=str, space=str)
-    assert isinstance(error, EngineUnavailableError)
-
-
 def test_words_of_a_command_are_not_taken_for_its_output() -> None:
     reason = "executor failed running [/bin/sh -c echo connection refused no space left on device]: exit code: 1"
     error = explain(failure(reason=reason, lines=("something else",)), alive=str, space=str)

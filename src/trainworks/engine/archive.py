@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
-import stat
 import tarfile
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from trainworks.errors import BuildError, OutputError
 from trainworks.facts.rows import Architecture
 
 _BLOCK: Final = 512
-_EXTENDED: Final = "SCHILY.xattr."
+_CAPABILITY: Final = "security.capability"
 
 
 def write_archive(
@@ -34,8 +35,8 @@ def write_archive(
 ) -> str:
     """Write an image of one layer from a root file system, byte for byte the same for the same files.
 
-    The layer is written once, straight into the archive. Owners go in as numbers, names are sorted, and times after
-    ``created`` are set to it, so that two bootstraps of one distribution give one image.
+    Owners go in as numbers, names are sorted, and times after ``created`` are set to it, so that two bootstraps of one
+    distribution give one image.
 
     Args:
         rootfs: A folder with the files of ``/``; sockets are left out.
@@ -53,145 +54,56 @@ def write_archive(
     partial = destination.with_name(f".{destination.name}.{uuid.uuid4().hex[:12]}")
     try:
         try:
-            with partial.open("xb") as file:
-                configuration = _configuration(environment, command, created, architecture)
-                identifier = _write(rootfs, file, name=name, configuration=configuration, created=created)
+            with tempfile.TemporaryFile(dir=destination.parent) as layer, partial.open("xb") as file:
+                with tarfile.open(fileobj=layer, mode="w|", format=tarfile.PAX_FORMAT) as content:
+                    content.add(rootfs, ".", filter=lambda member: _as_in_a_layer(member, rootfs, created))
+                layer.seek(0)
+                difference = hashlib.file_digest(layer, "sha256").hexdigest()
+                moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                configuration = {
+                    "architecture": architecture,
+                    "os": "linux",
+                    "created": moment,
+                    "config": {"Env": [f"{key}={value}" for key, value in environment.items()], "Cmd": list(command)},
+                    "history": [{"created": moment, "created_by": "trainworks: root file system"}],
+                    "rootfs": {"type": "layers", "diff_ids": [f"sha256:{difference}"]},
+                }
+                described = json.dumps(configuration, sort_keys=True, separators=(",", ":")).encode()
+                identifier = hashlib.sha256(described).hexdigest()
+                layer_name = f"{difference}.tar"
+                manifest = [{"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}]
+                with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as outer:
+                    for member_name, member_content in (
+                        (layer_name, layer),
+                        (f"{identifier}.json", io.BytesIO(described)),
+                        ("manifest.json", io.BytesIO(json.dumps(manifest, separators=(",", ":")).encode())),
+                    ):
+                        member = tarfile.TarInfo(member_name)
+                        member.size, member.mtime = member_content.seek(0, os.SEEK_END), created
+                        member_content.seek(0)
+                        outer.addfile(member, member_content)
             partial.replace(destination)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         where = error.filename or destination
         raise OutputError(f"cannot write {destination}: {where} ({error.strerror or error})") from error
-    return identifier
-
-
-def _write(rootfs: Path, file: IO[bytes], *, name: str, configuration: dict[str, Any], created: int) -> str:
-    # The header with the layer's size comes before its bytes: write a blank one, and replace it at the end.
-    file.write(bytes(_BLOCK))
-    digesting = _Digesting(file)
-    with tarfile.open(fileobj=digesting, mode="w|", format=tarfile.PAX_FORMAT) as layer:
-        for member, source in _members(rootfs, created):
-            if source is None:
-                layer.addfile(member)
-            else:
-                with source.open("rb") as content:
-                    layer.addfile(member, content)
-    difference = digesting.hexadecimal
-    file.write(bytes(-digesting.size % _BLOCK))
-    layer_name = f"{difference}.tar"
-    configuration["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{difference}"]}
-    described = json.dumps(configuration, sort_keys=True, separators=(",", ":")).encode()
-    identifier = hashlib.sha256(described).hexdigest()
-    manifest = [{"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}]
-    with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as outer:
-        for file_name, text in (
-            (f"{identifier}.json", described),
-            ("manifest.json", json.dumps(manifest, separators=(",", ":")).encode()),
-        ):
-            outer.addfile(_plain(file_name, len(text), created), io.BytesIO(text))
-    file.seek(0)
-    file.write(_plain(layer_name, digesting.size, created).tobuf(tarfile.GNU_FORMAT))
     return f"sha256:{identifier}"
 
 
-def _plain(name: str, size: int, created: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime, member.mode = size, created, 0o644
+def _as_in_a_layer(member: tarfile.TarInfo, rootfs: Path, created: int) -> tarfile.TarInfo:
+    """Return a member without this machine's names, with its file capabilities (``ping`` has one)."""
+    member.uname = member.gname = ""
+    member.name = member.name.removeprefix("./")
+    if member.islnk():
+        member.linkname = member.linkname.removeprefix("./")
+    member.mtime = min(int(member.mtime), created)
+    # A file system or kernel without extended attributes raises.
+    with contextlib.suppress(OSError):
+        value = os.getxattr(rootfs / member.name, _CAPABILITY, follow_symlinks=False)
+        # PAX values are text to tarfile; surrogate escapes carry the bytes through.
+        member.pax_headers = {f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")}
     return member
-
-
-def _configuration(
-    environment: Mapping[str, str], command: tuple[str, ...], created: int, architecture: Architecture
-) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "architecture": architecture,
-        "os": "linux",
-        "created": moment,
-        "config": {"Env": [f"{key}={value}" for key, value in environment.items()], "Cmd": list(command)},
-        "history": [{"created": moment, "created_by": "trainworks: root file system"}],
-    }
-
-
-def _members(rootfs: Path, created: int) -> Iterator[tuple[tarfile.TarInfo, Path | None]]:
-    """Yield every entry below the folder, sorted, with the file whose bytes follow; hard links keep their link."""
-    first: dict[tuple[int, int], str] = {}
-    for path in _walk(rootfs):
-        status = path.lstat()
-        if stat.S_ISSOCK(status.st_mode):
-            continue
-        member = tarfile.TarInfo(str(path.relative_to(rootfs)) if path != rootfs else ".")
-        member.mode = stat.S_IMODE(status.st_mode)
-        member.uid, member.gid = status.st_uid, status.st_gid
-        member.mtime = min(int(status.st_mtime), created)
-        member.pax_headers = _extended_attributes(path)
-        kind = stat.S_IFMT(status.st_mode)
-        source = None
-        if kind == stat.S_IFDIR:
-            member.type = tarfile.DIRTYPE
-        elif kind == stat.S_IFLNK:
-            member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
-        elif kind == stat.S_IFREG:
-            key = (status.st_dev, status.st_ino)
-            if status.st_nlink > 1 and key in first:
-                member.type, member.linkname = tarfile.LNKTYPE, first[key]
-            else:
-                first[key] = member.name
-                member.size, source = status.st_size, path
-        elif kind == stat.S_IFIFO:
-            member.type = tarfile.FIFOTYPE
-        else:
-            member.type = tarfile.CHRTYPE if kind == stat.S_IFCHR else tarfile.BLKTYPE
-            member.devmajor, member.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
-        yield member, source
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    yield folder
-    with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-    for name, is_folder in found:
-        if is_folder:
-            yield from _walk(folder / name)
-        else:
-            yield folder / name
-
-
-def _extended_attributes(path: Path) -> dict[str, str]:
-    """Return the extended attributes that a layer keeps: file capabilities only (``ping`` has one)."""
-    try:
-        names = os.listxattr(path, follow_symlinks=False)
-        values = {
-            name: os.getxattr(path, name, follow_symlinks=False) for name in names if name == "security.capability"
-        }
-    except (OSError, AttributeError):
-        # A file system or kernel without extended attributes.
-        return {}
-    # PAX values are text to tarfile; surrogate escapes carry the bytes through.
-    return {_EXTENDED + name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
-
-
-class _Digesting(io.RawIOBase):
-    """Writes bytes to a file, and counts and hashes them."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__()
-        self._file = file
-        self._digest = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def hexadecimal(self) -> str:
-        return self._digest.hexdigest()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._digest.update(content)
-        self._file.write(content)
-        self.size += len(content)
-        return len(content)
 
 
 def images_in(archive: Path) -> tuple[tuple[str, ...], ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -18,14 +19,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
+from trainworks.engine.backend import IdleContainer
 from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.building import build_arguments, run_build
-from trainworks.engine.failures import Failure, explain, free_space
+from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
 from trainworks.engine.marked import Marked
 from trainworks.engine.protocol import (
@@ -43,9 +45,6 @@ from trainworks.engine.protocol import (
 from trainworks.engine.scratch import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 from trainworks.plan.model import IMAGE_TIME
-
-if TYPE_CHECKING:
-    from trainworks.engine.backend import ContainerBackend
 
 _OLDEST: Final = (1, 24)
 """``RUN --mount=type=cache`` came with this version."""
@@ -216,10 +215,10 @@ class BuildahEngine:
         yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[BuildahContainer]:
+    def container(self, reference: str) -> Iterator[IdleContainer]:
         """Make a working container for the time of the ``with`` block; each command runs separately in it."""
         with self._working_container(reference) as (identifier, _):
-            yield BuildahContainer(self, identifier)
+            yield IdleContainer(identifier, functools.partial(self.execute, identifier))
 
     def run(
         self,
@@ -367,17 +366,14 @@ class BuildahEngine:
         with self._temporary_files() as (_, environment):
             done = processes.run(self._argv(*arguments), timeout=_LONG_CALL, environment=environment)
         if done.status != 0:
-            raise self._error(doing, done.words)
+            fault = self._fault(doing, done.words)
+            raise fault if isinstance(fault, OutputError) else BuildError(fault.message)
         return done.output.decode(errors="replace")
-
-    def _error(self, doing: str, words: str) -> BuildError | OutputError:
-        fault = self._fault(doing, words)
-        return fault if isinstance(fault, OutputError) else BuildError(fault.message)
 
     def _fault(self, doing: str, words: str) -> EngineError | OutputError:
         """Return the error for a failure of buildah itself, not of the command that it ran."""
         last = words.strip().rpartition("\n")[2].removeprefix("Error: ")
-        if "no space left on device" in words:
+        if DISK_FULL.search(words):
             return OutputError(f"the disk is full: buildah failed {doing} ({last}). {self._space()}")
         return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
@@ -386,9 +382,9 @@ class BuildahEngine:
         if done.status == 0:
             description: dict[str, Any] = json.loads(done.output)
             return description
-        if "image not known" in done.words or "no such image" in done.words:
-            return None
-        raise self._error(f"looking up {reference}", done.words)
+        # A store whose images can be listed has no such one.
+        self._do(f"looking up {reference}", "images", "--quiet")
+        return None
 
     def _existing(self, reference: str) -> dict[str, Any]:
         description = self._describe(reference)
@@ -492,34 +488,6 @@ class BuildahEngine:
                     continue
                 if str(marker) in description:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
-
-
-class BuildahContainer:
-    """A working container; nothing runs in it between commands."""
-
-    def __init__(self, engine: BuildahEngine, identifier: str) -> None:
-        """Made by ``BuildahEngine.container``."""
-        self._engine = engine
-        self._identifier = identifier
-
-    @property
-    def identifier(self) -> str:
-        """The working container's name."""
-        return self._identifier
-
-    def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command with the image's environment; its status is 124 after a time-out."""
-        status, output, _ = self._engine.execute(self._identifier, command, timeout=timeout, split=False)
-        return Completed(status=status, output=output.decode(errors="replace"))
-
-    def testinfra_backend(self) -> ContainerBackend:
-        """Return the testinfra backend that reaches this container."""
-        from trainworks.engine.backend import ContainerBackend
-
-        return ContainerBackend(
-            self.identifier,
-            lambda command: self._engine.execute(self._identifier, command, timeout=_SHORT_CALL, split=True),
-        )
 
 
 def _own_limits() -> list[str]:

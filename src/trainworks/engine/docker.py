@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import re
@@ -22,8 +23,9 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
+from trainworks.engine.backend import IdleContainer
 from trainworks.engine.building import build_arguments, run_build
-from trainworks.engine.failures import Failure, explain, free_space
+from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
 from trainworks.engine.marked import Marked
@@ -45,10 +47,7 @@ from trainworks.plan.model import IMAGE_TIME
 
 if TYPE_CHECKING:
     import docker
-    from docker.models.containers import Container as SdkContainer
     from docker.models.images import Image as SdkImage
-
-    from trainworks.engine.backend import ContainerBackend
 
 _NATIVE_BUILDKIT_ENDS: Final = 23
 """From this version on, BuildKit needs the buildx plugin; before, ``DOCKER_BUILDKIT=1`` is enough."""
@@ -64,6 +63,7 @@ _AGAIN: Final = (
     "(`journalctl -u docker`)"
 )
 _SHORT_CALL: Final = 60.0
+_LONG_CALL: Final = 1800.0
 
 _FIRST_ANSWER: Final = 10.0
 """Seconds that a daemon on this machine has to answer the first request; after a fifth of them a line reports it."""
@@ -74,9 +74,6 @@ _DENIED: Final = (
 
 _NO_IMAGE: Final = "trainworks.invalid/no-image:none"
 """A name that no image has."""
-
-_CONFLICT: Final = 409
-"""The daemon's answer about a container that was stopped, paused or removed."""
 
 
 class DockerEngine:
@@ -139,15 +136,12 @@ class DockerEngine:
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         try:
-            file = archive.open("rb")
+            archive.open("rb").close()
         except OSError as error:
             raise OutputError(f"cannot read {archive}: {error.strerror}") from error
         try:
-            with file, self._asking(f"loading {archive.name}"):
-                # The SDK's stub asks for bytes; requests streams a file, which an image of gigabytes needs.
-                self._client().images.load(cast("bytes", file))
+            self._do(f"loading {archive.name}", "load", "--quiet", "--input", str(archive))
         except EngineError as error:
-            # The daemon answers 500 to a file that is not an archive.
             raise BuildError(error.message) from error
 
     def pull(self, reference: str, *, timeout: float) -> bool:
@@ -156,10 +150,7 @@ class DockerEngine:
         It runs the command line, because only that knows the user's credential helpers, and because killing it ends
         the transfer.
         """
-        done = processes.run(
-            (self.probe().program, "pull", "--quiet", reference), timeout=timeout, environment=self._environment({})
-        )
-        return done.status == 0
+        return self._call("pull", "--quiet", reference, timeout=timeout).status == 0
 
     def tag(self, reference: str, name: str) -> None:
         """Add a name to an image; raises ``BuildError`` if there is no such image."""
@@ -290,22 +281,14 @@ class DockerEngine:
         return "" if b"is too old" in done.output + done.errors else found[0]
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[DockerContainer]:
+    def container(self, reference: str) -> Iterator[IdleContainer]:
         """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
         # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
-        with self._temporary(
-            reference,
-            entrypoint=["/bin/sh"],
-            command=[],
-            environment=processes.emulation(),
-            stdin_open=True,
-            tty=True,
-            working_dir="/",
-        ) as sdk:
-            missing = again(lambda: self._start(sdk, reference))
-            if missing:
+        words = ("--entrypoint", "/bin/sh", "--interactive", "--tty", "--workdir", "/", reference)
+        with self._temporary(reference) as name:
+            if missing := self._start(name, *words):
                 raise BuildError(f"docker failed starting a container of {reference}: {missing}")
-            yield DockerContainer(self, str(sdk.name))
+            yield IdleContainer(name, functools.partial(self.execute, name))
 
     def execute(
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
@@ -322,22 +305,17 @@ class DockerEngine:
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
     ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command)
-        program, environment = self.probe().program, self._environment({})
-        argv = (program, "exec", container, *marked.argv)
-        done = processes.run(argv, timeout=timeout, environment=environment, merge=not split)
+        done = self._call("exec", container, *marked.argv, timeout=timeout, merge=not split)
         told = marked.read(done, split=split)
         if told.status is not None and told.whole:
             return told.status, told.output, told.errors
         if done.timed_out:
             # A restart ends every process and keeps the files.
-            processes.run((program, "restart", "--time", "0", container), timeout=_SHORT_CALL, environment=environment)
+            self._call("restart", "--time", "0", container)
             note = f"\n(stopped after {timeout:g} seconds)\n".encode()
             return done.status, told.output + (b"" if split else note), told.errors + (note if split else b"")
-        words = self._silence()
-        if words:
-            raise EngineUnavailableError(words, hint=_HINT)
         words = "the end of what it printed was lost" if told.status is not None or not done.status else done.words
-        raise EngineError(f"docker failed running {command[0]} in a container: {words}", hint=_AGAIN)
+        raise self._fault(f"running {command[0]} in a container", words)
 
     def run(
         self,
@@ -349,32 +327,24 @@ class DockerEngine:
         timeout: float = 600.0,
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments."""
-        from docker.types import LogConfig
-        from docker.types import Mount as SdkMount
-
-        options: dict[str, Any] = {
-            "command": list(command) or None,
-            "environment": {**processes.emulation(), **(environment or {})},
-            "mounts": [
-                SdkMount(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
-                for mount in mounts
-            ],
-            # The daemon's default log driver may not be readable.
-            "log_config": LogConfig(type="json-file"),
-        }
-        with self._temporary(reference, **options) as sdk:
-            missing = again(lambda: self._start(sdk, reference))
-            if missing:
+        # The daemon's default log driver may not be readable.
+        options = ["--log-driver", "json-file"]
+        for mount in mounts:
+            mode = ",readonly" if mount.read_only else ""
+            options += ["--mount", f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}"]
+        for variable, value in (environment or {}).items():
+            options += ["--env", f"{variable}={value}"]
+        with self._temporary(reference) as name:
+            if missing := self._start(name, *options, reference, *command):
                 return Completed(status=127, output=f"{missing}\n")
-            program, variables = self.probe().program, self._environment({})
-            waited = processes.run((program, "wait", str(sdk.id)), timeout=timeout, environment=variables)
+            waited = self._call("wait", name, timeout=timeout)
             late = f"\n(stopped after {timeout:g} seconds)\n" if waited.timed_out else ""
-            with self._asking(f"running {reference}"):
-                if late:
-                    sdk.kill()
-                sdk.reload()
-            logs = processes.run((program, "logs", str(sdk.id)), timeout=_SHORT_CALL, environment=variables, merge=True)
-        status = waited.status if late else int(sdk.attrs["State"]["ExitCode"])
+            if late:
+                self._call("kill", name)
+            elif waited.status:
+                raise self._fault(f"running {reference}", waited.words)
+            logs = self._call("logs", name, merge=True)
+        status = waited.status if late else int(waited.output)
         return Completed(status=status, output=logs.output.decode(errors="replace") + late)
 
     def remove(self, reference: str) -> None:
@@ -551,105 +521,79 @@ class DockerEngine:
             raise BuildError(f"docker has no image {reference}", hint="`docker images` lists them")
         return image
 
-    @contextlib.contextmanager
-    def _temporary(self, reference: str, **options: Any) -> Iterator[SdkContainer]:
-        """Create a container with a random name and remove it at the end, even if creating was interrupted."""
-        from docker.errors import DockerException
-        from requests.exceptions import RequestException
+    def _call(self, *words: str, timeout: float = _SHORT_CALL, merge: bool = False) -> processes.Finished:
+        """Run the command line."""
+        argv = (self.probe().program, *words)
+        return processes.run(argv, timeout=timeout, environment=self._environment({}), merge=merge)
 
-        self._remove_left()
+    def _do(self, doing: str, *words: str) -> None:
+        """Run the command line, as long as it takes; raises its words as an error if it fails."""
+        done = self._call(*words, timeout=_LONG_CALL)
+        if done.status:
+            raise self._fault(doing, done.words)
+
+    def _fault(self, doing: str, words: str) -> EngineError | EngineUnavailableError | OutputError:
+        """Return the error for a command that docker failed at."""
+        if silence := self._silence():
+            return EngineUnavailableError(silence, hint=_HINT)
+        if DISK_FULL.search(words):
+            return OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}")
+        return EngineError(f"docker failed {doing}: {words}", hint=_AGAIN)
+
+    @contextlib.contextmanager
+    def _temporary(self, reference: str) -> Iterator[str]:
+        """Give a random name for a container, and remove it at the end."""
+        self._existing(reference)
+        if not self._swept:
+            self._swept = True
+            listed = self._call("ps", "--all", "--filter", f"name={PREFIX}", "--format", "{{.Names}}")
+            remove_left_containers(listed.output.decode().split(), self._remove)
         name = container_name()
         try:
-            # An interrupted request would let the daemon finish the container after the removal below.
-            with processes.uninterrupted(), self._asking(f"creating a container of {reference}"):
-                sdk = self._client().containers.create(reference, name=name, **options)
-            yield sdk
+            yield name
         finally:
             # If the container or the daemon is gone, there is nothing to remove; the first error is raised.
-            with processes.uninterrupted(), contextlib.suppress(DockerException, RequestException):
-                self._client().api.remove_container(name, v=True, force=True)
+            with processes.uninterrupted():
+                self._remove(name)
 
-    def _remove_left(self) -> None:
-        """Remove the containers of builders that were killed; once."""
-        if self._swept:
-            return
-        from docker.errors import APIError
+    def _remove(self, name: str) -> None:
+        self._call("rm", "--force", "--volumes", name)
 
-        self._swept = True
-        with self._asking("listing containers"):
-            api = self._client().api
-            found = api.containers(all=True, filters={"name": PREFIX})
-            names = [name.lstrip("/") for container in found for name in container["Names"]]
+    def _start(self, name: str, *words: str) -> str:
+        """Start a container; return the daemon's error if its program does not exist or is none, else ``""``."""
+        emulation = [f"--env={variable}={value}" for variable, value in processes.emulation().items()]
 
-            def remove(name: str) -> None:
-                # Another builder may remove it at the same time.
-                with contextlib.suppress(APIError):
-                    api.remove_container(name, v=True, force=True)
+        def attempt() -> str:
+            # An interrupted client would let the daemon finish the container after it was removed.
+            with processes.uninterrupted():
+                done = self._call("run", "--detach", "--name", name, *emulation, *words)
+            if done.status in (126, 127):
+                return done.words
+            if done.status:
+                self._remove(name)
+                raise self._fault("starting a container", done.words)
+            return ""
 
-            remove_left_containers(names, remove)
-
-    def _start(self, sdk: SdkContainer, reference: str) -> str:
-        """Start a container; return the daemon's error if its program does not exist, else ``""``."""
-        from docker.errors import APIError
-
-        with self._asking(f"starting a container of {reference}"):
-            try:
-                sdk.start()
-            except APIError:
-                sdk.reload()
-                # As a shell has it: of a program that does not exist, or cannot be executed.
-                if sdk.attrs["State"]["ExitCode"] in (126, 127):
-                    return str(sdk.attrs["State"]["Error"])
-                raise
-        return ""
+        return again(attempt)
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
         """Translate the SDK's errors: server errors are ``EngineError``, refused requests are ``BuildError``."""
-        from docker.errors import APIError, DockerException, ImageLoadError
+        from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
 
         try:
             yield
         except APIError as error:
             words = str(error.explanation or error).strip()
-            if "no space left on device" in words:
+            if DISK_FULL.search(words):
                 raise OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}") from error
-            if error.is_server_error() or error.status_code == _CONFLICT:
+            if error.is_server_error():
                 raise EngineError(f"docker failed {doing}: {words}", hint=_AGAIN) from error
             raise BuildError(f"docker failed {doing}: {words}") from error
-        except ImageLoadError as error:
-            raise BuildError(f"docker failed {doing}: {error}") from error
         except (DockerException, RequestException) as error:
             self._connection = None
             raise _silent(self._host(), _innermost(error)) from error
-
-
-class DockerContainer:
-    """A running, idle container."""
-
-    def __init__(self, engine: DockerEngine, name: str) -> None:
-        """Made by ``DockerEngine.container``."""
-        self._engine = engine
-        self._name = name
-
-    @property
-    def identifier(self) -> str:
-        """The container's name."""
-        return self._name
-
-    def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command with the image's environment; its status is 124 after a time-out."""
-        status, output, _ = self._engine.execute(self._name, command, timeout=timeout, split=False)
-        return Completed(status=status, output=output.decode(errors="replace"))
-
-    def testinfra_backend(self) -> ContainerBackend:
-        """Return the testinfra backend that reaches this container."""
-        from trainworks.engine.backend import ContainerBackend
-
-        return ContainerBackend(
-            self._name, lambda command: self._engine.execute(self._name, command, timeout=_SHORT_CALL * 5, split=True)
-        )
 
 
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:

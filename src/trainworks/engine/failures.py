@@ -16,14 +16,10 @@ from trainworks.errors import BuildError, EngineError, EngineUnavailableError, O
 
 _SHORT: Final = 160
 
-_DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+"""The C library's words for ENOSPC and EDQUOT, in whatever an engine says: it frees what it wrote before it ends."""
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
-_DEAD: Final = re.compile(
-    r"error reading from server: EOF|code = Unavailable|error during connect|cannot connect to the docker daemon"
-    r"|transport is closing|http2: server sent goaway|failed to dial grpc|use of closed network connection",
-    re.IGNORECASE,
-)
 
 OWN_FAULT: Final = re.compile(
     # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the kernel moves a page.
@@ -75,16 +71,13 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
     step = failure.step
     # If the command's own status is known, its output is the evidence: the engine's text quotes the whole command.
     evidence = step.lines if step is not None and step.status is not None else _all_words(failure)
-    if failure.daemon and (step is None or step.status is None):
-        words = alive()
-        dead = words or next((line for line in evidence if _DEAD.search(line)), "")
-        if dead:
-            return EngineUnavailableError(
-                f"the {failure.engine} daemon stopped answering during {_during(failure)}: {dead.strip()}",
-                hint=f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make engine`), and build "
-                "again: finished steps are cached",
-            )
-    full = next((line for line in evidence if _DISK_FULL.search(line)), None)
+    if failure.daemon and (step is None or step.status is None) and (silence := alive()):
+        return EngineUnavailableError(
+            f"the {failure.engine} daemon stopped answering during {_during(failure)}: {silence}",
+            hint=f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make engine`), and build "
+            "again: finished steps are cached",
+        )
+    full = next((line for line in evidence if DISK_FULL.search(line)), None)
     if full is not None:
         return OutputError(
             f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",

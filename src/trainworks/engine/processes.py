@@ -8,19 +8,19 @@ group (what docker and buildah clean up on), then SIGTERM, one shared deadline, 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import queue
 import re
+import selectors
 import signal
 import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Final
+from typing import IO, Final, cast
 
 GRACE: Final = 10.0
 """Seconds between the first signal to a child and SIGKILL."""
@@ -240,7 +240,6 @@ class Child:
         self._merge = merge
         self._grace = grace
         self._process: subprocess.Popen[bytes] | None = None
-        self._exited = threading.Event()
         self._interrupts = _OneInterrupt()
 
     def __enter__(self) -> Child:
@@ -257,19 +256,20 @@ class Child:
                     env=None if self._environment is None else dict(self._environment),
                     start_new_session=True,
                 )
-                threading.Thread(target=self._reap, args=(self._process,), daemon=True).start()
         except BaseException:
             self._end()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End the child and its process group; the reader of a pipe closes it."""
+        """End the child and its process group, and close what is still open of its pipes."""
         self._end()
 
     def _end(self) -> None:
         try:
             self.stop()
+            for pipe in self._pipes():
+                pipe.close()
         finally:
             self._interrupts.take_off()
 
@@ -297,12 +297,54 @@ class Child:
             raise RuntimeError(message)
         return self._process
 
+    def _pipes(self) -> tuple[IO[bytes], ...]:
+        process = self._process
+        return () if process is None else tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the exit status (128 + N for signal N), or ``None`` when it still runs after ``timeout`` seconds."""
-        if not wait_for(self._exited.wait, timeout):
+        if not wait_for(self._exited, timeout):
             return None
         status = self._started.returncode
         return 128 - status if status < 0 else status
+
+    def chunks(self, timeout: float | None = None, limit: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield bytes of stdout (0) and stderr (1) as they arrive, until both are closed or the time is up.
+
+        A daemonised grandchild may hold a pipe: what comes ``_LINGER`` seconds after the child's end is not read.
+
+        Args:
+            limit: Bytes of a stream after which it is closed, which ends a child that writes on; 0: none.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        over = False
+        sizes = [0, 0]
+        with selectors.DefaultSelector() as selector:
+            for number, pipe in enumerate(self._pipes()):
+                if not pipe.closed:
+                    selector.register(pipe, selectors.EVENT_READ, number)
+            while selector.get_map():
+                for key, _ in selector.select(_POLL):
+                    chunk = os.read(key.fd, _CHUNK)
+                    sizes[key.data] += len(chunk)
+                    if not chunk or 0 < limit < sizes[key.data]:
+                        selector.unregister(key.fileobj)
+                        cast("IO[bytes]", key.fileobj).close()
+                    if chunk:
+                        yield key.data, chunk
+                check_interrupted()
+                if not over and self._exited(0):
+                    over = True
+                    deadline = min(deadline, time.monotonic() + _LINGER)
+                if time.monotonic() >= deadline:
+                    return
+
+    def _exited(self, timeout: float | None) -> bool:
+        try:
+            self._started.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> None:
         """End the whole group: SIGINT, SIGTERM at half time, SIGKILL at the deadline; returns when it is reaped."""
@@ -311,13 +353,13 @@ class Child:
             return
         with uninterrupted():
             # Descriptors, not numbers: a number may belong to another process by the time of the kill.
-            descriptors = [] if self._exited.is_set() else list(_opened(self._strays(process.pid)))
+            descriptors = [] if self._exited(0) else list(_opened(self._strays(process.pid)))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
-                if self._exited.is_set():
+                if self._exited(0):
                     break
                 self._signal(process, number)
-                self._exited.wait(max(0.0, deadline - time.monotonic() - self._grace * share))
+                self._exited(max(0.0, deadline - time.monotonic() - self._grace * share))
             # Always: the leader may have ended and left members of its group behind.
             self._signal(process, signal.SIGKILL)
             for descriptor in descriptors:
@@ -325,11 +367,7 @@ class Child:
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 os.close(descriptor)
             # Bounded, because a process in uninterruptible sleep does not end after SIGKILL.
-            self._exited.wait(self._grace)
-
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        self._exited.set()
+            self._exited(self._grace)
 
     @staticmethod
     def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -354,21 +392,21 @@ def run(
     Raises:
         OSError: There is no such program.
     """
+    texts = [bytearray(), bytearray()]
     with Child(argv, environment=environment, merge=merge, strays=strays) as child:
-        readers = [_Reader(pipe, limit) for pipe in (child.output, child.errors) if pipe is not None]
-        status = child.wait(timeout)
-        timed_out = status is None
-        if timed_out:
+        deadline = time.monotonic() + timeout
+        for number, chunk in child.chunks(timeout, limit):
+            texts[number] += chunk
+        status = child.wait(max(0.0, deadline - time.monotonic()))
+        if status is None:
             child.stop()
-        # A daemonised grandchild may hold the pipe: return the output so far.
-        for reader in readers:
-            reader.join(_LINGER)
-        texts = [reader.content() for reader in readers]
+            for number, chunk in child.chunks(_LINGER):
+                texts[number] += chunk
     return Finished(
         status=_TIMED_OUT if status is None else status,
-        output=texts[0],
-        errors=texts[1] if len(texts) > 1 else b"",
-        timed_out=timed_out,
+        output=bytes(texts[0]),
+        errors=bytes(texts[1]),
+        timed_out=status is None,
     )
 
 
@@ -390,25 +428,9 @@ def stream(
     Raises:
         OSError: There is no such program.
     """
-    arrivals: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     splitter = LineSplitter()
     with Child(argv, environment=environment, merge=True, grace=grace, strays=strays) as child:
-
-        def pump() -> None:
-            for chunk in _chunks(child.output):
-                arrivals.put(chunk)
-            arrivals.put(None)
-
-        def watch() -> None:
-            child.wait()
-            # The pipe normally closes at the end. If a daemonised grandchild holds it, stop waiting.
-            reader.join(_LINGER)
-            arrivals.put(None)
-
-        reader = threading.Thread(target=pump, daemon=True)
-        reader.start()
-        threading.Thread(target=watch, daemon=True).start()
-        while (chunk := _next(arrivals)) is not None:
+        for _, chunk in child.chunks():
             for line in splitter.feed(chunk):
                 on_line(line)
         for line in splitter.finish():
@@ -416,13 +438,6 @@ def stream(
         status = child.wait()
     assert status is not None
     return status
-
-
-def _next(arrivals: queue.SimpleQueue[bytes | None]) -> bytes | None:
-    while True:
-        check_interrupted()
-        with contextlib.suppress(queue.Empty):
-            return arrivals.get(timeout=_POLL)
 
 
 class LineSplitter:
@@ -465,39 +480,6 @@ def programs(name: str, path: str | None) -> tuple[str, ...]:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
             found.setdefault(candidate.resolve(), str(candidate.absolute()))
     return tuple(found.values())
-
-
-class _Reader:
-    """Collects a pipe in a thread, so that two pipes and a deadline can be waited for together."""
-
-    def __init__(self, pipe: IO[bytes], limit: int = 0) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._limit = limit
-        self._thread = threading.Thread(target=self._pump, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def _pump(self, pipe: IO[bytes]) -> None:
-        size = 0
-        with contextlib.closing(_chunks(pipe)) as chunks:
-            for chunk in chunks:
-                self._chunks.append(chunk)
-                size += len(chunk)
-                if size > self._limit > 0:
-                    # Closing the pipe ends the child where it writes on.
-                    return
-
-    def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
-
-    def content(self) -> bytes:
-        return b"".join(tuple(self._chunks))
-
-
-def _chunks(pipe: IO[bytes]) -> Generator[bytes]:
-    """Yield bytes as they arrive, and close the pipe at its end."""
-    with pipe:
-        while chunk := os.read(pipe.fileno(), _CHUNK):
-            yield chunk
 
 
 def _opened(identifiers: Iterable[int]) -> Iterator[int]:
