@@ -499,9 +499,11 @@ def test_an_index_of_another_build_is_left_out(image: Image) -> None:
 
 
 def test_what_is_compiled_while_it_is_installed_is_refused_before_it_is_built(image: Image) -> None:
-    image.document["needs"] = {"kernels": "is compiled by nvcc", "plain": "has a wheel"}
-    made = image.run("plain\nkernels==1.0\n")
-    refused(made, "requirements.txt line 2: kernels is compiled by nvcc")
+    image.document["needs"] = {"kernels": "nvcc", "others": "nvcc", "plain": "nvcc"}
+    made = image.run("plain\nkernels==1.0\nothers\n")
+    places = ("requirements.txt line 2: kernels", "requirements.txt line 3: others")
+    assert made.status == 65
+    assert all(f"{place} is compiled by nvcc, which is not there" in made.failure for place in places), made.text
 
 
 def test_a_file_in_another_encoding(image: Image) -> None:

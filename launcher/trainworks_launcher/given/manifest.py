@@ -82,7 +82,6 @@ class Manifest(NamedTuple):
         fabric: Variables that hosts with EFA need, for this image's versions.
         hostname_shim: Path of the shared library; ``""`` for none.
         protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
-        compiled_by: Distribution that compiles code for GPUs -> the component that it needs and the image lacks.
         minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
         document: The manifest's own text, which names every part of the image; ``""`` for the generic one.
     """
@@ -98,7 +97,6 @@ class Manifest(NamedTuple):
     fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
     hostname_shim: str = ""
     protected: Mapping[str, str] = MappingProxyType({})
-    compiled_by: Mapping[str, str] = MappingProxyType({})
     minimum_driver: str = ""
     document: str = ""
 
@@ -171,7 +169,6 @@ def parse_manifest(document: str, where: str) -> Manifest:
         fabric=tuple(map(_fabric_variable, fabric)) if isinstance(fabric, list) else GENERIC_FABRIC,
         hostname_shim=text(content.get("hostname_shim")),
         protected=_texts_by_name(content.get("protected")),
-        compiled_by=_texts_by_name(content.get("compiled_by")),
         minimum_driver=text(content.get("minimum_driver")),
         document=document,
     )

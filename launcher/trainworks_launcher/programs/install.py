@@ -2,8 +2,9 @@
 
 Run as ``python -I install.py [--manifest FILE] [--strict] -- WORDS``, with the Python that it installs for. WORDS are
 those of ``pip install``: folders, ``-r FILE``, options that uv has too. The image's manifest says what is kept
-(``protected``), what is compiled against that (``companions``), what other builds of it need (``libraries``), and what
-compiles with a component that the image lacks: later (``compiled_by``), or while it is installed (``needs``).
+(``protected``), what is compiled against that (``companions``), what other builds of it need (``libraries``), what
+compiles with a component that the image lacks: later (``compiled_by``), or while it is installed (``needs``); and what
+is built with the image's packages in sight (``built_whole``).
 
 1. pip's own parser reads the files. A line of the user's own that asks for an older or another build of what is kept
    is answered with what the image has, and printed; one that asks for a newer release is refused.
@@ -399,6 +400,13 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 # --------------------------------------------------------------------------------------------- the installation
+def find_uv() -> str:
+    """Return the path of uv: beside this Python, or on PATH; ``""`` where there is none."""
+    return (
+        shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))) or ""
+    )
+
+
 class Installation:
     """Calls of uv for this Python, one after the other.
 
@@ -465,11 +473,7 @@ class Installation:
                 ["-r", self.file("wanted.txt", [line.text for line in lines if not line.constraint])] if lines else []
             )
             given += ["-c", self.file("limits.txt", limits)] if limits else []
-            for line in [line for line in lines if line.name in needs and not line.wanted.url and not line.constraint]:
-                one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-                dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self._folder / "none"))
-                if self.call("pip", "install", "--python", sys.executable, *dry, "-r", one, quiet=True).returncode == 1:
-                    raise RefusedError(f"{line.place}: {line.name} {needs[line.name]}")
+            self._refuse_compiled([line for line in lines if line.name in needs], options, needs)
             status = self.install(*words, *given, *excluded, *self._kept)
             dead = [line for line in asked if status and line in lines and not self._answers(line.text.split(" ")[1])]
             if not dead:
@@ -478,6 +482,21 @@ class Installation:
                 say(f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does")
                 LEFT.append(line.place)
             lines = [line for line in lines if line not in dead]
+
+    def _refuse_compiled(self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]) -> None:
+        """Raise RefusedError for lines whose distributions have no wheel, and whose compiler is not there."""
+        refused = []
+        for line in [line for line in lines if not line.wanted.url and not line.constraint]:
+            one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
+            dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self._folder / "none"))
+            if self.call("pip", "install", "--python", sys.executable, *dry, "-r", one, quiet=True).returncode == 1:
+                name = needs[line.name]
+                refused.append(
+                    f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
+                    f"`--with {name}` on a target of CUDA 13, name the address of a wheel, or leave it out"
+                )
+        if refused:
+            raise RefusedError(*refused)
 
     def _answers(self, address: str) -> bool:
         """Whether a package index can be reached: any answer counts."""
@@ -542,7 +561,7 @@ def _plain(address: str) -> str:
 
 def import_error(*modules: str) -> str:
     """Import modules in a process of their own, as a script would, and return its last words; ``""`` for success."""
-    words = (sys.executable, "-I", "-c", f"import {', '.join(modules)}")
+    words = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS, check=False
@@ -605,7 +624,7 @@ def look_at_older(installation: Installation) -> None:
 def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[int, Installation | None]:
     """Do what the words say; return the installer's status, and the installation if uv did it. Raises RefusedError."""
     manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if given.manifest.is_file() else {}
-    uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
+    uv = find_uv()
     options: set[str] = set()
     files = [Path(word) for before, word in zip(words, words[1:]) if before == "-r"]
     texts = [file for file in files if file.suffix != ".toml"]
@@ -618,13 +637,14 @@ def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[
         say(note)
     if answer.said and given.strict:
         raise RefusedError("--strict: lines are not answered with what the image has")
-    if uv is None:
+    if not uv:
         say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
         kept = folder / "kept.txt"
         kept.write_text("".join(f"{name}=={version}\n" for name, version in answer.kept.items()), encoding="utf-8")
         pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *words, "-c", str(kept))
         return subprocess.run(pip, check=False).returncode, None
-    installation = Installation(uv, sorted(options), folder)
+    whole = [f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())]
+    installation = Installation(uv, [*sorted(options), *whole], folder)
     pairs = [
         word
         for before, word in zip(("", *words), words)

@@ -10,6 +10,7 @@ from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Facts, LockedPackage, TargetRow
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
+from trainworks.plan.shares import compilers_needed
 from trainworks.plan.target import context_of
 
 BUILD_TOOL = "wheel"
@@ -101,16 +102,11 @@ def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
 
 
 def lacking(bench: Workbench, base: ExtendedBase, facts: Facts) -> dict[str, dict[str, str]]:
-    """Return what the program in the stage says of distributions whose compiler is missing, as a manifest has it."""
+    """Return which distributions lack their compiler, as a manifest has it."""
     there = {bench.component, *base.components}
     absent = [(name, each) for each in facts.components if each.name not in there for name in each.compiles]
     has_cuda = base.launcher and any(name.startswith("nvidia-") for name in base.kept)
-    how = "add --with {0} to a base of CUDA 13, name the address of a wheel, or leave it out"
     return {
         "compiled_by": {name: each.name for name, each in absent if has_cuda},
-        "needs": {
-            name: f"is compiled by {each.name}, which neither this image nor the stage has: {how.format(each.name)}"
-            for name, each in absent
-            if name not in each.compiles_later
-        },
+        "needs": compilers_needed(there, facts),
     }

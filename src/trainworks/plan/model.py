@@ -167,6 +167,9 @@ class ImagePlan:
         companions: Distributions that are compiled against a component, and that the image does not have: name to
             component.
         compiled_by: Distributions that compile with a component that the image does not have: name to component.
+        needs: Distributions that are installed only with a component that the image does not have, unless they have a
+            wheel: name to component.
+        built_whole: Distributions that are built with the image's torch in sight, by a component that it has.
         libraries: Distributions that only other builds of the framework need, and that the image does not have.
     """
 
@@ -199,6 +202,8 @@ class ImagePlan:
     protected: Mapping[str, str]
     companions: Mapping[str, str]
     compiled_by: Mapping[str, str]
+    needs: Mapping[str, str]
+    built_whole: tuple[str, ...]
     libraries: tuple[str, ...]
 
     def as_json(self) -> str:

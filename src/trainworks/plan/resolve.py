@@ -25,6 +25,7 @@ from trainworks.plan.shares import (
     BUILDER,
     companion_distributions,
     compiled_distributions,
+    compilers_needed,
     libraries_of_other_builds,
     lock_of,
     protected_distributions,
@@ -141,6 +142,8 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         protected=protected_distributions(components, steps),
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
+        needs=compilers_needed([each.name for each in components if not each.build_only], facts),
+        built_whole=tuple(name for each in components if not each.build_only for name in each.compiles),
         libraries=libraries_of_other_builds(components, steps, facts),
     )
 

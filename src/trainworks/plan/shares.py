@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from trainworks.errors import LockError
@@ -143,6 +143,12 @@ def compiled_distributions(components: Sequence[Component], cuda: Cuda, facts: F
     chosen = {component.name for component in components if not component.build_only}
     lacking = [each for each in facts.components if each.compiles and cuda.version and each.name not in chosen]
     return {name: each.name for each in lacking for name in each.compiles}
+
+
+def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
+    """Return the distributions that are installed only with a component that is not there: name to component."""
+    absent = [each for each in facts.components if each.name not in there]
+    return {name: each.name for each in absent for name in each.compiles if name not in each.compiles_later}
 
 
 def libraries_of_other_builds(components: Sequence[Component], steps: Sequence[Step], facts: Facts) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ def render_manifest(plan: ImagePlan) -> str:
             else {}
         ),
         **({"compiled_by": dict(plan.compiled_by)} if plan.compiled_by else {}),
+        **({"needs": dict(plan.needs)} if plan.needs else {}),
+        **({"built_whole": plan.built_whole} if plan.built_whole else {}),
         **({"first_use": plan.first_use} if plan.first_use else {}),
     }
     return json.dumps(content, indent=2) + "\n"
