@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_support import Launcher, write_inputs
+from launcher_support import Launcher, environment, plan, write_inputs
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from ports import free_port
+from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.again import Tries
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 HOSTS = (LEADER, WORKER)
 SHARED = "SHARED"
@@ -172,3 +177,112 @@ def test_a_script_of_one_host_starts_again(tmp_path: Path) -> None:
     with Launcher(tmp_path, variables=shared(tmp_path / "shared")) as made:
         assert made.wait() == 0, made.text
     assert made.text.count("starting again on every host") == 2
+
+
+LOST = Outcome(FAILED, names.EXIT_HOSTS, "a", "lost host b")
+ENDED = Outcome(FAILED, 1, "a", "ValueError: x", 0, place="train.py on host a", end="exit status 1")
+KILLED = ENDED._replace(status=137, cause="", end="killed by SIGKILL")
+MEMORY = KILLED._replace(memory="out of memory: the kernel killed 1 process(es) of host a")
+REFUSED = Outcome(FAILED, names.EXIT_CHECK, "a", "a GPU is broken")
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcomes", "again"),
+    [
+        ("mpi", [LOST, ENDED], [True, True]),
+        ("mpi", [ENDED, ENDED], [True, False]),
+        ("mpi", [ENDED, ENDED._replace(rank=1)], [True, True]),
+        ("mpi", [ENDED, ENDED._replace(cause="ValueError: y"), LOST], [True, True, False]),
+        ("mpi", [KILLED, KILLED, KILLED], [True, True, False]),
+        ("mpi", [MEMORY], [False]),
+        ("mpi", [REFUSED], [False]),
+        ("mpi", [Outcome(FAILED, names.EXIT_HANG, "a", "no progress")], [True]),
+        ("mpi", [Outcome(SUCCEEDED), Outcome(STOPPED, 143)], [False, False]),
+        ("torch_distributed", [ENDED, LOST], [False, True]),
+    ],
+)
+def test_what_another_try_may_cure(mode: str, outcomes: list[Outcome], again: list[bool]) -> None:
+    """torchrun starts its ranks again itself; not more tries than asked for."""
+    variables = {"PATH": "/usr/bin", "TRAINWORKS_MAX_RESTARTS": "2"}
+    asked: dict[str, Json] = {f"sagemaker_{mode}_enabled": "true"}
+    tries = Tries(plan(environment(asked, hosts=("algo-1", "algo-2"), variables=variables)))
+    found = []
+    for outcome in outcomes:
+        judged = tries.judge(outcome, started=True)
+        found.append(judged.again)
+        assert judged._replace(again=outcome.again) == outcome
+        if judged.again:
+            tries.count(judged, 0.0)
+    assert found == again
+
+
+def test_a_job_that_never_started_is_not_started_again() -> None:
+    """Its hosts were never there; between two tries a host may be late once more."""
+    tries = Tries(plan(environment(hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"})))
+    assert not tries.judge(LOST, started=False).again
+    assert "(1 of 3)" in tries.count(LOST, 0.0)
+    assert tries.judge(LOST, started=False).again
+
+
+def test_what_hosts_tell_each_other_of_their_tries() -> None:
+    made = [
+        Tries(plan(environment(hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"})))
+        for _ in range(2)
+    ]
+    here, there = made
+    there.count(LOST, 0.0)
+    there.count(KILLED._replace(cause="second"), 0.0)
+    assert not there.learn(here.fields())
+    assert here.learn(there.fields())
+    assert not here.learn(there.fields())
+    assert (here.restarts, here.causes, here.lost) == (2, ("lost host b", "second"), 0)
+    assert here.learn({**there.fields(), "step": 7})
+    assert here.learn({"restarts": 99, "causes": "none", "lost": "none", "step": "none"})
+    assert (here.restarts, here.causes, here.lost) == (3, (), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "step", "said"),
+    [
+        ("step-7.ckpt", 960, "12\n", "5 step(s) are lost: the last try had come to step 12"),
+        ("step-7.ckpt", 960, "5", "0 step(s) are lost: the last try had come to step 5"),
+        ("", 0, "12", "12 step(s) are lost: the last try had come to step 12"),
+        ("step-7.ckpt", 960, "half", "the last 40 s of the last try are lost"),
+        ("last.ckpt", 960, "12", "the last 40 s of the last try are lost"),
+        ("last.ckpt", 100, "", "the last 100 s of the last try are lost"),
+        ("last.ckpt", 2000, "", "the last 0 s of the last try are lost"),
+        ("", 0, "", "the last 100 s of the last try are lost"),
+    ],
+)
+def test_what_a_restart_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, written: int, step: str, said: str
+) -> None:
+    """The try ran from 900 to 1000, in seconds of the clock."""
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    if name:
+        (tmp_path / name).write_text("weights")
+        os.utime(tmp_path / name, (written, written))
+    beat = tmp_path / "beat"
+    beat.write_text(step)
+    os.utime(beat, (990, 990))
+    variables = {
+        "PATH": "",
+        "TRAINWORKS_MAX_RESTARTS": "3",
+        "TRAINWORKS_RESTART_COUNT": "4",
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
+    }
+    read = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
+    tries = Tries(plan(read), str(beat))
+    tries.count(KILLED, 900.0)
+    assert tries.of_job(KILLED).lost_steps is None, "the next try has not begun"
+    changed, line = tries.go_on()
+    assert (
+        line == f"try 2 of the job goes on from {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
+    )
+    assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")
+    known = "step(s)" in said
+    assert tries.of_job(KILLED).lost_steps == (int(said.split()[0]) if known else None)
+    os.utime(beat, (800, 800))  # of a job before this one
+    tries.count(KILLED, 900.0)
+    assert "step(s)" not in tries.go_on()[1]
+    assert tries.of_job(KILLED).lost_steps is None
