@@ -430,7 +430,24 @@ def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     made = image.run(f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""})
     assert made.status == 0, made.text
     assert "thing" in image.versions()
-    assert not (code / "thing/built").exists()
+    assert sorted(path.name for path in (code / "thing").iterdir()) == sorted([*source_of("thing"), file])
+    assert not (code / "beside.txt").is_symlink()
+
+
+def test_folders_of_one_file_are_all_built_in_copies(image: Image) -> None:
+    code, places = image.base / "code", ("one", "libs/two", "libs/three")
+    sources: dict[str, str] = {}
+    for place in places:
+        name = Path(place).name
+        file, content = wheel(name, "", "1.0", ())
+        (code / place).mkdir(parents=True)
+        (code / place / file).write_bytes(content)
+        build = f"open('built', 'w'); import shutil; shutil.copy({file!r}, _[0]); return {file!r}"
+        sources.update({f"{place}/{path}": text for path, text in source_of(name, build=build).items()})
+    made = image.run("".join(f"./{place}\n" for place in places), sources)
+    assert made.status == 0, made.text
+    assert {"one", "two", "three"} <= set(image.versions())
+    assert not list(code.rglob("built"))
 
 
 def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:

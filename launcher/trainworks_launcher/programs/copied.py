@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 import sys
+import zlib
 
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; nothing of ours is imported
 _RESULTS = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "TRAINWORKS_CHECKPOINT_DIRECTORY")
@@ -57,10 +58,27 @@ class _Copying:
         return str(shutil.copy2(source, target))
 
 
-def private_copy(top: str) -> str:
-    """Return the path of a copy of the project in ``top``; ``top`` itself where it cannot be made."""
+def copy_of_folder(folder: str, around: str) -> str:
+    """Return the path of a copy of a folder, as ``private_copy``; what lies around it, up to ``around``, is linked."""
+    if folder == around or not folder.startswith(f"{around}/"):
+        return private_copy(folder)
+    # Each has a place of its own: what is linked there for one folder may be copied for another.
+    place = above = private_copy(folder, f"folders/{zlib.crc32(os.fsencode(folder)):x}")
+    while folder not in (place, around):
+        folder, above = os.path.dirname(folder), os.path.dirname(above)  # noqa: PTH120
+        for name in os.listdir(folder):  # noqa: PTH208
+            if not os.path.lexists(os.path.join(above, name)):  # noqa: PTH118
+                os.symlink(os.path.join(folder, name), os.path.join(above, name))  # noqa: PTH118, PTH211
+    return place
+
+
+def private_copy(top: str, root: str = "project") -> str:
+    """Return the path of a copy of the project in ``top``; ``top`` itself where it cannot be made.
+
+    root: a folder for copies in the private directory.
+    """
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
-    place = os.path.join(directory, "project", top.strip("/"))  # noqa: PTH118
+    place = os.path.join(directory, root, top.strip("/"))  # noqa: PTH118
     if os.path.isdir(place):  # noqa: PTH112
         return place
     copying = _Copying(top)

@@ -255,17 +255,14 @@ _FOLDER = re.compile(r"(?P<before>[\w.-]+(?:\[[^\]]*\])?\s*@\s*)?(?:file://)?(?P
 def _with_private_copy(text: str) -> str:
     """Return a line that names a folder with a copy of it, where a job installs: hosts may share the folder.
 
-    It is copied with the whole working directory around it: its version may come from there.
+    What lies around it in the working directory is linked: its version may come from there.
     """
     found = _FOLDER.match(text)
     folder = Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute() if found else None
     if found is None or folder is None or _RUNTIME_DIRECTORY not in os.environ or not folder.is_dir():
         return text
-    copy = runpy.run_path(str(Path(__file__).with_name("copied.py")))["private_copy"]
-    around = Path.cwd()
-    path = Path(copy(str(around)), folder.relative_to(around)) if around in (folder, *folder.parents) else folder
-    path = path if path != folder and path.is_dir() else Path(copy(str(folder)))
-    return f"{found['before'] or ''}{path.as_uri()}{text[found.end() :]}"
+    copy = runpy.run_path(str(Path(__file__).with_name("copied.py")))["copy_of_folder"]
+    return f"{found['before'] or ''}{Path(copy(str(folder), str(Path.cwd()))).as_uri()}{text[found.end() :]}"
 
 
 def read_project(file: Path) -> Iterator[Line]:
