@@ -125,7 +125,7 @@ def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, trans
     try:
         job = make_job(environment)
         job = make_job(environment, job.placement.leader)
-        others = [*job.placement.distribution_hosts[1:2], *_first_of_each(groups)]
+        others = [*job.placement.distribution_hosts[1:2], *(members[0] for members in _host_names(groups))]
         hosts = dict.fromkeys((job.placement.leader, *others))
         plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
     except RefusalError as refusal:
@@ -157,10 +157,6 @@ def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
         made.append(tuple(f"algo-{index}" for index in range(number, number + group.count)))
         number += group.count
     return tuple(made)
-
-
-def _first_of_each(groups: Sequence[Group]) -> tuple[str, ...]:
-    return tuple(hosts[0] for hosts in _host_names(groups))
 
 
 def _other_processors(manifest: Manifest, groups: Sequence[Group], facts: Facts) -> tuple[Problem, ...]:

@@ -1,8 +1,8 @@
 """What the SageMaker Python SDK makes of a ``distribution`` argument: the hyperparameters that a job is sent. Pure.
 
 What the SDK's second line sends (``sagemaker.pytorch.PyTorch`` with an image of one's own: fw_utils.py, estimator.py,
-pytorch/estimator.py of 2.257); a differential test calls the real one. What it refuses is its own business (``sdk``
-asks it), since no job is sent then. ``problems`` are what it says nothing of, and sends a job that is not the one that
+pytorch/estimator.py of 2.257); a differential test calls the real one. What it refuses is its own business, since no
+job is sent then. ``problems`` are what it says nothing of, and sends a job that is not the one that
 was meant: a misspelt key, a forgotten ``enabled``.
 
 The third line's classes are taken too, as ``{"torchrun": {...}}`` and ``{"mpi": {"process_count_per_node": 8}}``: what

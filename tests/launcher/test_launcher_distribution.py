@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT
+from launcher_support import REPOSITORY
 from real_sdk import Case, ask
 
 from trainworks_launcher.contract.values import Json
@@ -189,29 +185,3 @@ def test_the_same_hyperparameters_as_the_real_sdk() -> None:
         if dict(made.hyperparameters) != answer.sent:
             different.append((case, answer, made))
     assert different == []
-
-
-@pytest.mark.engine
-def test_where_the_sdk_is_installed_its_refusal_is_a_problem_and_nothing_is_assumed(tmp_path: Path) -> None:
-    if not PEER.exists():
-        pytest.skip("the SageMaker SDK is not there; run: tools/set-up-peers sdk-v2")
-    (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
-
-    def preflight(distribution: Json, *more: str) -> str:
-        (tmp_path / "d.json").write_text(json.dumps(distribution), encoding="utf-8")
-        files = ("--distribution", "d.json", "--entry-point", "train.py", "--instance-type", P4D)
-        argv = (str(PEER), "-m", "trainworks_preflight", *files, *more)
-        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(LAUNCHER), "COLUMNS": "300"}
-        done = subprocess.run(
-            argv, cwd=tmp_path, env=env, capture_output=True, timeout=TIME_OUT, check=False, text=True
-        )
-        assert done.stderr == ""
-        return done.stdout
-
-    text = preflight({"smdistributed": {"dataparallel": {"enabled": True}, "modelparallel": SMP}, "mpi": MPI})
-    assert "the SDK refuses it: ValueError: Cannot use more than 1 smdistributed strategy" in text
-    text = preflight({"torch_distributed": {"enabled": True}})
-    assert "was not asked" not in text
-    assert text.endswith("ready: the job would start\n")
-    text = preflight({"parameter_server": {"enabled": True}}, "--framework", "tensorflow")
-    assert "(the SDK was not asked whether it takes the distribution: it needs --framework-version)" in text
