@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
 import subprocess
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -139,13 +136,6 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         assert part in said
 
 
-def test_an_unknown_target_is_refused_with_the_nearest(root: Path, run: Run) -> None:
-    status, output = run(root, "--only", "pytorch-2.13.0-cpu-py311-debian1")
-    assert status == 4
-    assert f"did you mean {CPU}?" in output
-    assert json.loads(run(root, "--only", "nothing", "--format", "json")[1].split("\nerror")[0])["exit_status"] == 4
-
-
 def test_dockerfiles_are_checked_by_the_same_command(root: Path, run: Run, tmp_path: Path) -> None:
     bad, good = tmp_path / "bad", tmp_path / "good"
     plugin = "git clone -b v{}-aws https://github.com/aws/aws-ofi-nccl.git"
@@ -169,101 +159,6 @@ def test_what_is_no_dockerfile_is_named(root: Path, run: Run, tmp_path: Path) ->
     for said in ("absent: No such file or directory", f"{tmp_path}: Is a directory", "notes is not a Dockerfile"):
         assert said in output
     assert run(root, "Dockerfile", "--only", CPU)[0] == 2
-
-
-# A vendor target that breaks every known-bad combination, made of rows.
-
-BAD = """
-[[target]]
-version = "2.1.0"
-cuda = "{cuda}"
-base = "{base}"
-stack = "bad"
-image = "nvidia/cuda:bad"
-versions = {{ torch = "2.1.0" }}
-size_budget_megabytes = 1
-source = "test"
-"""
-
-
-def write_vendor_target(checkout: Path, stack: Mapping[str, str], *, base: str, cuda: str, version: str) -> None:
-    images = checkout / "images"
-    for path in images.glob("*.toml"):
-        if "framework" in tomllib.loads(path.read_text()):
-            path.unlink()
-    (images / "pytorch.toml").write_text('framework = "pytorch"\n' + BAD.format(cuda=cuda, base=base))
-    for path in (images / "lock").glob("*.toml"):
-        path.unlink()
-    (images / "stacks.toml").write_text(
-        '[[stack]]\nname = "bad"\nsources = "vendor"\nsource = "test"\n[stack.components]\n'
-        + "".join(f'{name} = "{value}"\n' for name, value in stack.items())
-    )
-    with (images / "base-images.toml").open("a", encoding="utf-8") as file:
-        file.write(
-            f'[[base_image]]\nname = "nvidia/cuda:bad"\nbase = "{base}"\nsource = "test"\n'
-            f'provides = {{ cuda = "{version}" }}\n'
-        )
-    components = tomllib.loads((images / "components.toml").read_text())["component"]
-    downloaded = {row["name"] for row in components if row.get("artifact")}
-    artifacts = tomllib.loads((images / "artifacts.toml").read_text())["artifact"]
-    there = {(row["name"], row["version"]) for row in artifacts}
-    with (images / "artifacts.toml").open("a", encoding="utf-8") as file:
-        for name, value in stack.items():
-            if name in downloaded and (name, value) not in there:
-                file.write(f'[[artifact]]\nname = "{name}"\nversion = "{value}"\nsource = "test"\n')
-                file.write(f'url = "https://example.com/{name}"\n')
-
-
-def broken_rules(output: str) -> set[str]:
-    (row,) = json.loads(output)
-    return {conflict["rule"] for conflict in row["broken"]} | {f"needs: {text}" for text in row["unfit"]}
-
-
-TAKEN_FOR_NGC = "an installer that takes the image for an NGC container, without its flag"
-WITHOUT_ARCHITECTURES = "old NCCL without architectures of its own"
-
-WITHOUT_SMDDP = (
-    "smp was never released without smddp (source: aws/deep-learning-containers: every Dockerfile with smp has smddp)"
-)
-
-KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
-    "the plugin that hangs, inside its installer": (
-        {"efa-installer": "1.47.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
-        {"efa-installer-1.47.0", "aws-ofi-nccl-broadcast-hang"},
-    ),
-    TAKEN_FOR_NGC: (
-        {"efa-installer": "1.49.0", "nccl": "2.29.7", "open-mpi": "4.1.7"},
-        {"efa-installer-ngc"},
-    ),
-    WITHOUT_ARCHITECTURES: (
-        {"nccl": "2.10.3", "open-mpi": "4.1.7"},
-        {"nccl-architectures-cuda-12"},
-    ),
-    "smp without smddp": (
-        {"smp": "1.15.0", "metis": "5.1.0", "rmm": "0.15.0", "cmake": "3.24.3", "open-mpi": "4.1.7"},
-        {f"needs: smp needs smddp, which is not in the image: {WITHOUT_SMDDP}"},
-    ),
-    "RMM with an old CMake": (
-        {"rmm": "0.15.0", "cmake": "3.13.5", "open-mpi": "4.1.7"},
-        {"rmm-cmake-3.14"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", KNOWN_BAD)
-def test_known_bad_versions_are_refused_by_name(name: str, checkout: Path, run: Run) -> None:
-    stack, expected = KNOWN_BAD[name]
-    base = "amzn2023" if "efa-installer" in stack else "ubuntu22.04"
-    if name == WITHOUT_ARCHITECTURES:
-        cuda = checkout / "images" / "cuda.toml"
-        cuda.write_text(re.sub(r"(?m)^architectures = .*\n", "", cuda.read_text()))
-    if name == TAKEN_FOR_NGC:
-        artifacts = checkout / "images" / "artifacts.toml"
-        artifacts.write_text(artifacts.read_text().replace(', "--disable-ngc"', ""))
-    write_vendor_target(checkout, stack, base=base, cuda="cu121", version="12.1.0")
-    status, output = run(checkout, "--format", "json")
-    assert status == 13
-    assert expected <= broken_rules(output)
 
 
 LOCK_PROBLEMS = (
