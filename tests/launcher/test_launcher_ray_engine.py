@@ -224,13 +224,13 @@ def test_all_hosts_start_again_with_a_new_ray(tmp_path: Path, network: Network, 
         assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
     assert "try 1 has 2 hosts" in made[0].text
     for host in made:
-        assert "starting again on every host (1 of 1): the Ray worker on host algo-2" in host.text
+        assert "starting again on every host (1 of 1): the Ray worker on host algo-2" in host.text, host.text
 
 
 @again_where_ray_is_late
 def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(tmp_path: Path, manifest: Path) -> None:
     """There the launcher is not process 1: what it starts ends with it all the same."""
-    tmp_path.mkdir()
+    (tmp_path / "slurm").mkdir(parents=True)
     (tmp_path / "train.py").write_text(TRAIN)
     variables = {
         "TRAINWORKS_IMAGE_MANIFEST": str(manifest),

@@ -42,7 +42,8 @@ def plan(job: Job) -> NodePlan:
     here = (f"{job.environment.launcher_directory}/programs/ray_node.py", leader, port, seconds)
     start = (job.environment.launcher_python, "-I", *here, "head" if head else "worker", "--", ray, "start")
     name = "Ray head" if head else "Ray worker"
-    daemon = Auxiliary(name, (*start, *words_of(options)), {})
+    patience = {} if head else {_RETRIES: str(max(20, int(job.network.limits.join / 2)))}
+    daemon = Auxiliary(name, (*start, *words_of(options)), patience)
     rows = [
         Variable(_ADDRESS, f"{leader}:{port}", "where Ray's head listens: ray.init() connects to it", ours=True),
         Variable("RAY_USAGE_STATS_ENABLED", "0", "Ray sends nothing about the job to its makers", Origin.DEFAULT),
@@ -60,6 +61,9 @@ def plan(job: Job) -> NodePlan:
     made = common.own_process(job, command if head else (), why, rows, warnings)
     return made._replace(auxiliaries=(daemon,), needs=(ray, python))
 
+
+_RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
+"""How often a worker asks for the head's node, each two seconds; Ray's default is 20. Source: ray_constants.py."""
 
 _NO_COLOR = "a log shows escape sequences as they are"
 _ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
