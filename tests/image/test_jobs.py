@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from image.jobs import assert_trained, prepare, run_on_hosts, train_on_two_hosts
+from image.jobs import RESTRICTED, assert_trained, prepare, run_on_hosts, train_on_two_hosts
 from image.support import BuiltByCommand
 from trainworks.engine.protocol import Completed, Mount
 
@@ -122,6 +122,35 @@ def test_both_hosts_name_the_rank_that_failed_first(docker_image: BuiltByCommand
         failure = (folder / "output" / "failure").read_text(encoding="utf-8")
         assert failure.startswith("ValueError: ('no data for rank', 1)\ntrain.py on host algo-2"), failure
         assert json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8"))["rank"] == 1
+
+
+CALLS_MPIRUN = """
+import json, os, subprocess, sys
+RANK = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum', w.allreduce(w.rank))"
+if os.environ["SM_CURRENT_HOST"] == "algo-1":
+    with open("/tmp/hostfile", "w") as hostfile:
+        hostfile.writelines(f"{host} slots=2\\n" for host in json.loads(os.environ["SM_HOSTS"]))
+    line = "/opt/amazon/openmpi/bin/mpirun --hostfile /tmp/hostfile -np 4 -N 2 -mca pml ob1 -x PATH -x LD_LIBRARY_PATH"
+    line += " -mca btl_tcp_if_exclude lo,docker0 -x NCCL_DEBUG=INFO"
+    sys.exit(subprocess.run([*line.split(), "python", "-c", RANK]).returncode)
+"""
+
+
+@pytest.mark.parametrize("user", ["", "73421"], ids=["root", "restricted"])
+def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
+    docker_image: BuiltByCommand, network: Any, user: str, tmp_path: Path
+) -> None:
+    """Each host runs it, and the first calls mpirun by AWS's path for all."""
+    hosts = ("algo-1", "algo-2")
+    folders = {host: plain_job(tmp_path / host, CALLS_MPIRUN) for host in hosts}
+    for host, folder in folders.items():
+        config = {"current_host": host, "hosts": hosts}
+        (folder / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
+    if user:
+        subprocess.run(("chown", "-R", user, str(tmp_path)), check=True)
+    settings = {**RESTRICTED, "user": user} if user else {}
+    said = run_on_hosts(docker_image.reference, network, folders, settings=settings)
+    assert all(f"rank {rank} of 4 sum 6\n" in said for rank in range(4)), said
 
 
 IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")

@@ -115,11 +115,74 @@ def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
                 assert pids_with_variable("SAGEMAKER_BASE_DIR", str(host.base)) == []
 
 
+CALLER = f"""
+import os, signal, subprocess, sys
+agent = [sys.executable, "-I", "{LAUNCHER}/trainworks_launcher/programs/agent.py"]
+def run(*words, host="{WORKER}"):
+    done = subprocess.run([*agent, host, *words], capture_output=True, text=True)
+    print("status", done.returncode, "said", done.stderr.strip().replace("\\n", " / "), flush=True)
+if os.environ["SM_CURRENT_HOST"] == "LEADS":
+"""
+
+
+def called(asks: str, *lines: str) -> str:
+    """A program that calls the agent on one host, as the mpirun that it starts does."""
+    return CALLER.replace("LEADS", asks) + "".join(f"    {line}\n" for line in (*lines, "pass"))
+
+
+def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> None:
+    """The other host's own program has ended before, or has not."""
+    lines = (
+        "run('echo', 'on', '$SM_CURRENT_HOST')",
+        "run('echo why >&2; exit 3')",
+        "run('kill', '-15', '$$')",
+        "run('true', host='elsewhere')",
+        "run('true', host='localhost')",
+        "run('x' * 70000)",
+    )
+    with two_hosts(tmp_path, called(LEADER, *lines)) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
+    said = [line for line in leader.text.splitlines() if line.startswith("status ")]
+    what, where = f"trainworks: what mpirun started on {WORKER} ended:", "is not another host of this job"
+    assert said == [
+        "status 0 said ",
+        f"status 3 said {what} exit status 3 / why",
+        f"status 143 said {what} killed by SIGTERM (exit status 143)",
+        f"status 255 said trainworks: 'elsewhere' {where}, or mpirun has ended",
+        f"status 255 said trainworks: 'localhost' {where}, or mpirun has ended",
+        "status 255 said trainworks: mpirun's command has more than 60000 bytes",
+    ]
+    assert f"on {WORKER}\n" in worker.text
+
+
+def test_without_a_distribution_only_the_first_host_may_ask(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, called(WORKER, f"run('true', host='{LEADER}')")) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
+    why = f"only the job's first host, {LEADER}, starts programs on other hosts"
+    assert f"status 255 said trainworks: {why}\n" in worker.text
+
+
+def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:
+    """Also what has left its session, and after the agent has gone."""
+    for name, line in {"waits": "exec sleep 1000", "gone": "setsid sleep 1001 >/dev/null 2>&1 &"}.items():
+        base = tmp_path / name
+        base.mkdir()
+        lines = (f"agent = subprocess.Popen([*agent, '{WORKER}', 'echo started $$; {line}'])", "signal.pause()")
+        with two_hosts(base, called(LEADER, *lines)) as (leader, worker):
+            pid = pid_in(worker)
+            leader.process.send_signal(signal.SIGTERM)
+            leader.wait()
+            assert worker.wait() != 0
+            wait_for_end(pid)
+            for host in (leader, worker):
+                assert pids_with_variable("SAGEMAKER_BASE_DIR", str(host.base)) == []
+
+
 def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
     hosts = {"TRAINWORKS_HOSTS": "one,two", "TRAINWORKS_HOST": "two", "TRAINWORKS_CONTROL_PORT": "7999"}
     known = {"TRAINWORKS_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
     expected = {
-        "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs under mpirun": hosts,
+        "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs": hosts,
         "with TRAINWORKS_JOB_SECRET: only who knows it may join or lead": {**hosts, **known},
     }
     for said, variables in expected.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launcher_network import BECOME_HOST, OWN, Host, Network, call, network_of
 from launcher_support import write_inputs, write_manifest
-from test_launcher_mpirun_engine import DIALECTS, mpirun
+from test_launcher_mpirun_engine import DIALECTS, called, mpirun
 
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.mpirun.dialects import Dialect
@@ -67,3 +67,13 @@ def test_a_host_that_reaches_the_control_port_only_is_named(network: Network, tm
     closed = ("iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", PORT, "-j", "REJECT")
     call(*network.inside("algo-1", *closed))
     fail(network, tmp_path, dialect)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+def test_a_programs_mpirun_says_which_host_lacks_the_daemon(network: Network, tmp_path: Path, dialect: Dialect) -> None:
+    """And ends: the program decides what follows."""
+    path = Path(mpirun(dialect)[0])
+    program = path.resolve().parent / ("prted" if dialect.major >= 5 else "orted")
+    statuses, texts = called(tmp_path, network, dialect, hidden=str(program))
+    assert statuses == [5, 5], texts
+    assert "trainworks: what mpirun started on algo-2 ended: exit status 12" in texts[0], texts

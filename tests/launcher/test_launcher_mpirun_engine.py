@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, PREFIX, Network, job_on, network_of, two_hosts, two_namespaces
+from launcher_network import NAMES, PREFIX, Network, engine_manifest, job_on, network_of, two_hosts, two_namespaces
+from launcher_pods import write_stand_ins
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.contract.values import Json
@@ -158,6 +159,15 @@ def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialec
         assert (f"of {count}" in said.stdout) is (count == 3)
 
 
+def complaints(said: str, *usual: str) -> list[str]:
+    """The lines with a complaint, but for those with usual words.
+
+    Open MPI 5 complains of setpgid where an agent has started before its parent could make it a group leader.
+    """
+    lines = (line for line in said.splitlines() if not any(words in line for words in ("setpgid(", *usual)))
+    return [line for line in lines if COMPLAINTS.search(line)]
+
+
 PLAIN_RANK = """
 import os, socket, sys
 rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
@@ -200,10 +210,7 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
         then = "greeting hello world provider tcp" if options else "greeting  provider "
         assert f"{where} {then} interface eth0\n" in said
     assert all(launcher.succeeded for launcher in launchers)
-    # Open MPI 5 says the last where ssh has started before its parent could make it a group leader.
-    usual = ("rank", "'ethwe' does not exist", "setpgid(")
-    others = [line for line in said.splitlines() if not any(words in line for words in usual)]
-    assert not [line for line in others if COMPLAINTS.search(line)]
+    assert not complaints(said, "rank", "'ethwe' does not exist")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
@@ -215,6 +222,70 @@ def test_more_hosts_start_than_the_leader_has_agents_at_once(tmp_path: Path, dia
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses == [0] * 36, launchers[0].text
     assert all(f"rank {rank} of 36 on algo-{rank + 1} " in host.text for rank, host in enumerate(launchers))
+
+
+CALLER = """
+import os, subprocess, sys
+me = os.environ["SM_CURRENT_HOST"]
+asks = {asks!r}
+if me == asks:
+    with open("hosts", "w") as hostfile:
+        hostfile.write("{hosts}")
+    words = ["--hostfile", "hosts", "-np", "4", "-x", "GREETING=hello world", sys.executable, "-c", {rank!r}]
+    root = {{"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}}
+    done = subprocess.run(["{mpirun}", *words], env={{**os.environ, **root}})
+    print("mpirun ended with", done.returncode, flush=True)
+    sys.exit(0 if done.returncode == 0 else 5)
+"""
+NAMED = "algo-1 slots=2\\nalgo-2 slots=2\\n"
+ADDRESSED = "10.77.0.1 slots=2\\n10.77.0.2 slots=2\\n"
+
+
+def called(
+    tmp_path: Path, network: Network, dialect: Dialect, hidden: str = "", **script: str
+) -> tuple[list[int], list[str]]:
+    """Run a job without a distribution, whose program on one host calls mpirun for both; (statuses, texts).
+
+    hidden: a program that is empty on algo-2.
+    """
+    path, version = mpirun(dialect)
+    manifest = engine_manifest(tmp_path, mpirun=path)
+    known = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps({**known, "components": {"open-mpi": {"version": version}}}), encoding="utf-8")
+    write_stand_ins(tmp_path, manifest)
+    values = {"asks": "algo-1", "hosts": NAMED, "rank": PLAIN_RANK, **script}
+    text = CALLER.format(mpirun=tmp_path / "mpirun", **values)
+    hide = ("unshare", "--mount", "sh", "-c", f'mount --bind /dev/null {hidden} && exec "$@"', "sh")
+    before = {"algo-2": hide} if hidden else {}
+    with job_on(network, tmp_path, text, {}, manifest=manifest, before=before) as launchers:
+        statuses = [launcher.wait() for launcher in launchers]
+    return statuses, [launcher.text for launcher in launchers]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+@pytest.mark.parametrize("hosts", [NAMED, ADDRESSED], ids=["names", "addresses"])
+def test_a_program_calls_mpirun_for_all_hosts(tmp_path: Path, network: Network, dialect: Dialect, hosts: str) -> None:
+    """As scripts for AWS's images do, over ssh. Ranks have the variables of their own host."""
+    statuses, texts = called(tmp_path, network, dialect, hosts=hosts)
+    assert statuses == [0, 0], texts
+    for rank in range(4):
+        assert f"rank {rank} of 4 on {NAMES[rank // 2]} greeting hello world provider  interface eth0\n" in texts[0]
+    assert "mpirun ended with 0\n" in texts[0]
+    assert not complaints("".join(texts))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+def test_the_program_hears_how_its_mpirun_ended(tmp_path: Path, network: Network, dialect: Dialect) -> None:
+    rank = "import os, sys; sys.exit(7 if os.environ['OMPI_COMM_WORLD_RANK'] == '3' else 0)"
+    statuses, texts = called(tmp_path, network, dialect, rank=rank)
+    assert statuses == [5, 5], texts
+    assert "mpirun ended with 7\n" in texts[0], texts
+
+
+def test_another_host_than_the_first_is_told_who_may_call_mpirun(tmp_path: Path, network: Network) -> None:
+    statuses, texts = called(tmp_path, network, OPEN_MPI_5, asks="algo-2")
+    assert statuses == [5, 5], texts
+    assert "trainworks: only the job's first host, algo-1, starts programs on other hosts\n" in texts[1], texts
 
 
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:

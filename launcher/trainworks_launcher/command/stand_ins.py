@@ -2,6 +2,9 @@
 
 Both names lead to this module (the image's recipes of ``open-mpi`` and ``ssh``), which becomes the real program.
 
+A program under ``train`` on several hosts calls ``mpirun`` with a list of them: it gets the launcher's agent, which
+starts its daemons through the launchers of those hosts (``supervise.children.agents``).
+
 Kubernetes operators (MPIJob, TrainJob with MPI) run ``/usr/sbin/sshd -De`` on the workers: it gets a host key here,
 because images have none. They describe the job to ``mpirun`` in variables of Open MPI 4, which Open MPI 5 does not read
 (kubeflow/mpi-operator#731): it gets them by its own names, with the job's keys (``supervise.ssh.mounted_keys``).
@@ -35,6 +38,7 @@ from trainworks_launcher.given.environment import interface_that_reaches, networ
 from trainworks_launcher.given.platforms import slurm
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
 from trainworks_launcher.supervise.children import output
+from trainworks_launcher.supervise.children.agents import SOCKET
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.ssh import mounted_keys
 from trainworks_launcher.supervise.verdict import outcome_files
@@ -45,6 +49,10 @@ _DRIVER = "/mpi_driver.py"
 _HOST_KEYS = "/etc/ssh"
 _PARAMETER = "OMPI_MCA_"
 """How the environment variables of Open MPI's parameters begin."""
+
+_PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+_AGENT = f"{sys.executable} -I {_PROGRAMS / 'agent.py'}"
+"""What mpirun starts its daemons on other hosts with."""
 
 _VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 """The options that the driver gives before the job's own, with the number of their values."""
@@ -83,6 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
     elif program == "sshd":
         options = [*_host_key(options, manifest.programs.get("ssh-keygen", "")), *options]
+    elif Path(environment.get(names.RUNTIME_DIRECTORY_VARIABLE) or "/dev/null", SOCKET).exists():
+        dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
+        environment = {**_reached_by_the_launchers(environment, dialect), **environment}
     elif environment.get(names.MPI_HOSTFILE_VARIABLE):
         dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
         environment.update(own_names(environment, dialect))
@@ -166,6 +177,17 @@ def variable_of(dialect: Dialect, parameter: str) -> str:
     return f"{'PRTE_MCA_' if dialect.own_classes else _PARAMETER}{parameter}"
 
 
+def _reached_by_the_launchers(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
+    """Return variables by which mpirun reaches the other hosts of a job through their launchers."""
+    parameters = {
+        "plm_rsh_agent": _AGENT,
+        "plm_rsh_no_tree_spawn": "1",  # only the first host may start something on the others
+        "plm_rsh_num_concurrent": str(max(len(_hosts(environment)), 128)),  # an agent lives as long as its daemon
+    }
+    found = {variable_of(dialect, dialect.canonical(name)): value for name, value in parameters.items()}
+    return {**found, "SHELL": "/bin/sh"}  # what mpirun writes its daemons' commands for; the launchers run them with it
+
+
 def _reached_with_the_jobs_keys(environment: Mapping[str, str], dialect: Dialect, ssh: str) -> dict[str, str]:
     """Return variables by which mpirun reaches the workers with the mounted keys; {} if there are none."""
     keys = mounted_keys.find()
@@ -173,12 +195,11 @@ def _reached_with_the_jobs_keys(environment: Mapping[str, str], dialect: Dialect
     if keys is None or not ssh or agent in environment:
         return {}
     directory = Path(tempfile.mkdtemp(prefix="trainworks-ssh-"))
-    programs = Path(__file__).resolve().parents[1] / "programs"
     limit = environment.get(names.JOIN_LIMIT_VARIABLE) or f"{names.JOIN_LIMIT_SECONDS:g}"
-    mounted_keys.write_client_files(directory, ssh, keys, (sys.executable, "-I", str(programs / "connect.py"), limit))
+    mounted_keys.write_client_files(directory, ssh, keys, (sys.executable, "-I", str(_PROGRAMS / "connect.py"), limit))
     return {
         names.RUNTIME_DIRECTORY_VARIABLE: str(directory),
-        agent: f"{sys.executable} -I {programs / 'agent.py'}",
+        agent: _AGENT,
         # Workers have not these files: mpirun reaches each of them itself.
         variable_of(dialect, dialect.canonical("plm_rsh_no_tree_spawn")): "1",
     }

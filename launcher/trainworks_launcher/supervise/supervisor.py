@@ -268,7 +268,8 @@ class _Supervisor:
         elif self._plan.argv:
             self._heard[FRUITLESS] = self._told_of_rounds
         self._role = self._make_role()
-        if self._plan.ranks_by == "mpirun" and self._plan.control is not None:
+        plan = self._plan
+        if plan.control is not None and (plan.ranks_by == "mpirun" or (not plan.ranks_by and plan.rank < 0)):
             self._serve_mpirun(self._role)
         self._role.begin()
 
@@ -309,16 +310,27 @@ class _Supervisor:
             hear(host, message)
 
     def _serve_mpirun(self, role: control.Role) -> None:
-        """mpirun on the leader starts its daemons on the other hosts through the launchers."""
+        """mpirun on the leader starts its daemons on the other hosts through the launchers.
+
+        It is ours, or one that the program of the leader calls. Only ours has ranks that report to the launchers.
+        """
         from trainworks_launcher.supervise.children import agents  # only mpirun on several hosts needs it
 
-        if self._plan.argv:
+        ours, ranks = self._plan.ranks_by == "mpirun", self._running.ranks
+        leads = bool(self._plan.argv) if ours else self._plan.role == "leader"
+        if leads or not ours:
             self._agents = agents.Agents(
-                self._loop, self._runtime.path, lambda: role.others() if self._running.is_active else (), role.tell
+                self._loop,
+                self._runtime.path,
+                lambda: role.others() if self._running.is_active else {},
+                role.tell,
+                wait=not ours,
+                leader="" if leads or self._plan.control is None else self._plan.control.leader,
             )
+        if leads and self._agents is not None:
             self._heard[agents.LOST] = self._lost_daemon
+            self._heard[agents.ENDED] = self._agents.ended
         else:
-            ranks = self._running.ranks
             self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
             self._heard[agents.START] = self._daemons.start
 

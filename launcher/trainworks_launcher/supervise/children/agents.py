@@ -4,8 +4,11 @@ Messages between launchers (``control``): ``daemon`` to a host, with a line for 
 was started has ended before it had a rank, and mpirun may wait for it for ever. A worker obeys the leader alone, and
 the leader no one: its socket is in the runtime directory, which no other user reaches.
 
-An agent does not wait for the end of what it has started. So mpirun on the leader has a few of them at once, however
+An agent of our mpirun does not wait for the end of what it has started. So there are a few of them at once, however
 many hosts there are; what they started ends with mpirun, when the launchers end the job.
+
+An agent of a mpirun that the user's program calls waits, as ssh does: what is done about a daemon that fails is for
+that program to say. ``daemon`` has a number then, and ``daemon_ended`` brings it back with the status.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ import socket
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-from trainworks_launcher.contract.values import Json, decode, mapping, text
+from trainworks_launcher.contract.values import Json, decode, mapping, number, text
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome.outcome import describe_status
 
 SOCKET = "agents"
 """Name of the socket in the runtime directory."""
 
-START, LOST = "daemon", "daemon_lost"
+START, LOST, ENDED = "daemon", "daemon_lost", "daemon_ended"
 
 LINE_LIMIT = 60000
 """Bytes of a command as JSON: a message of the control channel holds no more (``messages.MESSAGE_LIMIT``)."""
@@ -38,13 +42,35 @@ Tell = Callable[..., None]
 
 
 class Agents:
-    """The agents of mpirun, on the leader. Every method runs in the loop's thread."""
+    """The agents of mpirun, on the leader, and where they are refused. Every method runs in the loop's thread."""
 
-    def __init__(self, loop: Loop, directory: Path, others: Callable[[], Sequence[str]], tell: Tell) -> None:
-        """Listen in ``directory``. others: returns the hosts that may be asked. tell: as ``Role.tell``."""
+    def __init__(
+        self,
+        loop: Loop,
+        directory: Path,
+        others: Callable[[], Mapping[str, str]],
+        tell: Tell,
+        *,
+        wait: bool = False,
+        leader: str = "",
+    ) -> None:
+        """Listen in ``directory``.
+
+        Args:
+            loop: Waits for the agents.
+            directory: The job's runtime directory.
+            others: Returns the hosts that may be asked, each with its address.
+            tell: As ``Role.tell``.
+            wait: Whether an agent is answered when what it started has ended.
+            leader: The host that may ask, on a host that may not.
+        """
         self._loop = loop
         self._others = others
         self._tell = tell
+        self._wait = wait
+        self._leader = leader
+        self._waiting: dict[int, socket.socket] = {}
+        self._number = 0
         self._open: set[socket.socket] = set()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
@@ -84,27 +110,49 @@ class Agents:
         except OSError:
             data = b""
         said += data
-        if said.endswith(b"\n"):
-            why = self._ask(bytes(said))
-            with contextlib.suppress(OSError):
-                connection.send(json.dumps({"status": _FAILED if why else 0, "text": why}).encode() + b"\n")
-        elif data and len(said) <= 2 * _READ_BYTES:
-            return
+        if not data or len(said) > 2 * _READ_BYTES:
+            self._close(connection)
+        elif said.endswith(b"\n"):
+            answer = self._ask(bytes(said), connection)
+            if answer:
+                self._answer(connection, answer)
+
+    def _answer(self, connection: socket.socket, answer: Mapping[str, Json]) -> None:
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(answer).encode() + b"\n")
         self._close(connection)
 
-    def _ask(self, said: bytes) -> str:
-        """Tell the launcher of the host. Returns why that is not done, or ``""``."""
+    def _ask(self, said: bytes, connection: socket.socket) -> Mapping[str, Json]:
+        """Tell the launcher of the host. Returns the answer; {} if it comes later."""
         try:
             asked = mapping(decode(said.decode("utf-8")))
         except ValueError:
             asked = {}
-        host = text(asked.get("host"))
-        if host not in self._others():
-            return f"trainworks: {host!r} is not another host of this job, or mpirun has ended\n"
+        host, others = text(asked.get("host")), self._others()
+        if self._leader:
+            why = f"only the job's first host, {self._leader}, starts programs on other hosts"
+            return {"status": _FAILED, "text": f"trainworks: {why}\n"}
+        if host not in others:
+            why = f"{host!r} is not another host of this job, or mpirun has ended"
+            return {"status": _FAILED, "text": f"trainworks: {why}\n", "others": dict(others)}
         if len(said) > LINE_LIMIT:
-            return f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n"
-        self._tell(START, host, line=text(asked.get("line")))
-        return ""
+            return {"status": _FAILED, "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n"}
+        if not self._wait:
+            self._tell(START, host, line=text(asked.get("line")))
+            return {"status": 0, "text": ""}
+        self._number += 1
+        self._waiting[self._number] = connection
+        self._tell(START, host, line=text(asked.get("line")), number=self._number)
+        return {}
+
+    def ended(self, host: str, message: Mapping[str, Json]) -> None:
+        """What an agent waits for has ended on a host."""
+        connection = self._waiting.pop(number(message.get("number")), None)
+        if connection is None or connection not in self._open:  # the agent was ended before
+            return
+        status, said = number(message.get("status")), text(message.get("text"))
+        why = f"trainworks: what mpirun started on {host} ended: {describe_status(status)}\n{said}" if status else ""
+        self._answer(connection, {"status": status if status >= 0 else 128 - status, "text": why})
 
 
 class Daemons:
@@ -124,7 +172,7 @@ class Daemons:
         self._has_ranks = has_ranks
         self._left = False
         self._tell = tell
-        self._running: list[Child] = []
+        self._running: dict[Child, int] = {}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -133,24 +181,30 @@ class Daemons:
 
     def start(self, _: str, message: Mapping[str, Json]) -> None:
         """The leader asks for one."""
+        awaited = number(message.get("number"))
         try:
             child = self._start(("/bin/sh", "-c", text(message.get("line"))))
         except OSError as error:
-            self._lost(_FAILED, f"/bin/sh: {error.strerror or error}", certain=True)
+            self._over(awaited, _FAILED, f"/bin/sh: {error.strerror or error}")
             return
         if child is not None:
-            self._running.append(child)
+            self._running[child] = awaited
 
     def reap(self) -> None:
         """Tell of those that have ended."""
         for child in tuple(self._running):
             if child.has_just_ended():
-                self._running.remove(child)
-                if child.returncode:
-                    child.drain()
-                    said = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
-                    self._lost(child.returncode, said, certain=True)
-                self._left = self._left or not child.returncode
+                awaited = self._running.pop(child)
+                child.drain()
+                said = child.tail.read().decode("utf-8", "replace")[-_TEXT_CHARACTERS:]
+                self._over(awaited, child.returncode, said)
+                self._left = self._left or not (child.returncode or awaited)
+
+    def _over(self, awaited: int, code: int, said: str) -> None:
+        if awaited:
+            self._tell(ENDED, number=awaited, status=code, text=said if code else "")
+        elif code:
+            self._lost(code, said, certain=True)
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
         """A daemon leaves its parent when it has started: its end is that of an orphan."""

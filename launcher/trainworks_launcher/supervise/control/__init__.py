@@ -102,8 +102,8 @@ class Role(Protocol):
             fields: At most ``messages.MESSAGE_LIMIT`` bytes as JSON.
         """
 
-    def others(self) -> tuple[str, ...]:
-        """Return the other hosts that the job still has; () on another host than the leader."""
+    def others(self) -> Mapping[str, str]:
+        """Return the other hosts that the job still has, each with its address, "" if unknown; {} on a worker."""
 
     def leave(self) -> None:
         """The outcome is known and nothing runs on this host any more."""
@@ -145,9 +145,9 @@ class Alone:
     def tell(self, kind: str, host: str = "", **fields: Json) -> None:
         """There is no other host."""
 
-    def others(self) -> tuple[str, ...]:
+    def others(self) -> Mapping[str, str]:
         """There is no other host."""
-        return ()
+        return {}
 
     def leave(self) -> None:
         """There is no other host to take leave of."""

@@ -48,6 +48,7 @@ class Connection:
         self.probes = 0  # questions beside this connection, see ``probe``
         self.family, self.there = opened.family, opened.getpeername()
         self.address = _plain(str(self.there[0]))
+        self.local_address = _plain(str(opened.getsockname()[0]))
         self.opened = self.heard = self.spoke = time.monotonic()  # spoke: on this connection
         self._loop = loop
         self._socket = opened

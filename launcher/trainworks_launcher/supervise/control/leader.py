@@ -95,9 +95,14 @@ class Leader:
         elif host in self._hosts.joined:
             self._hosts.joined[host].send(kind, **fields)
 
-    def others(self) -> tuple[str, ...]:
-        """Return the other hosts that the job still has."""
-        return self._hosts.names()
+    def others(self) -> Mapping[str, str]:
+        """Return the other hosts that the job still has, each with the address that it speaks from."""
+        known = {
+            name: joined.address
+            for name, joined in self._hosts.joined.items()
+            if joined.address != joined.local_address
+        }
+        return {name: known.get(name, "") for name in self._hosts.names()}
 
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""

@@ -94,9 +94,9 @@ class Worker:
         del host
         self._send(kind, **fields)
 
-    def others(self) -> tuple[str, ...]:
+    def others(self) -> Mapping[str, str]:
         """Only the leader needs to know."""
-        return ()
+        return {}
 
     def leave(self) -> None:
         """Say goodbye, and go when the leader goes."""

@@ -27,7 +27,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Callable, Collection, Mapping, NamedTuple, Sequence, TypeVar
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, number, texts
@@ -103,7 +103,7 @@ class Surroundings(NamedTuple):
     output: Path
     roots: Callable[[], Sequence[Root]]
     printed: Callable[[], float]
-    others: Callable[[], Sequence[str]]
+    others: Callable[[], Collection[str]]
     tell: Callable[[Mapping[str, Json]], None]
     end: Callable[[Outcome], None]
     log: Callable[[str], None]
