@@ -198,8 +198,9 @@ class _Supervisor:
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
-        kept_handlers = {number: signal.signal(number, _ignore) for number in (*handled(), signal.SIGCHLD)}
+        # First of all: a signal between the two, of which only the handler here hears, would be lost.
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        kept_handlers = {number: signal.signal(number, _ignore) for number in (*handled(), signal.SIGCHLD)}
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             came = self._tries.new_signals(stopped)
