@@ -229,7 +229,8 @@ class Owners:
     def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
         """Find links of packages that lead to other software, and files in the place of links: neither has a sum.
 
-        A link leads to a file of its own source package, or of one that its package depends on.
+        A link leads to a file of its own source package, or of that of a package which its package depends on: one of
+        tcl-dev, which depends on tcl8.6-dev, to the library of libtcl8.6.
         """
         summed = {path for _, path, *_ in self.sums}
         lists = {owner[len("package ") :] for owner, *_ in self.sums}
@@ -248,9 +249,8 @@ class Owners:
             required = re.split(
                 r"[,|]", installed[name].get("Depends", "") + "," + installed[name].get("Pre-Depends", "")
             )
-            known = source.get(other) == source[name] or other in {
-                re.split(r"[ (:]", each.strip())[0] for each in required
-            }
+            near = {name, *(re.split(r"[ (:]", each.strip())[0] for each in required)}
+            known = other in near or source.get(other) in {source[each] for each in near & source.keys()}
             if other and not known and not os.path.isdir(place) and not target.startswith("/etc/alternatives/"):
                 problem = f"is a link to {target}, which is of the package {other}"
                 self.problems.append(damaged("package " + name, path, problem))
