@@ -175,7 +175,6 @@ def test_an_interrupt_between_the_first_one_and_the_cleaning_up() -> None:
             work()
     finally:
         sys.settrace(tracer)
-    child.output.close()
     assert arrived == ["call"]
     assert pid_gone(child.identifier)
     assert signal.getsignal(signal.SIGINT) is before

@@ -16,6 +16,7 @@ import argcomplete
 from argcomplete.lexers import split_line
 
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
+from trainworks.cli.commands.build import FILTERS
 from trainworks.cli.grammar import Grammar
 
 COLUMNS: Mapping[str, str] = {
@@ -27,16 +28,6 @@ COLUMNS: Mapping[str, str] = {
     "GLOB": "name",
 }
 """Placeholders whose values are a key of each row of ``--list --format json``."""
-
-GIVEN: Mapping[str, str] = {
-    "framework": "framework",
-    "cuda": "cuda",
-    "framework_version": "version",
-    "python": "python",
-    "sources": "sources",
-    "architecture": "architecture",
-}
-"""Options that narrow the rows, with their key."""
 
 
 def complete(root: Path) -> None:
@@ -92,7 +83,7 @@ def _values(key: str, given: Namespace, root: Path) -> list[str]:
     from trainworks.facts.load import load
     from trainworks.inspect.listing import list_json
 
-    wanted = {row_key: getattr(given, option, None) for option, row_key in GIVEN.items() if row_key != key}
+    wanted = {row_key: getattr(given, option, None) for option, row_key in FILTERS.items() if row_key != key}
     facts = load(root)
     rows = json.loads(list_json(facts.targets, facts, {}))
     return sorted({row[key] for row in rows if all(value in (None, row[each]) for each, value in wanted.items())})

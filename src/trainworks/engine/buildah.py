@@ -199,14 +199,10 @@ class BuildahEngine:
         identifier = self._existing(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
             argv = self._argv("push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout")
-            with processes.Child(argv, environment=environment) as child, child.output as stream:
-                errors = child.errors
-                assert errors is not None
-                with errors:
-                    yield stream
-                    status = child.wait(_SHORT_CALL)
-                    if status:
-                        raise self._fault("reading an image's layers", errors.read().decode(errors="replace"))
+            with processes.piped(argv, environment, _SHORT_CALL) as (stream, failed):
+                yield stream
+                if words := failed():
+                    raise self._fault("reading an image's layers", words)
 
     @contextlib.contextmanager
     def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:

@@ -230,14 +230,10 @@ class DockerEngine:
         does not wait that long.
         """
         argv = (self.probe().program, "save", str(self._existing(reference).id))
-        with processes.Child(argv, environment=self._environment({})) as child, child.output as stream:
-            errors = child.errors
-            assert errors is not None
-            with errors:
-                yield stream
-                if child.wait(_SHORT_CALL):
-                    words = errors.read().decode(errors="replace").strip()
-                    raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
+        with processes.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
+            yield stream
+            if words := failed():
+                raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
 
     @contextlib.contextmanager
     def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:

@@ -268,7 +268,7 @@ class Child:
     def _end(self) -> None:
         try:
             self.stop()
-            for pipe in self._pipes():
+            for pipe in self.pipes():
                 pipe.close()
         finally:
             self._interrupts.take_off()
@@ -279,25 +279,14 @@ class Child:
         return self._started.pid
 
     @property
-    def output(self) -> IO[bytes]:
-        """The reading end of stdout."""
-        pipe = self._started.stdout
-        assert pipe is not None
-        return pipe
-
-    @property
-    def errors(self) -> IO[bytes] | None:
-        """The reading end of stderr; ``None`` if merged into stdout."""
-        return self._started.stderr
-
-    @property
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             message = "the child is not started"
             raise RuntimeError(message)
         return self._process
 
-    def _pipes(self) -> tuple[IO[bytes], ...]:
+    def pipes(self) -> tuple[IO[bytes], ...]:
+        """Return the reading ends of stdout and, unless it is merged into that, of stderr."""
         process = self._process
         return () if process is None else tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
 
@@ -320,7 +309,7 @@ class Child:
         over = False
         sizes = [0, 0]
         with selectors.DefaultSelector() as selector:
-            for number, pipe in enumerate(self._pipes()):
+            for number, pipe in enumerate(self.pipes()):
                 if not pipe.closed:
                     selector.register(pipe, selectors.EVENT_READ, number)
             while selector.get_map():
@@ -438,6 +427,21 @@ def stream(
         status = child.wait()
     assert status is not None
     return status
+
+
+@contextlib.contextmanager
+def piped(
+    argv: tuple[str, ...], environment: Mapping[str, str], timeout: float
+) -> Iterator[tuple[IO[bytes], Callable[[], str]]]:
+    """Give a command's stdout, and what tells after it was read why the command failed; ``""`` if it did not."""
+    with Child(argv, environment=environment) as child:
+        output, errors = child.pipes()
+
+        def failed() -> str:
+            status = child.wait(timeout)
+            return (errors.read().decode(errors="replace").strip() or f"exit status {status}") if status else ""
+
+        yield output, failed
 
 
 class LineSplitter:
