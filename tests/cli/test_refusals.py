@@ -57,6 +57,22 @@ help extand
 --framework pytorch --cuda cu121 --framework-version 2.4
 --framework pytorch --cuda cu121 --python 3.13
 --framework torch --cuda cpu
+--framework pytroch --cuda cu121
+--framework pytorch --cuda cu112
+--framework pytorch --cuda cu124 --framework-version 2.6.0 --python 2.7
+--framework pytorch --cuda cu121 --sources vendor
+--framework pytorch --cuda cu113 --framework-version 1.11.0 --sources vendor
+--framework pytorch --cuda cu121 --until plan --with mpi4pi
+--framework pytorch --cuda cu121 --until plan --without open_mpi
+--framework pytorch --cuda cu121 --until plan --with gdrcopi
+--framework pytorch --cuda cu121 --until plan --with efa-installer
+--framework pytorch --cuda cpu --until plan --with rmm
+--framework pytorch --cuda cu121 --until plan --without torch
+--framework pytorch --cuda cu121 --until plan --with metis --without metis
+--framework pytorch --cuda cu121 --until plan --without open-mpi
+--framework pytorch --cuda cu121 --until plan --without smp
+--framework pytorch --cuda cu121 --until plan --with rmm-python --without rmm
+--framework pytorch --cuda cpu --until plan --with nonsense --with rmm --with gdrcopy --without torch --without nothing
 --framework keras --cuda cpu
 --only pytorch
 --only torch
