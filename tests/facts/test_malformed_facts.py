@@ -71,7 +71,7 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
             'versions = {}\nsize_budget_megabytes = 1\nsource = "copied by mistake"\n'
         ),
     ),
-    (LOCK, "", f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch.whl"\nsha256 = "{"0" * 64}"\n'),
+    (LOCK, "", f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 = "{"1" * 64}"\n'),
     ("images/lock/pytorch-1.0.0-cu121-py311-debian12.toml", "", "package = []\n"),
     ("templates/components/nccl.j2", "{#\n", ""),
     ("templates/components/metis.j2", "[[check]]", "[[check"),
@@ -108,6 +108,19 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/generated-files.toml", 'copy_of = "/usr/share/base-files/profile"', 'copy_of = "/etc/profile"'),
     ("images/components.toml", "NVIDIA's", "\u202eNVIDIA's"),
     ("images/pytorch.toml", 'version = "2.10.0"', 'version = "2.1\uff10.0"'),
+    (LOCK, 'sha256 = "', f'sha256 = "{"0" * 64}"  # '),
+    (LOCK, 'version = "2.5.1"', 'version = "2.5.2"'),
+    ("images/end-of-patch.toml", 'successor = "1.11"', 'successor = "1.10"'),
+    ("images/stacks.toml", 'source = "', 'source = " "  # '),
+    ("images/components.toml", 'summary = "', 'summary = ""  # '),
+    ("images/components.toml", 'frameworks = ["', 'frameworks = ["", "'),
+    ("images/components.toml", 'frameworks = ["', 'frameworks = ["jax", "'),
+    ("images/components.toml", 'bases = ["', 'bases = ["debian11", "'),
+    ("images/components.toml", 'variant = "', 'variant = "../'),
+    ("images/components.toml", 'protected = ["', 'protected = ["a b", "'),
+    ("images/base-images.toml", 'base = "', 'base = "ubuntu18.04"  # '),
+    ("images/tensorflow.toml", 'cuda = "', 'cuda = ""  # '),
+    ("images/tensorflow.toml", 'summary = "', 'summary = 3  # "'),
     ("images/families.toml", 'source = "', f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "'),
 )
 """A file, what stands there (nothing where a text is added), and what a person writes instead: one problem each."""
@@ -177,6 +190,15 @@ def with_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(change(path.read_bytes()))
 
 
+def linked(path: Path) -> None:
+    path.symlink_to(shutil.move(path, path.with_suffix(".elsewhere")))
+
+
+def with_one_sum(text: bytes) -> bytes:
+    first, second, *_ = re.findall(rb'sha256 = "(\w+)"', text)
+    return text.replace(second, first, 1)
+
+
 SPOILED: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
     *(
         ("images/bases.toml", kind, spoil)
@@ -196,6 +218,9 @@ SPOILED: tuple[tuple[str, str, Callable[[Path], object]], ...] = (
             ("missing", Path.unlink),
         )
     ),
+    (LOCK, "one sum for two files", with_bytes(with_one_sum)),
+    ("images/bases.toml", "a link to a file that is right", linked),
+    ("templates/components/torch.j2", "a link to a file that is right", linked),
     (LOCK, "not text", with_bytes(lambda _: b"\x80\x81\x00")),
     (RECIPE, "line ends of Windows", with_bytes(lambda text: text.replace(b"\n", b"\r\n"))),
     *(

@@ -140,12 +140,12 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
 
 def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Path, server: Server) -> None:
     (tree / LOCK).write_text(
-        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"0" * 64}"\nsize = 1\n', encoding="utf-8"
+        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"1" * 64}"\nsize = 1\n', encoding="utf-8"
     )
     url = server.serve("/metis-5.1.0.tar.gz", METIS)
     add_artifact(tree, "metis", "5.1.0", url=url)
     call("lock", root=tree)
-    expected = [(url, SHA256, len(METIS)), ("https://vendor.invalid/a", "0" * 64, 1)]
+    expected = [(url, SHA256, len(METIS)), ("https://vendor.invalid/a", "1" * 64, 1)]
     assert lock_of(tree) == expected
     text = (tree / LOCK).read_bytes()
     call("lock", root=tree)
@@ -153,7 +153,7 @@ def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Pat
     assert (tree / LOCK).read_bytes() == text
 
 
-@pytest.mark.parametrize("published", [{"sha256": "0" * 64}, {"size": 7}, {"sha256": "0" * 64, "size": 7}])
+@pytest.mark.parametrize("published", [{"sha256": "1" * 64}, {"size": 7}, {"sha256": "1" * 64, "size": 7}])
 def test_a_file_that_is_not_what_is_published(
     call: Call, tree: Path, server: Server, published: Mapping[str, object]
 ) -> None:
@@ -210,16 +210,16 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
     image = f"{base_registry.host}/vendor/base:1"
     root = make_tree(tmp_path / "tree", base_image=image)
     (root / "images" / "lock" / "base-images.toml").write_text(
-        f'[[base_image]]\nname = "{image}"\ndigest = "sha256:{"0" * 64}"\n', encoding="utf-8"
+        f'[[base_image]]\nname = "{image}"\ndigest = "sha256:{"1" * 64}"\n', encoding="utf-8"
     )
     call("lock", root=root)
-    assert load(root).digest_by_image == {image: f"sha256:{'0' * 64}"}
+    assert load(root).digest_by_image == {image: f"sha256:{'1' * 64}"}
     ended = call("lock", "--upgrade", root=root)
-    assert f"base image {image} moved from sha256:{'0' * 64} to {DIGEST}" in ended.err
+    assert f"base image {image} moved from sha256:{'1' * 64} to {DIGEST}" in ended.err
     assert load(root).digest_by_image == {image: DIGEST}
 
 
-@pytest.mark.parametrize("digest", ["", f"sha256:{'0' * 64}"])
+@pytest.mark.parametrize("digest", ["", f"sha256:{'1' * 64}"])
 def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
     call: Call, tmp_path: Path, base_registry: Hostile, digest: str
 ) -> None:
@@ -349,12 +349,12 @@ def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(call: Call
 
 
 def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) -> None:
-    wrong = {**PACKAGES[1], "version": "0.12.0", "requires": ["absent"]}
+    wrong = {**PACKAGES[1], "version": "0.12.0", "file": "uv-0.12.0-py3-none-any.whl", "requires": ["absent"]}
     add_python_lock(tree, wrong, *PACKAGES[2:])
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a", sha256=SHA256)
     (tree / LOCK).write_text(
-        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"0" * 64}"\nsize = 1\n'
-        f'[[artifact]]\nurl = "https://vendor.invalid/gone"\nsha256 = "{"0" * 64}"\nsize = 1\n',
+        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"1" * 64}"\nsize = 1\n'
+        f'[[artifact]]\nurl = "https://vendor.invalid/gone"\nsha256 = "{"1" * 64}"\nsize = 1\n',
         encoding="utf-8",
     )
     (tree / "images" / "lock" / "base-images.toml").write_text(

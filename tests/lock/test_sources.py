@@ -24,8 +24,14 @@ from trainworks.plan.resolve import make_plan
 
 COST = "the plugin's users wait"
 PYTHON = [
-    {"name": name, "version": version, "file": f"{name}-{version}-py3-none-any.whl", "sha256": "0" * 64, "build": True}
-    for name, version in (("uv", "0.13.8"), ("setuptools", "1"), ("wheel", "1"))
+    {
+        "name": name,
+        "version": version,
+        "file": f"{name}-{version}-py3-none-any.whl",
+        "sha256": digit * 64,
+        "build": True,
+    }
+    for name, version, digit in (("uv", "0.13.8", "1"), ("setuptools", "1", "2"), ("wheel", "1", "3"))
 ]
 ARCHIVE = b"an archive of source code"
 SHA256 = hashlib.sha256(ARCHIVE).hexdigest()

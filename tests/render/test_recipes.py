@@ -93,9 +93,16 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
         pytest.param(
             "metis",
             HEAD + STAGE.replace("BODY", "{% include '../../../../../etc/passwd' %}"),
-            "templates/components/metis.j2: line 5: template not found: '../../../../../etc/passwd'",
+            "templates/components/metis.j2: line 5: a recipe takes nothing from other templates",
             "",
             id="a file that cannot be included",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "") + '{% extends "components/metis" %}',
+            "templates/components/metis.j2: line 7: a recipe takes nothing from other templates",
+            "",
+            id="a recipe that extends itself",
         ),
         pytest.param(
             "metis",

@@ -102,7 +102,9 @@ def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
         if path.stem not in tables:
             where, content = reader.name(path), reader.toml(path)
             framework = content.pop("framework", None)
-            content.pop("summary", None)
+            summary = content.pop("summary", "")
+            if not isinstance(summary, str):
+                reader.problems.append(f"{where}: key 'summary' must be a string, got {short(summary)}")
             if framework != path.stem and where not in reader.unreadable:
                 reader.problems.append(f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}")
             targets += reader.rows(TargetRow, "target", content, where, framework=path.stem)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from packaging.utils import canonicalize_name
 
 from trainworks.errors import OutputError
 from trainworks.facts.reader import Reader
@@ -57,6 +59,7 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
         if path.name not in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
             packages = tuple(_read(reader, path, LockedPackage))
             reader.problems += [f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)]
+            reader.problems += [f"{reader.name(path)}: {problem}" for problem in _of_files(packages)]
             locks[path.stem] = Lock(target=path.stem, packages=packages)
     return locks
 
@@ -83,6 +86,20 @@ def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
             twice[f"package {package.name + ' (build)' * package.build!r}"] = None
         seen.add(key)
     return sorted(twice)
+
+
+def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
+    """Yield what the rows say of files that cannot be: the file of another package, or the sum of another file."""
+    files: dict[str, str] = {}
+    for package in packages:
+        where = f"package {package.name!r}"
+        base = package.file.removesuffix(".tar.gz")
+        name, dash, rest = base.partition("-") if base.endswith(".whl") else base.rpartition("-")
+        version = rest.partition("-")[0] if base.endswith(".whl") else rest
+        if dash and (canonicalize_name(name), version) != (package.name, package.version):
+            yield f"{where}: key 'file': {package.file} is not of {package.name} {package.version}"
+        if files.setdefault(package.sha256, package.file) != package.file:
+            yield f"{where}: key 'sha256': that is the sum of {files[package.sha256]}, too"
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:

@@ -78,10 +78,13 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """The name of an environment variable."""
 
 NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*\Z")
-SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?\Z")
-OPTIONAL_SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
-COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
+_REAL = "(?!0{39})"
+"""Ahead of a sum: zeros stand for one that has yet to be looked up."""
+
+SHA256 = re.compile(rf"{_REAL}[0-9a-f]{{64}}\Z")
+DIGEST = re.compile(rf"(sha256:{_REAL}[0-9a-f]{{64}})?\Z")
+OPTIONAL_SHA256 = re.compile(rf"({_REAL}[0-9a-f]{{64}})?\Z")
+COMMIT = re.compile(rf"({_REAL}[0-9a-f]{{40}})?\Z")
 FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
 URL = re.compile(r"(https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+)?\Z")
 """Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
@@ -105,6 +108,10 @@ FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")
 
 _DAY = (re.compile(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]\Z"), "a day, for example '2026-11-22'")
 _PACKAGES = (PACKAGE, "the name of a package of the distribution")
+_DISTRIBUTIONS = (
+    re.compile(r"[a-z0-9*]+(-[a-z0-9*]+)*\Z"),
+    "the name of a Python distribution, in which `*` may stand",
+)
 _IMAGE = (IMAGE, "an image's name, for example 'debian:bookworm-slim'")
 _RELEASE = (RELEASE, "a version, for example '2.4.1'")
 _REQUIREMENT = (REQUIREMENT, "the name of a Python distribution, with extras or a range such as <1.24 behind it")
@@ -116,7 +123,7 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "version": (DIGITS, "numbers and dots"),
         "glibc": (DIGITS, "numbers and dots"),
         "image": _IMAGE,
-        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
+        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, not zeros, or absent"),
         "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
         "pythons": (PATH, "the absolute path of an interpreter"),
         "archive": (URL, "an https:// URL, or absent"),
@@ -130,12 +137,12 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     EndOfPatch: {
         "version": (re.compile(r"[0-9]+\.[0-9]+\Z"), "MAJOR.MINOR, for example '2.4'"),
         "date": _DAY,
-        "successor": (re.compile(r"([0-9]+\.[0-9]+)?\Z"), "MAJOR.MINOR, for example '2.5', or \"\""),
+        "successor": (re.compile(r"([0-9]+\.[0-9]+)?\Z"), "MAJOR.MINOR, for example '2.5', or absent"),
     },
     BaseImage: {
         "name": _IMAGE,
         "alternatives": _IMAGE,
-        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
+        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, not zeros, or absent"),
     },
     Cuda: {
         "name": (
@@ -154,6 +161,13 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "build_debian": _PACKAGES,
         "python": _REQUIREMENT,
         "python_cpu": _REQUIREMENT,
+        "replaces_debian": _PACKAGES,
+        "protected": _DISTRIBUTIONS,
+        "replaces": _DISTRIBUTIONS,
+        "companions": _DISTRIBUTIONS,
+        "compiles": _DISTRIBUTIONS,
+        "compiles_later": _DISTRIBUTIONS,
+        "variant": (OPTIONAL_NAME, "lower-case letters, digits and dashes, or absent"),
     },
     Stack: {"components": _RELEASE},
     Artifact: {
@@ -167,8 +181,8 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "git": (URL, "an https:// URL, or absent"),
         "signature": (URL, "an https:// URL, or absent"),
         "key": (URL, "an https:// URL, or absent"),
-        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
-        "commit": (COMMIT, "40 hexadecimal digits, or absent"),
+        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, not zeros, or absent"),
+        "commit": (COMMIT, "40 hexadecimal digits, not zeros, or absent"),
         "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
     },
     Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
@@ -181,7 +195,7 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     },
     GeneratedFiles: {
         "paths": _PATH_PATTERN,
-        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
+        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, not zeros, or absent"),
         "copy_of": (re.compile(rf"({PATH.pattern.removesuffix(chr(92) + 'Z')})?\Z"), f"{_PATH[1]}, or absent"),
     },
     PrivilegedFiles: {"package": _PACKAGES, "paths": _PATH},
@@ -194,19 +208,22 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "wheel_index": (URL, "an https:// URL, or absent"),
         "limits": _REQUIREMENT,
     },
-    LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits")},
-    LockedBaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
+    LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits, not zeros")},
+    LockedBaseImage: {
+        "name": _IMAGE,
+        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, not zeros"),
+    },
     LockedArchive: {
         "suite": (NAME, "lower-case letters, digits and dashes"),
         "date": (SECOND, "a time such as 2026-11-25T02:10:59Z"),
-        "sha256": (SHA256, "64 hexadecimal digits"),
-        "contents": (SHA256, "64 hexadecimal digits"),
+        "sha256": (SHA256, "64 hexadecimal digits, not zeros"),
+        "contents": (SHA256, "64 hexadecimal digits, not zeros"),
     },
     LockedPackage: {
         "name": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
         "file": (FILE, "the name of a file, without a folder"),
         "requires": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
-        "sha256": (SHA256, "64 hexadecimal digits"),
+        "sha256": (SHA256, "64 hexadecimal digits, not zeros"),
         "version": (VERSION, "a version, for example '2.4.1'"),
     },
 }

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Set
 from datetime import date
 from graphlib import CycleError, TopologicalSorter
 
+from packaging.version import Version
+
 from trainworks.facts.patterns import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
 from trainworks.facts.rows import TABLES, Component, Facts
@@ -23,7 +25,7 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
     for field, table in TABLES.items():
         names = [name for row in getattr(facts, field) for name in table.names(row)]
         yield from (f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
-    yield from _of_components(facts, known)
+    yield from _of_components(facts, known, malformed)
     yield from _of_artifacts(facts)
     yield from _of_parts(facts)
     yield from _of_ranges(facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed))
@@ -43,6 +45,12 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
     dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
     dated += [(f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date) for row in facts.ends]
     dated += [(f"images/lock/archives.toml: archive {row.suite!r}", row.date[:10]) for row in facts.locked_archives]
+    yield from (
+        f"images/end-of-patch.toml: ended {row.framework} {row.version}: "
+        f"key 'successor': {row.successor} does not come after {row.version}"
+        for row in facts.ends
+        if row.successor and Version(row.successor) <= Version(row.version)
+    )
     suites = _repeated([row.suite for row in facts.locked_archives])
     yield from (f"images/lock/archives.toml: archive {suite!r} is in two rows" for suite in suites)
     yield from (f"{where}: key 'date': {day} is not a day of the calendar" for where, day in dated if not _is_day(day))
@@ -53,7 +61,7 @@ def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
     return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
 
 
-def _of_components(facts: Facts, known: Set[str]) -> Iterator[str]:
+def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
     """Yield what is wrong between the components and their recipes. known: names of all components."""
     yield from (
         f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
@@ -71,12 +79,28 @@ def _of_components(facts: Facts, known: Set[str]) -> Iterator[str]:
     if circle := _circle(facts.components):
         way = " -> ".join(circle)
         yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}"
+    bases = _names("base", facts.base_by_name, malformed)
+    frameworks = {target.framework for target in facts.targets}
+    yield from (
+        f"images/base-images.toml: base_image {row.name!r}: key 'base': unknown {row.base!r}"
+        for row in facts.base_images
+        if row.base not in bases
+    )
     for component in facts.components:
         yield from (
             f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
             for key, needs in (("needs", component.needs), ("builds_with", component.builds_with))
             for need in needs
             if need not in known
+        )
+        yield from (
+            f"images/components.toml: component {component.name!r}: key {key!r}: unknown {name!r}"
+            for key, names, there in (
+                ("bases", component.bases, bases),
+                ("frameworks", component.frameworks, frameworks),
+            )
+            for name in names
+            if name not in there
         )
         if component.recipe_name not in facts.recipes:
             recipe = f"templates/components/{component.recipe_name}.j2"

@@ -347,14 +347,14 @@ class EndOfPatch:
         framework: Name of its file.
         version: ``MAJOR.MINOR``.
         date: The day from which on.
-        successor: The version that took its place; ``""``: the project has ended.
+        successor: The version that took its place; none: the project has ended.
     """
 
     framework: str
     version: str
     date: str
-    successor: str
     source: str
+    successor: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,7 @@ class Shape(Generic[Row]):
             else:
                 values[key] = check(value, key, problems)
         problems += [f"key '{key}' is missing" for key in self.required if key not in raw]
+        problems += [f"key '{key}': is empty" for key in self.required if raw.get(key) == ""]
         return (None if problems else self.row_type(**values)), problems
 
 
@@ -101,6 +102,8 @@ def _plain_check(kind: Any) -> _Check:
             problems.append(f"key '{place}': must be {PLAIN[kind]}, got {short(value)}")
         elif kind is int and abs(value) > LARGEST_NUMBER:
             problems.append(f"key '{place}': a number has too many digits")
+        elif kind is str and value.isspace():
+            problems.append(f"key '{place}': is blank")
         return value
 
     return check
@@ -120,6 +123,7 @@ def _array_check(item: _Check) -> _Check:
         if not isinstance(value, list):
             problems.append(f"key '{place}': must be an array, got {short(value)}")
             return ()
+        problems += [f"key '{place}.{number}': is empty" for number, each in enumerate(value) if each == ""]
         return tuple([item(each, f"{place}.{number}", problems) for number, each in enumerate(value)])
 
     return check

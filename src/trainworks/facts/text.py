@@ -34,6 +34,9 @@ def read_text(path: Path) -> str:
     Raises:
         UnreadableError: It is something else, it cannot be read, or it is empty.
     """
+    if path.is_symlink():
+        # What it leads to is another file on each machine, and in no commit.
+        raise UnreadableError("is a link: put the file itself there")
     try:
         # Opening a pipe without a writer would wait for ever.
         mode = path.stat().st_mode

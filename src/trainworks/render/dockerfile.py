@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta
+from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateNotFound
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -233,7 +233,10 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
 def _signature(environment: Environment, name: str, text: str) -> frozenset[str]:
     """Return the names that a recipe reads and does not define."""
     with blaming(f"components/{name}.j2"):
-        return frozenset(meta.find_undeclared_variables(environment.parse(text)))
+        tree = environment.parse(text)
+        for other in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
+            raise TemplateSyntaxError("a recipe takes nothing from other templates", other.lineno, name)
+        return frozenset(meta.find_undeclared_variables(tree))
 
 
 def quoted(text: str) -> str:
