@@ -1,7 +1,8 @@
 """Breaks of an image, each in a layer of its own, and what `check --image --only static` says of each.
 
-Where this machine has tested the image below them, every one is named. Where it has not, the image is asked what it is
-made of, and what cannot be known from inside is in ``UNSEEN``.
+The machine has not tested the image. Where the image's label still names the layers that were built, every break is
+named. Where the label is gone, as in an image whose layers were made into one, each file is asked where it comes from,
+and what cannot be known from inside is in ``UNSEEN``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,25 @@ from pathlib import Path
 import pytest
 
 from image.support import ROOT, BuiltByCommand
+from trainworks.render.dockerfile import LAYERS_LABEL
 
 pytestmark = pytest.mark.engine
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 LIB = "/usr/lib/x86_64-linux-gnu"
+
+SWAPPED = f"""/usr/bin/python3 -c 'import base64, hashlib, pathlib, re; \\
+path = pathlib.Path("{SITE}/filelock/_api.py"); data = path.read_bytes() + b"x = 1"; path.write_bytes(data); \\
+row = "filelock/_api.py,sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("="); \\
+record = next(path.parents[1].glob("filelock-*/RECORD")); \\
+record.write_text(re.sub("^filelock/_api.py,.*", row + "," + str(len(data)), record.read_text(), flags=re.M))'"""
+"""Another file in a wheel, with a RECORD that fits it."""
+
+FOREIGN = f"""/usr/bin/python3 -c 'import importlib.util as u, marshal, pathlib; \\
+source = pathlib.Path("{SITE}/yaml/loader.py"); path = pathlib.Path(u.cache_from_source(source)); \\
+path.parent.mkdir(exist_ok=True); code = marshal.dumps(compile("x = 1", str(source), "exec")); \\
+path.write_bytes(u.MAGIC_NUMBER + bytes([1, 0, 0, 0]) + u.source_hash(source.read_bytes()) + code)'"""
+"""Bytecode of other code, with the hash of its source."""
 
 FILES = (
     ("chmod 0700 /var/tmp", "/var/tmp "),
@@ -72,11 +87,20 @@ FILES = (
     ("echo 'deb http://mirror.invalid/ x main' > /etc/apt/sources.list", "/etc/apt/sources.list "),
     ("sed -i s/false/true/ /opt/venv/pyvenv.cfg", "/opt/venv/pyvenv.cfg "),
     (": > /opt/venv/bin/activate", "/opt/venv/bin/activate "),
+    ("echo LC_ALL=xx > /etc/default/locale", "/etc/default/locale "),
+    (SWAPPED, "filelock/_api.py "),
+    (FOREIGN, "yaml/__pycache__/loader"),
 )
 """What is done to the image in one layer, and the pattern that a line of the answer has then."""
 
-UNSEEN = {"/etc/apt/sources.list ", "/opt/venv/pyvenv.cfg ", "/opt/venv/bin/activate "}
-"""Generated files of no fixed content: they are asked by a program, or by nothing but the layers."""
+UNSEEN = {
+    "/etc/default/locale ",
+    "/opt/venv/pyvenv.cfg ",
+    "/opt/venv/bin/activate ",
+    "filelock/_api.py ",
+    "yaml/__pycache__/loader",
+}
+"""What no package manager has a sum of: only the layers tell."""
 
 SETTINGS = (
     ('ENTRYPOINT ["/bin/sh"]', "ENTRYPOINT "),
@@ -86,6 +110,8 @@ SETTINGS = (
     ("ENV LD_PRELOAD=/x.so", "ENV LD_PRELOAD "),
     ("ENV PATH=/bin", "ENV PATH "),
     ("LABEL more=1", "LABEL more "),
+    ("LABEL org.opencontainers.image.title=mine", "label org.opencontainers.image.title is pytorch-"),
+    ("LABEL org.opencontainers.image.base.name=mine:1", "label org.opencontainers.image.base.name is debian:"),
     ("HEALTHCHECK CMD true", "HEALTHCHECK "),
     ("ONBUILD ENV A=1", "ONBUILD "),
     ("EXPOSE 80/udp", "EXPOSE "),
@@ -95,23 +121,20 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(params=["tested on this machine", "not known"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """Return the variables of a machine that has tested the image, or has not."""
-    return (
-        dict(os.environ)
-        if request.param == "tested on this machine"
-        else {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    )
+@pytest.fixture(params=["the label names the layers", "the label is gone"])
+def label(request: pytest.FixtureRequest) -> list[str]:
+    """Return the last line of a Dockerfile: one that takes the label from the image, or none."""
+    return [] if request.param == "the label names the layers" else [f"LABEL {LAYERS_LABEL}="]
 
 
-def said_of(built: BuiltByCommand, lines: list[str], environment: dict[str, str]) -> str:
+def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
     """Build an image of these lines on another one, check it, and return the lines that complain."""
     tag = f"trainworks-test/breaks:{uuid.uuid4().hex[:12]}"
     text = "\n".join((f"FROM {built.reference}", *lines))
     subprocess.run(("docker", "build", "-q", "-t", tag, "-"), input=text.encode(), check=True, stdout=subprocess.PIPE)
     try:
         command = (sys.executable, str(ROOT / "build.py"), "check", "--image", tag, "--only", "static")
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
         ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     finally:
         subprocess.run(("docker", "rmi", tag), stdout=subprocess.PIPE, check=True)
@@ -119,14 +142,14 @@ def said_of(built: BuiltByCommand, lines: list[str], environment: dict[str, str]
     return "\n".join(line for line in ended.stderr.splitlines() if not line.startswith("ok "))
 
 
-def test_breaks_of_files_are_named(docker_image: BuiltByCommand, environment: dict[str, str]) -> None:
-    said = said_of(docker_image, [f"RUN {command}" for command, _ in FILES], environment)
-    unseen = UNSEEN if "the one that was tested" not in said else set()
+def test_breaks_of_files_are_named(docker_image: BuiltByCommand, label: list[str], tmp_path: Path) -> None:
+    said = said_of(docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path)
+    unseen = UNSEEN if label else set()
     assert {needle for _, needle in FILES if not re.search(needle, said)} == unseen, said
 
 
-def test_breaks_of_the_configuration_are_named(docker_image: BuiltByCommand, environment: dict[str, str]) -> None:
-    said = said_of(docker_image, [line for line, _ in SETTINGS], environment)
+def test_breaks_of_the_configuration_are_named(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+    said = said_of(docker_image, [line for line, _ in SETTINGS], tmp_path)
     assert [needle for _, needle in SETTINGS if not re.search(needle, said)] == [], said
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from trainworks.assemble.base import OwnBase, ensure_base
 from trainworks.assemble.context import context_folder, replace_output, write_context
 from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.same_content import remember
+from trainworks.assemble.own_layers import layers_of
 from trainworks.assemble.tested import CheckMemory, PassedChecks
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
@@ -26,7 +26,7 @@ from trainworks.host.archives import RECORD, find_archive, line_of
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
-from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, Rendering
+from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL, Rendering
 from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
@@ -182,7 +182,10 @@ def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> B
     if options.no_cache or options.pull or options.output is not None:
         return None
     image = engine.inspect(spec.tags[0])
-    return image if image is not None and image.labels.get(INPUTS_LABEL) == spec.rendering.digest else None
+    if image is None or image.labels.get(INPUTS_LABEL) != spec.rendering.digest:
+        return None
+    # What was made from it may have its name, and has its labels.
+    return image if image.labels.get(LAYERS_LABEL) == layers_of(image) else None
 
 
 def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
@@ -245,33 +248,41 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
             no_cache=options.no_cache,
             architecture=spec.architecture,
         )
-        if spec.base is None:
-            return engine.build(request, progress)
-        return _build_and_say_of_which_day(spec, spec.base, request, engine, progress)
+        return _build_and_label(spec, request, engine, progress)
 
 
-def _build_and_say_of_which_day(
-    spec: ImageSpec, base: OwnBase, request: BuildRequest, engine: Engine, progress: BuildProgress
-) -> BuiltImage:
-    """Build an image whose label says which states of the package archive its layers were made of.
+def _build_and_label(spec: ImageSpec, request: BuildRequest, engine: Engine, progress: BuildProgress) -> BuiltImage:
+    """Build an image whose labels say its layers, and which states of the package archive these were made of.
 
-    The layers themselves say it; those of an earlier build may be of another day than is expected. Then a second build
-    on the image sets the label, and nothing else.
+    Both are known once it is built; layers from the cache may be of another day than is expected. Where that is not
+    what the last build lets expect, a second build on the image sets the labels, and nothing else.
     """
     before = None if request.no_cache else engine.inspect(spec.tags[0])
-    expected = (before.labels.get(ARCHIVES_LABEL) if before else "") or spec.archive
-    labels = {**request.labels, BASE_LABEL: base.origin}
-    image = engine.build(replace(request, labels=labels | {ARCHIVES_LABEL: expected}), progress)
-    with engine.container(image.identifier) as container:
-        read = container.run(("cat", RECORD))
-    truth = _label_of(read.output.splitlines()) if read.status == 0 else ""
+    known = before.labels if before else {}
+    labels = {**request.labels, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
+    expected = {LAYERS_LABEL: known.get(LAYERS_LABEL, "")}
+    if spec.base:
+        expected[ARCHIVES_LABEL] = known.get(ARCHIVES_LABEL, "") or spec.archive
+    image = engine.build(replace(request, labels=labels | expected), progress)
+    truth = {LAYERS_LABEL: layers_of(image)}
+    if spec.base:
+        with engine.container(image.identifier) as container:
+            read = container.run(("cat", RECORD))
+        truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
     if truth == expected:
         return image
     with private_folder() as folder:
         (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
-        labels |= {ARCHIVES_LABEL: truth}
         return engine.build(
-            replace(request, context=folder, secrets=(), labels=labels, stage_components={}, no_cache=False), progress
+            BuildRequest(
+                name=request.name,
+                context=folder,
+                tags=request.tags,
+                labels=labels | truth,
+                same_layers=True,
+                architecture=request.architecture,
+            ),
+            progress,
         )
 
 
@@ -323,10 +334,7 @@ def test_image(
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
-    checked = _check_memory(spec, image, engine).remember(results)
-    if whole and results and not failed:
-        remember(image, checked.when, len(results), os.environ)
-    return checked
+    return _check_memory(spec, image, engine).remember(results, whole=whole)
 
 
 def _check_memory(spec: ImageSpec, image: BuiltImage, engine: Engine) -> CheckMemory:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainworks.assemble.image import ImageResult, test_image
-from trainworks.assemble.same_content import differences, known_image
+from trainworks.assemble.own_layers import compare_layers
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
+from trainworks.assemble.tested import when_tested
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import UnknownNameError
+from trainworks.errors import BuildError, EngineError, UnknownNameError
 from trainworks.imagetest.any_image import look_at
-from trainworks.imagetest.results import CheckResult, line
+from trainworks.imagetest.interpreter import MANIFEST
+from trainworks.imagetest.results import line
 from trainworks.inspect.targets import find_image
 from trainworks.plan.checks import PROGRAMS, Check, DeliveredFilesCheck
 from trainworks.plan.resolve import make_plan
@@ -33,10 +37,10 @@ def check_image(
     static: bool = False,
     without_plan: bool = False,
 ) -> ImageResult:
-    """Compare an image with the one that was tested on this machine; else run the image tests of today's recipes on it.
+    """Say that an image was tested on this machine; else compare it with its build, and run the image tests on it.
 
     An image with the same layers and configuration is the one that was tested, and nothing more is asked. One with more
-    layers or another configuration gets a line for each difference, and is tested.
+    layers than it was built with gets a line for each file that these change, and is tested.
 
     What the image should have is decided by its name, or else by the title that its labels have: a target, with what
     the image has besides or lacks. An image of another maker is asked what can be asked without a plan.
@@ -58,12 +62,14 @@ def check_image(
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
-    tested = known_image(image, os.environ)
-    if tested is not None and tested.identifier == image.identifier and junit is None and not without_plan:
-        say(f"{reference} is, layer by layer, the image that passed {tested.checks} checks on {tested.when}")
-        return ImageResult(image=image, engine=engine, checks=(), tested=tested.when, seconds=0, looked_at=True)
+    if (tested := when_tested(image, os.environ)) and junit is None and not without_plan:
+        when, checks = tested
+        say(f"{reference} is, layer by layer, the image that passed {checks} checks on {when}")
+        return ImageResult(image=image, engine=engine, checks=(), tested=when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
+    if named is None and INPUTS_LABEL in image.labels:
+        named = image_named(_name_inside(image, engine), facts)
     request = request_of(named.row, named.variant, facts) if named else None
     if named is None or without_plan:
         if junit is not None:
@@ -79,26 +85,39 @@ def check_image(
             hint="build it again with the same --with and --without, and --junit FILE: that runs its tests",
         )
     plan = make_plan(request, facts)
-    if image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
+    rendering = render(plan, facts)
+    as_now = image.labels.get(INPUTS_LABEL) == rendering.digest
+    if not as_now and image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
         raise UnknownNameError(
             f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
             hint="`--any` asks what holds for every image; `python build.py extend` with the same options and --junit "
             "FILE runs its own tests, and builds nothing",
         )
-    differs: tuple[CheckResult, ...] = ()
-    if tested is not None and tested.identifier != image.identifier:
-        differs = (differences(image, tested, engine),)
-        say(line(differs[0]))
-    rendering = render(plan, facts)
-    if image.labels.get(INPUTS_LABEL) != rendering.digest:
+    compared = compare_layers(image, engine)
+    if compared is not None:
+        say(line(compared))
+    if not as_now:
         say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
     spec = image_spec(plan, rendering, session)
     if static:
         spec = replace(spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS)))
     checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
     return ImageResult(
-        image=image, engine=engine, checks=(*differs, *checked.results), tested=checked.when, seconds=0, looked_at=True
+        image=image,
+        engine=engine,
+        checks=(*([compared] if compared else ()), *checked.results),
+        tested=checked.when,
+        seconds=0,
+        looked_at=True,
     )
+
+
+def _name_inside(image: BuiltImage, engine: Engine) -> str:
+    """Return the name that an image has in its own manifest, whatever its labels say; ``""`` where it has none."""
+    unreadable = (BuildError, EngineError, ValueError, KeyError, TypeError)
+    with suppress(*unreadable), engine.container(image.reference) as container:
+        return str(json.loads(container.run(("cat", MANIFEST)).output)["name"])
+    return ""
 
 
 def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> ImageResult:

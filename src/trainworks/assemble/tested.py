@@ -52,6 +52,7 @@ class CheckMemory:
             *sorted(forbidden),
             _own_code(),
         )
+        self._image = image
         self._name = hashlib.sha256("\0".join(decides).encode()).hexdigest()
         self._environment = environment
 
@@ -62,16 +63,34 @@ class CheckMemory:
             return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
         return None
 
-    def remember(self, results: tuple[CheckResult, ...]) -> PassedChecks:
-        """Keep results that all passed; a cache that cannot be written, or a user without one, keeps nothing."""
+    def remember(self, results: tuple[CheckResult, ...], *, whole: bool = False) -> PassedChecks:
+        """Keep results that all passed; a cache that cannot be written, or a user without one, keeps nothing.
+
+        ``whole``: whether these are all checks of the image, so that it counts as tested.
+        """
         now = PassedChecks(results=results, when=datetime.now(UTC).isoformat(timespec="seconds"))
         if results and all(each.passed for each in results):
             with suppress(OSError, RuntimeError):
                 write_cached(self._path(), json.dumps(asdict(now)).encode())
+                if whole:
+                    text = json.dumps({"when": now.when, "checks": len(results)})
+                    write_cached(_path_of(self._image, self._environment), text.encode())
         return now
 
     def _path(self) -> Path:
         return cache_folder(self._environment, "tested", f"{self._name}.json")
+
+
+def when_tested(image: BuiltImage, environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return when an image passed all its checks on this machine, and how many; ``None`` where that is not known."""
+    with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
+        found = json.loads(_path_of(image, environment).read_bytes())
+        return str(found["when"]), int(found["checks"])
+    return None
+
+
+def _path_of(image: BuiltImage, environment: Mapping[str, str]) -> Path:
+    return cache_folder(environment, "content", f"{image.identifier.rpartition(':')[2]}.json")
 
 
 @cache

@@ -163,7 +163,9 @@ class DockerEngine:
         """Build with BuildKit, and tag."""
         program = self.probe().program
         # An archive without a name could not be found again in the store.
-        dated = bool(request.tags) and self.sets_times()
+        constant = bool(request.tags) and self.sets_times()
+        former = self.inspect(request.tags[0]) if request.same_layers else None
+        dated = constant and not request.same_layers
         with private_folder(large_folder() if dated else None) as folder:
             identifier_file = folder / "image-id"
             argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
@@ -171,19 +173,31 @@ class DockerEngine:
             # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
-            if dated:
+            if constant:
                 argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]
+            if dated:
                 # On its way into the daemon's own store BuildKit refuses to set the times of files.
                 argv += ["--output", f"type=docker,dest={folder / _ARCHIVE},rewrite-timestamp=true"]
             argv.append(str(request.context))
             again(lambda: self._run_build(tuple(argv), request, progress))
-            image = request.tags[0] if dated else identifier_file.read_text().strip()
+            # In the store of containerd an image is not known by the digest of its configuration.
+            image = request.tags[0] if constant else identifier_file.read_text().strip()
             if dated:
                 self.load(folder / _ARCHIVE)
         built = self.inspect(image)
         if built is None:
             raise BuildError(f"docker built {image}, and does not have it")
+        if former is not None:
+            self._remove_nameless(former.identifier)
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
+
+    def _remove_nameless(self, identifier: str) -> None:
+        """Remove an image that has lost its last name, and that no container uses: it would be listed all the same."""
+        from docker.errors import APIError
+
+        with self._asking(f"removing {identifier}"), contextlib.suppress(APIError):
+            if not self._client().images.get(identifier).tags:
+                self._client().images.remove(identifier)
 
     def sets_times(self) -> bool:
         """Return whether two builds can give one image: the times of files and of the image are a constant then.

@@ -59,6 +59,7 @@ class BuildRequest:
         labels: Labels of the image, in addition to those of its Dockerfile.
         stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step names its component.
         no_cache: Build every step again.
+        same_layers: Whether the Dockerfile is a ``FROM`` alone: only labels are set, and no layer is made.
         architecture: ``amd64`` or ``arm64``: what the image's programs run on; its base image has the same.
     """
 
@@ -70,6 +71,7 @@ class BuildRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     stage_components: Mapping[str, str] = field(default_factory=dict)
     no_cache: bool = False
+    same_layers: bool = False
     architecture: Architecture = "amd64"
 
 

@@ -268,10 +268,6 @@ def _damaged(stock: InventoryAnswer) -> list[DamagedFile]:
     ]
 
 
-def _rights_given_away(stock: InventoryAnswer) -> list[str]:
-    return [f"{each['path']} has {each['rights']}" for each in stock["privileged"] if not each["package"]]
-
-
 def _changeable(stock: InventoryAnswer) -> list[str]:
     """Return programs, libraries and settings that every user can change, and folders for all without sticky bit."""
     return [

@@ -30,7 +30,7 @@ from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
-from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL
+from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
 
 COMMAND_TIMEOUT = 1200.0
 """Seconds for a command or an import of a check.
@@ -41,7 +41,7 @@ torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than
 UNSET = {"OnBuild": "ONBUILD", "Healthcheck": "HEALTHCHECK", "ExposedPorts": "EXPOSE", "Shell": "SHELL"}
 """What no image of ours says, by its key in a configuration."""
 
-BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, "io.buildah.version"})
+BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, LAYERS_LABEL, "io.buildah.version"})
 """Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000

@@ -39,6 +39,9 @@ BASE_LABEL = "trainworks.base"
 ARCHIVES_LABEL = "trainworks.archives"
 """Label of every image on a base of this project: the states of the package archive that its packages came from."""
 
+LAYERS_LABEL = "trainworks.layers"
+"""Label of every image: the layers that it was built with, in short. What has more was changed since."""
+
 FRAME = "Dockerfile.j2"
 MACROS = "macros.j2"
 """Its macros can be called in every recipe."""

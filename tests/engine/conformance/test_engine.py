@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -221,6 +222,21 @@ def test_a_build_starts_from_every_name_of_an_image(
     for number, name in enumerate((image[0], *built.digests)):
         _, child = full_build(engine, tmp_path / str(number), tag, dockerfile=f"FROM {name}\nLABEL child=yes\n")
         assert child.labels.items() >= {**built.labels, "child": "yes"}.items()
+
+
+def test_a_build_for_a_label_makes_no_layer(
+    engine: Engine, image: tuple[str, list[StepEvent]], tmp_path: Path, tag: str
+) -> None:
+    first = engine.inspect(image[0])
+    assert first is not None
+    asked = dataclasses.replace(request(tmp_path, f"FROM {image[0]}\n", tags=(tag,)), labels={"more": "1"})
+    built = engine.build(dataclasses.replace(asked, same_layers=True), ignore)
+    assert built.labels["more"] == "1"
+    assert (built.layers, built.entry_point, built.command) == (first.layers, first.entry_point, first.command)
+    assert engine.inspect(image[0]) == first, "another name's image is removed"
+    again = engine.build(dataclasses.replace(asked, labels={"more": "2"}, same_layers=True), ignore)
+    assert again.labels["more"] == "2"
+    assert engine.name != "docker" or engine.inspect(built.identifier) is None, "it is left without a name"
 
 
 def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
