@@ -1,7 +1,7 @@
-"""Docker: builds run the command line, everything else uses the Docker SDK.
+"""Docker: builds and containers run the command line, the Docker SDK answers what is one call.
 
 The SDK has no BuildKit (docker/docker-py#2230), which has the cache mounts, secrets and parallel stages.
-The SDK is imported on first use: it costs 0.14 s, and planning needs no engine.
+It is imported on first use: it costs 0.14 s, and planning needs no engine.
 """
 
 from __future__ import annotations
