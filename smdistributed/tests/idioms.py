@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,18 +32,20 @@ class Root(nn.Module):
         return self.way(self, x)
 
 
-class OwnCall(nn.Module):
-    """Its own `__call__`."""
-
+class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = linear()
 
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+class OwnCall(Layer):
+    """Its own `__call__`."""
+
     def __call__(self, x: torch.Tensor) -> Any:
         return super().__call__(x) * 2
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(x)
 
 
 class Tagged(torch.Tensor):
@@ -127,10 +130,102 @@ EQUAL["module-level dictionary"] = lambda: Root(
 
 EQUAL["batch normalization that trains and evaluates"] = lambda: Root(Evaluates(), evaluates)
 
+
+class Doubles(Layer):
+    """Writes to its first argument, and returns the second one."""
+
+    def forward(self, x: torch.Tensor, other: Any = None) -> Any:
+        x.mul_(2)
+        self.kept = self.layer(other * 1.0)
+        return other
+
+
+def given_twice(self: Any, x: torch.Tensor) -> Any:
+    h = self.a(x) * 1.0
+    return self.c(self.b(h, h)) + h
+
+
+def is_given(self: Any, x: torch.Tensor) -> Any:
+    h = self.a(x).detach() * 1.0
+    self.b(h.clone(), h).add_(self.b.kept.detach())
+    return self.c(h) + self.b.kept
+
+
+class Turns(Layer):
+    """Takes its factors from iterators: who has read one cannot be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start()
+
+    def start(self) -> None:
+        self.cycle, self.factors = itertools.cycle([1.0, 0.5, 2.0]), iter([1.0, 1.5] * 100)
+
+    def __deepcopy__(self, memo: Any) -> Turns:
+        made = Turns().double()
+        made.load_state_dict(self.state_dict())
+        return made
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * next(self.cycle) * next(self.factors)
+
+
+class Cell(nn.Module):
+    """Keeps a tuple of tensors for the next microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(WIDTH, WIDTH)
+        self.state: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.state = self.cell(x, None if self.state is None else tuple(part.detach() for part in self.state))
+        return self.state[0]
+
+
+class Defaults(Layer):
+    """Attributes that the class has until an object gets its own."""
+
+    gain: float = 1.0
+    aux: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.aux = self.layer(x)
+        return self.aux * self.gain
+
+
+def sets_default(self: Any, x: torch.Tensor) -> Any:
+    self.b.gain = 1.0 + float(x.mean() > 0)
+    return self.c(self.b(self.a(x))) + self.b.aux
+
+
+EQUAL |= {
+    "one tensor is two arguments": lambda: Root(Doubles(), given_twice),
+    "the result is an argument": lambda: Root(Doubles(), is_given),
+    "iterators": lambda: Root(Turns(), lambda self, x: self.c(self.b(self.b(self.a(x))))),
+    "a tuple for the next microbatch": lambda: Root(Cell(), lambda self, x: self.c(self.b(self.a(x)))),
+    "defaults of a class": lambda: Root(Defaults(), sets_default),
+}
+
+
+def shares_memory(self: Any, x: torch.Tensor) -> Any:
+    h = self.a(x) * 1.0
+    return self.b(h[:, :2], h) + h
+
+
+def iterator(self: Any, x: torch.Tensor) -> Any:
+    return self.b(iter([self.a(x)]))
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gradients of gradients": (lambda: Root(net(), penalty), "create_graph=True: gradients of gradients do not go th"),
     "functional_call": (
         lambda: Root(net(), swapped),
         "parameter 'weight' of module 'b.0' (Linear) was replaced in a step",
     ),
+    "memory of two arguments": (
+        lambda: Root(Doubles(), shares_memory),
+        "module b (Doubles) writes to memory that two of its arguments share",
+    ),
+    "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -183,6 +184,11 @@ ANY: dict[str, Kind] = {
     "user list": (lambda a, b: collections.UserList([a, b]), _positions),
     "deque": (lambda a, b: collections.deque([a, b], 5), _positions),
     "own deque": (lambda a, b: OwnDeque([a, b], 5), _positions),
+    "plain object": (Attributes, _attributes),
+    "object with slots": (OnlySlots, _attributes),
+    "namespace": (lambda a, b: types.SimpleNamespace(a=a, b=b), _attributes),
+    "chain of maps": (lambda a, b: collections.ChainMap({"a": a}, {"b": b}), _keys),
+    "partial": (lambda a, b: functools.partial(dict, a, b=b), lambda v: (v.args[0], v.keywords["b"])),
 }
 """Kinds that may hold anything."""
 
@@ -195,15 +201,10 @@ TENSORS: dict[str, Kind] = {
 """Kinds that hold two tensors."""
 
 REFUSED: dict[str, Callable[[Any, Any], Any]] = {
-    "plain object": Attributes,
-    "object with slots": OnlySlots,
-    "namespace": lambda a, b: types.SimpleNamespace(a=a, b=b),
-    "plain object in a list": lambda a, b: [Attributes(a, b)],
-    "list in a plain object": lambda a, b: Attributes([a], {"b": b}),
-    "plain object in a dataclass": lambda a, b: Plain(Attributes(a, None), b),
-    "dataclass in a plain object": lambda a, b: Attributes(Plain(a, b), None),
     "module": lambda _a, _b: torch.nn.Linear(2, 2),
-    "key of a dictionary": lambda a, _b: {a: 1},
+    "module in an object": lambda a, _b: Attributes(a, [torch.nn.Linear(2, 2)]),
+    "iterator": lambda a, b: iter([a, b]),
+    "generator": lambda a, b: (each for each in (a, b)),
     "closure": lambda a, b: lambda: a + b,
 }
-"""Kinds that cannot travel without a loss."""
+"""Kinds that cannot travel."""

@@ -214,7 +214,7 @@ def _whole(module: nn.Module) -> bool:
 
 
 def _bytes(output: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in nested.flatten(output)[1])
+    return sum(t.numel() * t.element_size() for t in nested.tensors_in(output))
 
 
 def _copied(values: Any) -> Any:

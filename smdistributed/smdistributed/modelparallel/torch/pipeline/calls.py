@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, tensors_in, unflatten
 
 from . import variables
 from .caches import trimmed
@@ -227,7 +227,7 @@ class Caller:
         arguments, tensors = pack_arguments(args, kwargs, along)
         flags = capture()
         results = call.forward(arguments, note, tensors, flags)
-        if flags.grad and not flags.inference:
+        if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
             # What came along and was not read leads nowhere: its graph may be gone.
             idle = () if call.notes is None else call.notes.idle
@@ -236,15 +236,17 @@ class Caller:
         assert call.value is not None
         if kept:
             views.restore(turn, kept)
-        result = unflatten(call.value, results)
+        result = unflatten(
+            call.value, results, lambda own: tensors[own[1]] if own[0] == "tensor" else before.cells[own[1]][0]
+        )
         if call.notes is not None:
             result, back = result
             views.unpack(turn, call.notes, back.written, call.last)
             if note is not None and along is not None:
                 views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
-            before.take(tensors, back)
+            before.take(tensors, back, call.title)
         if tail is not None:
-            context.tail = results if call.notes is None else flatten(result)[1]
+            context.tail = results if call.notes is None else tensors_in(result)
         elif context.key[0] == "S" and port.me == port.root_rank:
             hop = (call.id, call.last_segment)
             for n, tensor in enumerate(results):

@@ -12,7 +12,7 @@ import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, mark, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, is_plain, unflatten
 
 from .caches import is_cache
 from .recompute import Again
@@ -205,7 +205,7 @@ def pack_arguments(
     """Take the tensors out of the arguments of a call, and of what goes along."""
     if along is not None:
         return flatten((args, kwargs, along))
-    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and mark(args[0]) is None
+    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and is_plain(args[0])
     return flatten(args[0] if one else (args, kwargs))
 
 
@@ -213,7 +213,7 @@ def unpack_arguments(
     packed: Tree, tensors: Sequence[Any], notes: Notes | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], Beside | None]:
     """Put the tensors back into the arguments of a call, and what goes along."""
-    if packed.spec is None:
+    if packed.data is None:
         return (tensors[0],), {}, None
     args, kwargs, *along = unflatten(packed, tensors)
     return args, kwargs, along[0] if notes is not None else None
@@ -233,6 +233,11 @@ class Arguments:
         self.cells = [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
         self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
 
+    def known(self) -> dict[int, tuple[str, int]]:
+        """Return, by the identity of each tensor and container, its kind and number: the caller has them, too."""
+        found = {id(tensor): ("tensor", number) for number, (tensor, _, _) in enumerate(self.tensors)}
+        return found | {id(cell): ("cell", number) for number, (cell, _) in enumerate(self.cells)}
+
     def written(self, where: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """Return the tensors and the containers that were written since, each with its number.
 
@@ -247,7 +252,7 @@ class Arguments:
             if version is not None and tensor._version != version:  # noqa: SLF001
                 if tensor.shape != shape:
                     raise StepError(f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}")
-                tensors.append((number, tensor))
+                tensors.append((number, tensor.view_as(tensor)))  # not the caller's own object: its values
         cells = []
         for number, (cell, before) in enumerate(self.cells):
             now = mutable.content(cell)
@@ -255,14 +260,21 @@ class Arguments:
                 cells.append((number, mutable.difference(before, now)))
         return tensors, cells
 
-    def take(self, tensors: Sequence[torch.Tensor], back: Beside) -> None:
+    def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
         """Write what the owner wrote.
 
         Args:
             tensors: Those of the arguments.
             back: What came with the result.
+            where: Words for the module.
+
+        Raises:
+            StepError: Another argument has the same memory: on the owner it kept its values.
         """
         for number, value in back.tensors:
+            memory = tensors[number].untyped_storage().data_ptr()
+            if [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided].count(memory) > 1:
+                raise StepError(f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}")
             tensors[number].copy_(value)
         for number, change in back.cells:
             cell, before = self.cells[number]

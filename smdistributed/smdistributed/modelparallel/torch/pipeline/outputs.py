@@ -83,7 +83,7 @@ class Model:
                 notes,
             )
             sent = [tensor for tensor, source in zip(parts, sources, strict=True) if source is None]
-            port.post(peer, outputs, sent, "outputs of the model", hidden=True)
+            port.post(peer, outputs, sent, "outputs of the model")
         return result
 
     def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Sequence
 
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError
-from smdistributed.modelparallel.torch.wire.nested import dumps
 from smdistributed.modelparallel.torch.wire.transport import Transport
 
 from .contexts import Context
@@ -78,9 +78,7 @@ class Port:
         """Make the tensors of a message ready for this thread, which uses them."""
         self._transport.arrived(tensors)
 
-    def post(
-        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str, *, hidden: bool = False
-    ) -> None:
+    def post(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str) -> None:
         """Send a message to a rank of the pipeline, which may be this one.
 
         Args:
@@ -88,24 +86,23 @@ class Port:
             message: One of messages.py.
             tensors: What it describes.
             what: Words for it.
-            hidden: Tensors may be in the message itself. They arrive as constants.
 
         Raises:
             PeerError: The rank is gone.
-            StepError: The message cannot be pickled, or a tensor is where its gradient would be lost.
+            StepError: The message cannot be pickled.
         """
         link = self._transport
         try:
             if peer != self.me:
-                link.send(peer, message, tensors, hidden=hidden)
+                link.send(peer, message, tensors)
                 return
-            dumps(message)
+            pickle.dumps(message, 5)
             link.inbox.put((link, peer, message, [t if t is None else t.detach() for t in tensors]))
         except OSError as error:
             raise PeerError(link.members[peer], link.name(peer), f"{GONE} ({error})") from error
-        except (TypeError, AttributeError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever pickle says of an object
             raise StepError(
                 f"cannot send the {what} to {link.name(peer)}: {type(error).__name__}: {error}\n"
-                "Place the module and its caller on one partition with smp.set_partition, or pass tensors only, "
-                "alone or in lists, tuples, dictionaries and dataclasses."
+                "Place the module and its caller on one partition with smp.set_partition, or pass tensors and what "
+                "pickle knows."
             ) from error

@@ -142,13 +142,15 @@ class Server:
         else:  # what came before in the chain is nobody's argument
             wrote = ([], []) if along is None else (along.tensors, along.cells)
         if following is None:
+            # What the caller gave is the caller's own object again, also in the result.
+            own = before.known() if message.before[1] is None and message.tail is None else None
             held = notes.held if message.tail is None else frozenset()
             news, written = views.pack(message.microbatch, message.call[0], held=held)
             if along is not None and message.segment is None:
                 unread = views.unread(turn, notes, along.written)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
             note, back = beside(news, written, None, *wrote)
-            value, results = flatten(result if back is None else (result, back))
+            value, results = flatten(result if back is None else (result, back), own)
         else:
             owner = port.modules.chains[message.module][following].owner
             news, onward = views.pack(message.microbatch, owner)

@@ -25,7 +25,7 @@ from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
-from smdistributed.modelparallel.torch.wire.nested import dumps, flatten
+from smdistributed.modelparallel.torch.wire.nested import flatten, tensors_in
 
 from . import variables
 from .outside import Outside, package
@@ -185,7 +185,7 @@ class _Slot:
         return best[3], value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
 
 
-class _Attribute:
+class _Attribute(mutable.StandIn):
     """Stands in a class for an attribute that some object of it writes in a step."""
 
     def __init__(self, name: str, default: Any) -> None:
@@ -282,7 +282,7 @@ class Views:
         self._cells: dict[int, _Slot] = {}
         self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
         self._hooks: dict[int, int] = {}
-        self._replaced: dict[tuple[type, str], Any] = {}
+        self._replaced: dict[tuple[type, str], bool] = {}
         self._log: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
         self._known: dict[tuple[int, bool], set[Stamp]] = {}
         self.quiet = False
@@ -364,10 +364,10 @@ class Views:
             if slot.turns and slot.key[2] != _NEW:
                 self._hot.add(slot.key)
                 mutable.assign(slot.where, slot.last())
-        for (kind, name), default in self._replaced.items():
-            if default is MISSING:
-                delattr(kind, name)
-            else:
+        for (kind, name), own in self._replaced.items():
+            default = kind.__dict__[name].default
+            delattr(kind, name)
+            if own:
                 setattr(kind, name, default)
         self._replaced.clear()
         _slots.clear()
@@ -502,7 +502,7 @@ class Views:
         if (kind, name) not in self._replaced:
             default = inspect.getattr_static(kind, name, MISSING)
             default = default.default if isinstance(default, _Attribute) else default
-            self._replaced[kind, name] = kind.__dict__.get(name, MISSING)
+            self._replaced[kind, name] = name in kind.__dict__
             setattr(kind, name, _Attribute(name, default))
         return _slots.setdefault((id(module), name), _Slot(key, module, _physical(module, name)))
 
@@ -771,7 +771,7 @@ class Views:
             slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 and number == turn[0] else None
             version = None if slot is None else slot.turns.get(turn)
             if version is not None and not version.fetched and not isinstance(value, _PLAIN):
-                found.update(map(id, flatten(value)[1]))
+                found.update(map(id, tensors_in(value)))
         return found
 
     def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
@@ -779,7 +779,7 @@ class Views:
         for (key, _, _), value in zip(notes.writes, values, strict=True):
             slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 else None
             if slot is not None and turn in slot.turns and not isinstance(value, _PLAIN):
-                slot.turns[turn].fetched |= any(id(each) not in idle for each in flatten(value)[1])
+                slot.turns[turn].fetched |= any(id(each) not in idle for each in tensors_in(value))
 
     def _stays(self, key: Key) -> bool:
         """Return whether a write is no business of other ranks."""
@@ -882,7 +882,9 @@ def _equal(one: Any, other: Any) -> bool:
         return (
             one.shape == other.shape and one.dtype == other.dtype and not one.requires_grad and torch.equal(one, other)
         )
-    return type(one) is type(other) and isinstance(one, (*_PLAIN, tuple)) and one == other
+    if isinstance(one, tuple) and type(one) is type(other) and len(one) == len(other):
+        return all(map(_equal, one, other))
+    return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
 
 
 def _in_backward() -> bool:
@@ -966,14 +968,10 @@ def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def _differentiable(value: Any) -> bool:
-    return not isinstance(value, _PLAIN) and any(t.requires_grad for t in flatten(value)[1])
+    return not isinstance(value, _PLAIN) and any(t.requires_grad for t in tensors_in(value))
 
 
 def _sendable(value: Any) -> bool:
     if isinstance(value, (*_PLAIN, _Mark)) or type(value) in (torch.Tensor, nn.Parameter):
         return True
-    try:
-        dumps(flatten(value)[0])
-    except Exception:  # noqa: BLE001  whoever reads it is told
-        return False
-    return True
+    return not isinstance(flatten(value)[0].data, Exception)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
+from torch.utils import _pytree as pytree
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.job.state import state
@@ -104,11 +105,12 @@ class Order:
         def after(_: object, __: object, outputs: Any) -> None:
             if not torch.is_grad_enabled():
                 return
-            tree, found = nested.flatten(outputs)
-            if self._first and any(map(nested.hides, tree.leaves)):
+            found = nested.tensors_in(outputs)
+            closed = [each for each in pytree.tree_leaves(outputs) if self._first and not nested.opens(type(each))]
+            if hiding := [each for each in closed if not isinstance(each, torch.Tensor) and nested.tensors_in(each)]:
                 raise StepError(
-                    f"{self._titles[number]} returns a tensor in {nested.holder(tree)}. With sharded data parallelism "
-                    "return tensors alone or in lists, tuples, dictionaries and dataclasses"
+                    f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}. With sharded data "
+                    "parallelism return tensors alone or in lists, tuples, dictionaries and dataclasses"
                 )
             began = False
 

@@ -46,7 +46,7 @@ class Passes:
 
     def watch(self, outputs: Any) -> Any:
         """Return the outputs of a forward pass; a backward pass from them is noticed."""
-        found = nested.flatten(outputs)[1]
+        found = nested.tensors_in(outputs)
         whole(found)
         for output in found:
             if output.requires_grad:

@@ -163,7 +163,7 @@ class Reducer:
         The first gradient of a parameter is too late: it can belong to a pass inside the pass (torch's checkpointing).
         """
         self.queued = False
-        for output in nested.flatten(outputs)[1]:
+        for output in nested.tensors_in(outputs):
             if output.requires_grad:
                 output.register_hook(self._queue)  # type: ignore[no-untyped-call]
         return outputs

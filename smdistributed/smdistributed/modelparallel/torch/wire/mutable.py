@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import operator
 import random
 import sys
 import sysconfig
@@ -64,6 +65,16 @@ class Old(NamedTuple):
     key: Any
 
 
+class StandIn:
+    """Is in a class for an attribute whose objects are looked at.
+
+    Attributes:
+        default: What the class has.
+    """
+
+    default: Any
+
+
 class Names:
     """Variables of a Python module, or attributes of a class, as a container."""
 
@@ -74,7 +85,9 @@ class Names:
     def get(self) -> dict[str, Any]:
         """Return the values that are of a kind that can go to another rank. Others are code, and stay."""
         space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
-        return {n: v for n in self.names if isinstance(v := space.get(n, self), (*_VALUES, torch.Tensor))}
+        found = {name: space.get(name, self) for name in self.names}
+        found = {name: value.default if isinstance(value, StandIn) else value for name, value in found.items()}
+        return {name: value for name, value in found.items() if isinstance(value, (*_VALUES, torch.Tensor))}
 
     def put(self, value: dict[str, Any]) -> None:
         """Set the values, and delete the names that have none."""
@@ -83,6 +96,8 @@ class Names:
         for name, each in value.items():
             if isinstance(self.holder, dict):
                 self.holder[name] = each
+            elif isinstance(there := vars(self.holder).get(name), StandIn):
+                there.default = each
             else:
                 setattr(self.holder, name, each)
 
@@ -167,12 +182,11 @@ def cells(value: Any, package: str = "", depth: int = 0) -> Iterator[Any]:
 
 def leaves(value: Any, package: str) -> Iterator[Any]:
     """Yield what is in a value that is no container, and can be written in place."""
-    if isinstance(value, _LEAVES) or type(value).__module__.partition(".")[0] == "numpy":
-        yield value
-    for cell in cells(value, package):
-        for item in list(_items(content(cell))):
-            if isinstance(item, _LEAVES) or type(item).__module__.partition(".")[0] == "numpy":
-                yield item
+    for item in (value, *(each for cell in cells(value, package) for each in _items(content(cell)))):
+        kind: Any = type(item)
+        iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+        if iterates or isinstance(item, _LEAVES) or kind.__module__.partition(".")[0] == "numpy":
+            yield item
 
 
 def state(leaf: Any) -> Any:
@@ -183,14 +197,18 @@ def state(leaf: Any) -> Any:
         total = leaf.detach().sum(dtype=torch.float64).item() if small and leaf.dtype in _SUMMED else 0
         return None if leaf.is_inference() else leaf._version, total  # noqa: SLF001
     if isinstance(leaf, types.FunctionType):
-        inside = (*vars(leaf).values(), *enclosed(leaf))
-        return [item if isinstance(item, int | float | str) else id(item) for item in inside]
+        return [*map(_mark, (*vars(leaf).values(), *enclosed(leaf)))]
     if isinstance(leaf, torch.Generator):
         return leaf.get_state().tolist()
     if isinstance(leaf, random.Random):
         return leaf.getstate()
     if isinstance(leaf, itertools.count):
         return repr(leaf)
+    if isinstance(leaf, types.GeneratorType):
+        frame = leaf.gi_frame
+        return None if frame is None else (frame.f_lasti, [*map(_mark, frame.f_locals.values())])
+    if hasattr(type(leaf), "__next__"):
+        return operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()  # may have moved on
     if hasattr(leaf, "bit_generator"):
         return repr(leaf.bit_generator.state)
     try:
@@ -198,6 +216,10 @@ def state(leaf: Any) -> Any:
     except (TypeError, ValueError):
         return None
     return view.tobytes() if view.nbytes <= _SMALL else None
+
+
+def _mark(item: Any) -> Any:
+    return item if isinstance(item, int | float | str) else id(item)
 
 
 def enclosed(function: Any) -> list[Any]:

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import torch
 
 from .inbox import Inbox
-from .nested import dumps
 
 _SIZES = struct.Struct("<I")
 _BUFFER = 1 << 16
@@ -116,20 +115,17 @@ class Transport:
         """Return words for a rank of the group."""
         return f"rank {self.members[peer]} ({self.kind} {peer})"
 
-    def send(
-        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = (), *, hidden: bool = False
-    ) -> None:
+    def send(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = ()) -> None:
         """Send a message. Only one thread may send at a time.
 
         Args:
             peer: Rank in the group, another than `me`.
             message: Anything that pickle knows.
             tensors: Dense tensors, or None for one that is missing.
-            hidden: Tensors may be in the message itself. They arrive as constants.
 
         Raises:
             OSError: The connection is lost.
-            TypeError: A tensor is in the message itself, or something that pickle does not know.
+            Exception: What pickle says of something that it does not know.
         """
         descriptions: list[tuple[str, tuple[int, ...], int] | None] = []
         parts: list[Any] = [b""]
@@ -158,7 +154,7 @@ class Transport:
                 kept.append(tensor)
                 parts.append(_memory(tensor, size))
                 total += size
-        head = pickle.dumps((message, descriptions), 5) if hidden else dumps((message, descriptions))
+        head = pickle.dumps((message, descriptions), 5)
         parts[0] = _SIZES.pack(len(head)) + head
         if carried and self.payload is not None:
             self.payload.send(peer, carried)  # before the header: the receive that this posts never waits for long
