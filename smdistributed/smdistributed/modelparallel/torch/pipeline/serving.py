@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, tensors_in
 
 from . import variables
 from .contexts import Context
@@ -128,6 +128,7 @@ class Server:
             views.enter(turn)
             variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
         before = Arguments(args, kwargs, along, given)
+        asked = tensors_in((args, kwargs)) if notes.writes else []
         flags = capture()
         result, following = self._run(message, args, kwargs)
         if capture() != flags:
@@ -147,7 +148,7 @@ class Server:
             held = notes.held if message.tail is None else frozenset()
             news, written = views.pack(message.microbatch, message.call[0], held=held)
             if along is not None and message.segment is None:
-                unread = views.unread(turn, notes, along.written)
+                unread = views.unread(turn, notes, along.written, asked)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
             note, back = beside(news, written, None, *wrote)
             value, results = flatten(result if back is None else (result, back), own)

@@ -764,15 +764,25 @@ class Views:
                 else:
                     mutable.assign(where, value)
 
-    def unread(self, turn: Turn, notes: Notes, values: Sequence[Any]) -> set[int]:
-        """Return the identities of the tensors in values that came from another rank, and were not read since."""
+    def unread(self, turn: Turn, notes: Notes, values: Sequence[Any], used: Any) -> set[int]:
+        """Return the identities of the tensors in values that came from another rank, and were not read since.
+
+        Args:
+            turn: The microbatch.
+            notes: What came.
+            values: The values.
+            used: What came otherwise, and may have the same tensors in it.
+        """
         found: set[int] = set()
+        others = [used]
         for (key, _, number), value in zip(notes.writes, values, strict=True):
             slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 and number == turn[0] else None
             version = None if slot is None else slot.turns.get(turn)
             if version is not None and not version.fetched and not isinstance(value, _PLAIN):
                 found.update(map(id, tensors_in(value)))
-        return found
+            elif not isinstance(value, _PLAIN):
+                others.append(value)
+        return found - set(map(id, tensors_in(others))) if found else found
 
     def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
         """Note what another rank has read of what was sent to it."""
