@@ -33,7 +33,6 @@ class GradScaler(torch.amp.GradScaler):
         growth_interval: int = 2000,
         enabled: bool | None = None,
     ) -> None:
-        """See the class."""
         cuda = emulation.cuda_is_available()
         super().__init__(
             "cuda" if cuda else "cpu",

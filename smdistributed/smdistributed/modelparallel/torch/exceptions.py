@@ -23,7 +23,6 @@ class SMPConfigError(ValueError):
     """
 
     def __init__(self, *problems: str) -> None:
-        """Make the error of one or more problems."""
         super().__init__(*problems)
         self.problems: Sequence[str] = problems
 
@@ -49,7 +48,6 @@ class PeerError(StepError):
     """
 
     def __init__(self, rank: int, name: str, reason: str, trace: str = "") -> None:
-        """Make the error of a rank's failure."""
         super().__init__(f"{name} failed: {reason}")
         self.rank, self.name, self.reason, self.trace = rank, name, reason, trace
 

@@ -89,7 +89,6 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         gradient_as_bucket_view: bool = False,  # noqa: ARG002
         find_unused_parameters: bool = False,
     ) -> None:
-        """Wrap the model; divide it now, if there is one partition."""
         super().__init__()
         Joinable.__init__(self)
         _check(module, trace_device, backward_passes_per_step)

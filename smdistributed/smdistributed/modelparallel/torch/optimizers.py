@@ -67,7 +67,6 @@ class FusedLAMB(_Fused):
         max_grad_norm: float | None = 1.0,
         use_nvlamb: bool = False,
     ) -> None:
-        """See the class."""
         if amsgrad:
             raise ValueError("FusedLAMB has no AMSGrad variant: amsgrad must be False")
         self.adam_w_mode, self.set_grad_none, self.use_nvlamb = adam_w_mode, set_grad_none, use_nvlamb
@@ -158,7 +157,6 @@ class FusedNovoGrad(_Fused):
         init_zero: bool = False,
         set_grad_none: bool = True,
     ) -> None:
-        """See the class."""
         if amsgrad:
             raise ValueError("FusedNovoGrad has no AMSGrad variant: amsgrad must be False")
         if norm_type not in (0, 2):

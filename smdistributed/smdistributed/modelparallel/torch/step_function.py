@@ -32,7 +32,6 @@ class StepOutput:
     outputs: list[torch.Tensor]
 
     def __init__(self, outputs: Iterable[torch.Tensor]) -> None:
-        """Keep the tensors."""
         self.outputs = list(outputs)
 
     def __len__(self) -> int:
@@ -82,7 +81,6 @@ class StepFunction(Generic[P]):
         input_split_axes: Mapping[str, int] | None = None,
         detach_outputs: bool = True,
     ) -> None:
-        """Make the function; see ``step``."""
         functools.update_wrapper(self, function)
         self.function = function
         self.whole = frozenset(non_split_inputs or ())

@@ -98,42 +98,7 @@ UNSET = frozenset(key for key, row in _TABLE["keys"].items() if row.get("may_be_
 
 @dataclass(frozen=True)
 class Config:
-    """A valid configuration.
-
-    Attributes:
-        pipeline_parallel_degree: Number of partitions (pipeline stages).
-        microbatches: Number of parts that a batch is split into.
-        pipeline: Schedule: ``interleaved``, ``simple`` or ``_only_forward``.
-        optimize: ``speed`` keeps activations on all tensor ranks, ``memory`` splits them.
-        placement_strategy: As it was given; ``placement`` has it as letters.
-        auto_partition: Whether the library decides which module is on which partition.
-        default_partition: Partition of modules that are in no ``smp.partition``.
-        memory_weight: Weight of memory against time in the automatic partition, from 0 to 1.
-        ddp: Whether there is data parallelism.
-        ddp_port: Port of the rendezvous where ``MASTER_PORT`` is not set; None: the library's own.
-        ddp_dist_backend: ``nccl`` asks for it; ``auto`` takes what the machine has.
-        active_microbatches: Most microbatches that are in flight on one rank.
-        deterministic_server: Whether all replicas run requests in the same order; tensor ranks always do.
-        offload_activations: Whether checkpointed activations go to the host's memory.
-        activation_loading_horizon: How many pipeline tasks ahead they are loaded back.
-        tensor_parallel_degree: Number of ranks that share a split module.
-        fp16: Train in float16 with float32 master weights.
-        bf16: The same in bfloat16.
-        fp16_params: Make distributed modules in float16.
-        shard_optimizer_state: Share the state of the optimizer out over the reduced-data-parallel group.
-        prescaled_batch: Tensor ranks are given the same batch.
-        skip_tracing: Partition without a trace.
-        delayed_parameter_initialization: Make parameters after the partition.
-        sharded_data_parallel_degree: Number of ranks that share parameters.
-        sdp_reduce_bucket_size: Of sharded data parallelism: elements in a bucket.
-        sdp_param_persistence_threshold: Parameters with fewer elements are not shared.
-        sdp_max_live_parameters: A model of at most so many elements stays gathered between its forward and its backward
-            pass; None: only the block that runs is gathered.
-        sdp_hierarchical_allgather: Whether to gather within a host first.
-        sdp_gradient_clipping: Largest norm of the gradient in an optimizer's step; 0: any.
-        load_partition: Whether to read the partition from a file; cannot be on.
-        partition_file: That file; it has no effect.
-    """
+    """A valid configuration: the keys of parameters.json, with the defaults of docs/smdistributed-names.md."""
 
     pipeline_parallel_degree: int = 1
     microbatches: int = 1

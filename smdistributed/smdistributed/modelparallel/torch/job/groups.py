@@ -24,7 +24,6 @@ class Groups(Mapping[CommGroup, dist.ProcessGroup]):
     objects: dist.ProcessGroup
 
     def __init__(self, own: Mapping[CommGroup, dist.ProcessGroup], objects: dist.ProcessGroup) -> None:
-        """Keep the groups."""
         self._own = dict(own)
         self.objects = objects
 

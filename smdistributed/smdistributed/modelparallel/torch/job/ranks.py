@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -79,109 +80,48 @@ def local_size() -> int:
     return ranks_of(os.environ).local_size
 
 
-def pp_rank() -> int:
-    """Return the partition that this process has: its rank in its pipeline."""
-    return _topology().group_rank(PP_GROUP)
+_Answers = tuple[Callable[[], int], Callable[[], int], Callable[[], list[int]], Callable[[], dist.ProcessGroup]]
 
 
-def pp_size() -> int:
-    """Return the pipeline-parallel degree."""
-    return len(_topology().members(PP_GROUP))
+def _answers(kind: CommGroup, who: str) -> _Answers:
+    """Return what tells this process's rank in a group of a kind, the size of the group, its ranks, and itself."""
+
+    def rank_in() -> int:
+        return _topology().group_rank(kind)
+
+    def size_of() -> int:
+        return len(_topology().members(kind))
+
+    def members() -> list[int]:
+        return list(_topology().members(kind))
+
+    def group() -> dist.ProcessGroup:
+        return _process_group(kind)
+
+    for function, name, words in (
+        (rank_in, "{}_rank", "rank of this process among"),
+        (size_of, "{}_size", "number of"),
+        (members, "get_{}_group", "global ranks, in their order, of"),
+        (group, "get_{}_process_group", "process group of"),
+    ):
+        function.__name__ = function.__qualname__ = name.format(kind.name.removesuffix("_GROUP").lower())
+        function.__doc__ = f"Return the {words} {who}."
+    return rank_in, size_of, members, group
 
 
-def tp_rank() -> int:
-    """Return the rank among the processes that share split modules."""
-    return _topology().group_rank(TP_GROUP)
-
-
-def tp_size() -> int:
-    """Return the tensor-parallel degree."""
-    return len(_topology().members(TP_GROUP))
-
-
-def rdp_rank() -> int:
-    """Return the rank among the processes that have the same partition and the same slices."""
-    return _topology().group_rank(RDP_GROUP)
-
-
-def rdp_size() -> int:
-    """Return the number of processes that have the same partition and the same slices."""
-    return len(_topology().members(RDP_GROUP))
-
-
-def mp_rank() -> int:
-    """Return the rank among the processes that hold one replica of the model."""
-    return _topology().group_rank(MP_GROUP)
-
-
-def mp_size() -> int:
-    """Return the number of processes that hold one replica of the model."""
-    return len(_topology().members(MP_GROUP))
-
-
-def dp_rank() -> int:
-    """Return the rank among the processes that have the same partition."""
-    return _topology().group_rank(DP_GROUP)
-
-
-def dp_size() -> int:
-    """Return the number of processes that have the same partition."""
-    return len(_topology().members(DP_GROUP))
-
-
-def get_pp_group() -> list[int]:
-    """Return the global ranks of this process's pipeline, in their order."""
-    return list(_topology().members(PP_GROUP))
-
-
-def get_tp_group() -> list[int]:
-    """Return the global ranks of the processes that share split modules with this one."""
-    return list(_topology().members(TP_GROUP))
-
-
-def get_rdp_group() -> list[int]:
-    """Return the global ranks of the processes that have the same partition and the same slices."""
-    return list(_topology().members(RDP_GROUP))
-
-
-def get_mp_group() -> list[int]:
-    """Return the global ranks of the processes that hold this replica of the model."""
-    return list(_topology().members(MP_GROUP))
-
-
-def get_dp_group() -> list[int]:
-    """Return the global ranks of the processes that have the same partition."""
-    return list(_topology().members(DP_GROUP))
+_PIPELINE = "the processes of one pipeline, each of which has a partition"
+_SLICES = "the processes that share split modules with this one"
+_EQUAL = "the processes that have the same partition and the same slices"
+pp_rank, pp_size, get_pp_group, get_pp_process_group = _answers(PP_GROUP, _PIPELINE)
+tp_rank, tp_size, get_tp_group, get_tp_process_group = _answers(TP_GROUP, _SLICES)
+rdp_rank, rdp_size, get_rdp_group, get_rdp_process_group = _answers(RDP_GROUP, _EQUAL)
+mp_rank, mp_size, get_mp_group, get_mp_process_group = _answers(MP_GROUP, "the processes that hold this replica")
+dp_rank, dp_size, get_dp_group, get_dp_process_group = _answers(DP_GROUP, "the processes of the same partition")
 
 
 def get_world_process_group() -> dist.ProcessGroup:
     """Return the process group of all ranks."""
     return _process_group(WORLD)
-
-
-def get_pp_process_group() -> dist.ProcessGroup:
-    """Return the process group of ``get_pp_group()``."""
-    return _process_group(PP_GROUP)
-
-
-def get_tp_process_group() -> dist.ProcessGroup:
-    """Return the process group of ``get_tp_group()``."""
-    return _process_group(TP_GROUP)
-
-
-def get_rdp_process_group() -> dist.ProcessGroup:
-    """Return the process group of ``get_rdp_group()``."""
-    return _process_group(RDP_GROUP)
-
-
-def get_mp_process_group() -> dist.ProcessGroup:
-    """Return the process group of ``get_mp_group()``."""
-    return _process_group(MP_GROUP)
-
-
-def get_dp_process_group() -> dist.ProcessGroup:
-    """Return the process group of ``get_dp_group()``."""
-    return _process_group(DP_GROUP)
 
 
 def _topology() -> Topology:

@@ -30,7 +30,6 @@ class State:
     module_manager: types.SimpleNamespace
 
     def __init__(self) -> None:
-        """Make the state of a process that has not called ``smp.init``."""
         # Typed as if always there: a use before `smp.init` is a mistake, which `initialized` tells.
         self.cfg = self.topo = self.groups = None  # type: ignore[assignment]
         self.module_manager = types.SimpleNamespace(translate_functions=[])

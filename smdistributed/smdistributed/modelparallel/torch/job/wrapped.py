@@ -67,7 +67,6 @@ class Wrapped:
     """
 
     def __init__(self) -> None:
-        """Nothing is wrapped yet."""
         self.model: Model | None = None
         self.optimizers: list[Any] = []
 

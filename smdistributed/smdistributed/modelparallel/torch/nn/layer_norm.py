@@ -30,7 +30,6 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
     def __init__(
         self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True
     ) -> None:
-        """Make the layer, with the values that ``nn.LayerNorm`` would have."""
         FusedLayerNorm.__init__(self, normalized_shape, eps, elementwise_affine)
         if elementwise_affine:
             for name in ("weight", "bias"):

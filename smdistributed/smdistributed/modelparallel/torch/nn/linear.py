@@ -29,7 +29,6 @@ class DistributedLinear(DistributedModule):
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        """Make the layer, with the values that ``nn.Linear`` would have."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         whole = nn.Linear(in_features, out_features, bias)
@@ -65,7 +64,6 @@ class DistributedConv1D(DistributedModule):
     bias: nn.Parameter
 
     def __init__(self, nf: int, nx: int) -> None:
-        """Make the layer, with ``nf`` output and ``nx`` input channels, and the values that ``Conv1D`` would have."""
         super().__init__()
         self.nf, self.nx = nf, nx
         self.split("weight", torch.empty(nx, nf).normal_(std=0.02), 0)

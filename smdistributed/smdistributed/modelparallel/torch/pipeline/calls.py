@@ -36,7 +36,6 @@ class RemoteCall:
     """
 
     def __init__(self, caller: Caller, id: CallId, number: int, segment: int | None, tail: int | None) -> None:  # noqa: A002
-        """Make a call that has not been sent."""
         modules = caller.port.modules
         self.caller, self.id, self.number, self.segment, self.tail = caller, id, number, segment, tail
         if segment is None:
@@ -165,7 +164,6 @@ class Caller:
     """The calling side of remote calls."""
 
     def __init__(self, port: Port) -> None:
-        """Make the calling side of a rank."""
         self.port = port
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
         self.made = 0

@@ -29,7 +29,6 @@ class Seat:
     __slots__ = ("_lock", "closed", "ident", "main", "task")
 
     def __init__(self, *, main: bool = False) -> None:
-        """Make the seat of a thread, which does not have the baton."""
         self.main, self.ident = main, threading.get_ident()
         self.task: Context | None = None
         self.closed = False
@@ -81,7 +80,6 @@ class Context:
     def __init__(
         self, key: Key, microbatch: int, body: Callable[[], None], flags: Flags, *, inline: bool, place: int
     ) -> None:
-        """Make a context that has not started."""
         self.key, self.microbatch, self.body, self.flags, self.inline = key, microbatch, body, flags, inline
         self.place = place
         self.seat: Seat | None = None
@@ -95,7 +93,6 @@ class Worker(threading.Thread):
     """A pooled thread for contexts."""
 
     def __init__(self, seat_taken: Callable[[Seat], None], on_start: Callable[[], None]) -> None:
-        """Start the thread; it runs `seat_taken` once it is woken."""
         super().__init__(name="smp-context", daemon=True)
         self._seat_taken, self._on_start = seat_taken, on_start
         self.seat = Seat()

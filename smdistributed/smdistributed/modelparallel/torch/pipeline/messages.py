@@ -225,7 +225,6 @@ class Arguments:
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], along: Beside | None, tensors: Sequence[torch.Tensor] = ()
     ) -> None:
-        """Look at arguments; with their tensors, on their owner."""
         inside = (*args, *kwargs.values(), *(() if along is None else along.variables))
         if torch.is_grad_enabled():  # what a layer adds to a cache stays with it (caches.py)
             inside = tuple(each for each in inside if not is_cache(each))

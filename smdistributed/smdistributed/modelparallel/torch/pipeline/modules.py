@@ -37,7 +37,6 @@ class Modules:
     """
 
     def __init__(self, root: nn.Module, owner: Mapping[str, int], me: int) -> None:
-        """Look at a placed tree."""
         named = list(root.named_modules())
         self.root, self.me = root, me
         self.names = [name for name, _ in named]

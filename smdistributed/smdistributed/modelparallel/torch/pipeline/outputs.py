@@ -25,7 +25,6 @@ class Model:
     """
 
     def __init__(self, port: Port, server: Server) -> None:
-        """Make the model call of a rank."""
         self.port, self.server = port, server
         self._leaves: dict[tuple[int, int], tuple[Hop, int, list[torch.Tensor]]] = {}
 

@@ -43,7 +43,6 @@ class Outside:
     """What the modules of a model write outside of them."""
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
-        """Look through the code of modules."""
         known: dict[tuple[Any, ...], _Code] = {}
         self._code: dict[int, _Code] = {}
         for module in modules:

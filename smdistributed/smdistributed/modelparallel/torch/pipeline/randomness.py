@@ -30,7 +30,6 @@ class Streams:
     """The streams of a step, on the generators that this rank uses: that of the CPU, and of its GPU if it has one."""
 
     def __init__(self) -> None:
-        """Take the step's seed from the script's stream, which goes on after the step."""
         self._seed = draw()
         self._generators: list[torch.Generator] = [torch.default_generator]
         if torch.cuda.is_initialized() and torch.cuda.default_generators:  # type: ignore[no-untyped-call]

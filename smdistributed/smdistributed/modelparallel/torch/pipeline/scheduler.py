@@ -68,7 +68,6 @@ class Step:
     def __init__(
         self, number: int, bodies: Sequence[Callable[[], Any]], flags: Flags, home: Home, *, simple: bool, limit: int
     ) -> None:
-        """Make the state of a step that starts."""
         self.number, self.bodies, self.size = number, bodies, len(bodies)
         self.flags, self.home, self.simple, self.streams = flags, home, simple, Streams()
         self.limit = self.size if simple else min(self.size, limit)

@@ -71,7 +71,6 @@ class Server:
     """
 
     def __init__(self, port: Port) -> None:
-        """Make the serving side of a rank."""
         self.port = port
         self._saved: dict[Hop, _Saved] = {}
         self.results: dict[int, dict[Hop, list[torch.Tensor]]] = {}

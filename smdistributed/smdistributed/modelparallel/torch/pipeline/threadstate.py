@@ -54,7 +54,6 @@ class Applied:
     """
 
     def __init__(self, flags: Flags) -> None:
-        """Prepare to apply flags."""
         self.flags = flags
         self._entered: list[Any] = []
 
@@ -91,7 +90,6 @@ class Home:
     """
 
     def __init__(self) -> None:
-        """Take it from this thread."""
         self.variables = contextvars.copy_context()
         self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
         initialized: bool = _cuda.is_initialized()

@@ -25,7 +25,6 @@ class Inside(TorchFunctionMode):
     """
 
     def __init__(self, root: nn.Module) -> None:
-        """Guard a forward pass of a model."""
         super().__init__()
         self._root = root
 

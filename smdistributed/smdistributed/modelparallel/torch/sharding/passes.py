@@ -28,7 +28,6 @@ class Passes:
     """
 
     def __init__(self, root: nn.Module, order: Order) -> None:
-        """Tell ``root``, which ``wrap.shard`` shared and gave ``order`` for."""
         from torch.distributed.fsdp import FSDPModule
 
         self._root: Any = root

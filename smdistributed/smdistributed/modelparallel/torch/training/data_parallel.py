@@ -56,7 +56,6 @@ class Bucket:
     """
 
     def __init__(self, index: int, parameters: list[torch.Tensor], group: CommGroup) -> None:
-        """Make an empty bucket."""
         self._index, self._parameters, self.group = index, parameters, group
         self._buffer = torch.empty(0)
         self.last = False
@@ -115,7 +114,6 @@ class Reducer:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], *, passes: int, bucket_bytes: int, overlap: bool) -> None:
-        """Divide the parameters into buckets, and watch their gradients."""
         self.passes, self.overlap, self.done_passes = passes, overlap, 0
         self.hook: tuple[Any, CommHook] | None = None
         self.early = 0  # buckets that were sent before the end of their pass

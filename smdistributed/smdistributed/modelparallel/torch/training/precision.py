@@ -44,7 +44,6 @@ class LossScaler:
         *,
         dynamic: bool = True,
     ) -> None:
-        """See the class."""
         self.loss_scale = float(init_scale)
         self.dynamic = dynamic
         self.scale_factor = float(scale_factor)
@@ -141,7 +140,6 @@ class MasterWeights:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool]) -> None:
-        """See the class."""
         self.pairs: dict[int, tuple[Parameter, Parameter]] = {}
         self._seen: dict[int, int] = {}
         self.add(optimizer, wanted)

@@ -50,7 +50,6 @@ class Inbox(Generic[T]):
     """
 
     def __init__(self, may_read: Callable[[], bool] | None) -> None:
-        """Make an inbox without sources."""
         self._items: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._sources: dict[int, Source[T]] = {}
         self._threads: list[threading.Thread] = []

@@ -79,7 +79,6 @@ class Names:
     """Variables of a Python module, or attributes of a class, as a container."""
 
     def __init__(self, holder: Any, names: frozenset[str]) -> None:
-        """Stand for names of a namespace, or of an object that has one."""
         self.holder, self.names = holder, names
 
     def get(self) -> dict[str, Any]:

@@ -38,7 +38,6 @@ class GroupPayload:
     """
 
     def __init__(self, rank: int, device: torch.device, topology: Topology, backend: str) -> None:
-        """Make the communicators. Collective over the job."""
         self.rank, self.device = rank, device
         self.members = topology.members(CommGroup.PP_GROUP)
         self._groups: dict[tuple[int, int], Any] = {}

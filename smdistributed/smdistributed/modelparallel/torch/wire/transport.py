@@ -33,7 +33,6 @@ class Gone:
     """
 
     def __init__(self, reason: str) -> None:
-        """Note the end of a connection."""
         self.reason = reason
 
 

@@ -39,7 +39,6 @@ class Failure:
     """
 
     def __init__(self, rank: int, reason: str) -> None:
-        """Note a failure."""
         self.rank, self.reason = rank, reason
 
 
