@@ -51,6 +51,7 @@ assert torch.cuda.get_device_properties("cuda:0").total_memory > 0
 free, total = torch.cuda.mem_get_info()
 assert 0 < free <= total
 assert torch.cuda.get_device_capability() >= (8, 0) and torch.cuda.is_bf16_supported()
+assert not torch.cuda.is_current_stream_capturing()  # builds for CUDA ask it in each step of an optimizer
 for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
     assert getattr(torch.cuda, name)(0) == 0
 assert torch.cuda.memory_stats()["num_alloc_retries"] == 0

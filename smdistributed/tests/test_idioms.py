@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -51,3 +52,29 @@ def test_what_cannot_be_equal_is_refused(name: str) -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, train, [name], {})
     assert f"StepError: {idioms.REFUSED[name][1]}" in str(caught.value)
+
+
+def differs() -> list[str]:
+    """Return what a rank says of a model that keeps a list on one rank and a dictionary on the other."""
+    import smdistributed.modelparallel.torch as smp
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("smdistributed.modelparallel").addHandler(handler)
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model = idioms.Root(idioms.Notes(), lambda self, x: self.c(self.b(self.a(x)))).double()
+    model.b.notes = [] if smp.rank() == 0 else {}
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+    assert equality.compare(model, loss_of, data, owner=owner).largest <= 1e-9
+    assert model.b.notes == ([] if smp.rank() == 0 else {"calls": 10})
+    smp.barrier()
+    return said
+
+
+def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
+    root, _ = run_ranks(2, differs)
+    assert [line for line in root if "another kind" in line] == [
+        "attribute 'notes' of module b (Notes): something in it is of another kind on another rank; changes of it stay "
+        "there"
+    ]

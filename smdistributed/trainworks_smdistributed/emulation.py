@@ -202,6 +202,7 @@ def _answer_for_cuda() -> None:
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": lambda *_args, **_kwargs: True,
         "device_count": lambda: max(ranks_of(os.environ).local_size, 1),
         "set_device": set_device,
@@ -224,6 +225,11 @@ def _answer_for_cuda() -> None:
         "current_stream": lambda *_args: _Stream(),
         "default_stream": lambda *_args: _Stream(),
     }
+    with contextlib.suppress(ImportError, AttributeError):  # the compiler of PyTorch 2.4 asks for these classes
+        from torch._streambase import _EventBase, _StreamBase  # type: ignore[attr-defined,unused-ignore]
+
+        _EventBase.register(_Event)
+        _StreamBase.register(_Stream)
     # What a script sets is the CPU's already, or there is nothing to set.
     for name in NOTHING:
         answers[name] = _answering(None)
