@@ -211,6 +211,7 @@ def sets_default(self: Any, x: torch.Tensor) -> Any:
 
 
 EQUAL |= {
+    "what a module keeps is read": lambda: Root(Lends(), lambda self, x: self.c(self.b(self.a(x))[0])),
     "one tensor is two arguments": lambda: Root(Doubles(), given_twice),
     "the result is an argument": lambda: Root(Doubles(), is_given),
     "iterators": lambda: Root(Turns(), lambda self, x: self.c(self.b(self.b(self.a(x))))),
@@ -222,6 +223,24 @@ EQUAL |= {
 def shares_memory(self: Any, x: torch.Tensor) -> Any:
     h = self.a(x) * 1.0
     return self.b(h[:, :2], h) + h
+
+
+class Lends(Layer):
+    """Returns what it keeps: a buffer and a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(WIDTH))
+        self.seen = [1.0]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * self.seen[-1] + self.bank.clone(), self.bank, self.seen
+
+
+def writes_to_loan(self: Any, x: torch.Tensor, *, bank: bool) -> Any:
+    h, kept, seen = self.b(self.a(x))
+    kept.mul_(0.9) if bank else seen.append(0.5)
+    return self.c(h)
 
 
 def iterator(self: Any, x: torch.Tensor) -> Any:
@@ -237,6 +256,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "memory of two arguments": (
         lambda: Root(Doubles(), shares_memory),
         "module b (Doubles) writes to memory that two of its arguments share",
+    ),
+    "a buffer that was returned": (
+        lambda: Root(Lends(), lambda self, x: writes_to_loan(self, x, bank=True)),
+        "module b (Lends) keeps what it returned, and its caller wrote to that",
+    ),
+    "a list that was returned": (
+        lambda: Root(Lends(), lambda self, x: writes_to_loan(self, x, bank=False)),
+        "module b (Lends) keeps what it returned, and its caller wrote to that",
     ),
     "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }

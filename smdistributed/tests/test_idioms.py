@@ -74,7 +74,5 @@ def differs() -> list[str]:
 
 def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
     root, _ = run_ranks(2, differs)
-    assert [line for line in root if "another kind" in line] == [
-        "attribute 'notes' of module b (Notes): something in it is of another kind on another rank; changes of it stay "
-        "there"
-    ]
+    assert len(root) == 1
+    assert "attribute 'notes' of module b (Notes): something in it is of another kind on another rank" in root[0]

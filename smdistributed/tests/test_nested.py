@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -234,3 +235,18 @@ def test_objects_without_tensors_stay_what_they_are() -> None:
     assert all(
         kept(ANY[kind][0](1, "b")) for kind in ("dataclass", "own list", "own dict", "user dict", "plain object")
     )
+
+
+def test_tensors_are_found_in_whatever_object() -> None:
+    from smdistributed.modelparallel.torch.wire import nested
+
+    class Local:
+        def __init__(self, *inside: Any) -> None:
+            self.inside = inside
+
+    first, second = torch.ones(2), torch.ones(3, requires_grad=True)
+    value = Local(lambda: 1, torch.nn.Linear(2, 2), threading.Lock(), iter([1]), [first, Local(second)], first, Local)
+    assert [id(each) for each in nested.tensors_in({"a": value})] == [id(first), id(second)]
+    for kind, (make, _) in {**ANY, **TENSORS}.items():
+        both = torch.ones(2, 4), torch.ones(2, 4)
+        assert len(nested.tensors_in(make(*both))) >= (2 if kind != "packed sequence" else 1), kind

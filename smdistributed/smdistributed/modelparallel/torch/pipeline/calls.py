@@ -243,6 +243,7 @@ class Caller:
             if note is not None and along is not None:
                 views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
             before.take(tensors, back, call.title)
+            views.borrow(result, call.notes.lent, call.title)
         if tail is not None:
             context.tail = results if call.notes is None else tensors_in(result)
         elif context.key[0] == "S" and port.me == port.root_rank:

@@ -149,6 +149,8 @@ class Server:
             if along is not None and message.segment is None:
                 unread = views.unread(turn, notes, along.written, asked)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
+            if own is not None and (lent := views.lent(result)):
+                news = news._replace(lent=lent)
             note, back = beside(news, written, None, *wrote)
             value, results = flatten(result if back is None else (result, back), own)
         else:

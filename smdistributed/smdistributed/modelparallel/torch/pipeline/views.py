@@ -82,6 +82,7 @@ class Notes(NamedTuple):
         hooked: Numbers of Hugging Face's models whose outputs are captured.
         idle: With a result: numbers of the tensors that came with the call and were not read.
         late: A container changed where a microbatch that overlaps may have read it.
+        lent: With a result: numbers of the tensors and containers in it that a module of the sender keeps.
     """
 
     writes: tuple[tuple[Key, Stamp, int], ...] = ()
@@ -91,6 +92,7 @@ class Notes(NamedTuple):
     hooked: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     late: bool = False
+    lent: tuple[int, ...] = ()
 
 
 NOTHING = Notes()
@@ -295,6 +297,7 @@ class Views:
         self._late: dict[str, str] = {}
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
+        self._lent: list[tuple[str, Any, Any]] = []
 
     def install(self, modules: list[nn.Module], owner: list[int]) -> None:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
@@ -374,6 +377,7 @@ class Views:
         self._cells.clear()
         self._log.clear()
         self._known.clear()
+        self._lent.clear()
 
     def forget(self, before: int) -> None:
         """Free what microbatches wrote that have ended and had a successor; they are those before a number."""
@@ -407,6 +411,12 @@ class Views:
                         slot = self._slot(module, (number, each))
                         slot.in_place = True
                         self._note(slot, turn, now)
+        for title, each, before in self._lent:
+            if mutable.changed(each, before):
+                raise StepError(
+                    f"module {title} keeps what it returned, and its caller wrote to that: it would not change there\n"
+                    "Write to a copy, or place the module with its caller with smp.set_partition."
+                )
         for slot in list(self._cells.values()):
             now = mutable.content(slot.where)
             if mutable.same(now, slot.installed):
@@ -784,6 +794,16 @@ class Views:
                 others.append(value)
         return found - set(map(id, tensors_in(others))) if found else found
 
+    def lent(self, result: Any) -> tuple[int, ...]:
+        """Return the numbers of the tensors and containers in a result that modules keep. First steps show them."""
+        kept = {*self._cells, *(id(buffer) for _, _, buffer, _ in self._buffers)} if self._learns else ()
+        return tuple(n for n, each in enumerate(_inside(result)) if id(each) in kept) if kept else ()
+
+    def borrow(self, result: Any, numbers: Sequence[int], title: str) -> None:
+        """Look at what of a result its module keeps: whoever writes to it is told."""
+        inside = _inside(result) if numbers else ()
+        self._lent += [(title, inside[number], mutable.before(inside[number])) for number in numbers]
+
     def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
         """Note what another rank has read of what was sent to it."""
         for (key, _, _), value in zip(notes.writes, values, strict=True):
@@ -868,6 +888,10 @@ def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
             held = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
             held += mutable.enclosed(hook)
             yield f"{kind}[{number}]", tuple(held)
+
+
+def _inside(value: Any) -> list[Any]:
+    return [*tensors_in(value), *mutable.cells(value)]
 
 
 def _physical(module: nn.Module, name: str) -> Any:

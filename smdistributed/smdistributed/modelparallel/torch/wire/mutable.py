@@ -122,6 +122,17 @@ def same(one: Any, other: Any) -> bool:
     return all(a is b for a, b in zip(one.values(), other.values(), strict=True)) and list(one) == list(other)
 
 
+def before(each: Any) -> Any:
+    """Return what is in a tensor or a container now, so that ``changed`` can tell whether that was written."""
+    return each._version if isinstance(each, torch.Tensor) else content(each)  # noqa: SLF001
+
+
+def changed(each: Any, then: Any) -> bool:
+    """Return whether a tensor or a container was written since ``before`` returned this."""
+    now = before(each)
+    return bool(now != then) if isinstance(each, torch.Tensor) else not same(now, then)
+
+
 def assign(cell: Any, value: Any) -> None:
     """Put another content into a container."""
     if isinstance(cell, Names):

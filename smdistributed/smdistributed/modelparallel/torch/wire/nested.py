@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import io
 import pickle
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,12 +96,12 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, value: Any) -> Any:
-        if self.looks:
-            try:
-                return value.__reduce_ex__(5)
-            except Exception:  # noqa: BLE001  pickle does not know it
-                return int, ()
-        return NotImplemented
+        if not self.looks or value is int:
+            return NotImplemented
+        try:  # classes and functions are of no interest
+            return (int, ()) if isinstance(value, type | types.FunctionType) else value.__reduce_ex__(5)
+        except Exception:  # noqa: BLE001  pickle does not know it
+            return int, ()
 
     def _refuse(self, what: str) -> Any:
         if not self.looks:
