@@ -234,7 +234,8 @@ class Lends(Layer):
         self.seen = [1.0]
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(x) * self.seen[-1] + self.bank.clone(), self.bank, self.seen
+        bank: Any = self.bank
+        return self.layer(x) * self.seen[-1] + bank.clone(), bank, self.seen
 
 
 def writes_to_loan(self: Any, x: torch.Tensor, *, bank: bool) -> Any:

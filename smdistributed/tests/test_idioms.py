@@ -64,7 +64,8 @@ def differs() -> list[str]:
     logging.getLogger("smdistributed.modelparallel").addHandler(handler)
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model = idioms.Root(idioms.Notes(), lambda self, x: self.c(self.b(self.a(x)))).double()
-    model.b.notes = [] if smp.rank() == 0 else {}
+    notes: Any = [] if smp.rank() == 0 else {}
+    model.b.notes = notes
     owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
     assert equality.compare(model, loss_of, data, owner=owner).largest <= 1e-9
     assert model.b.notes == ([] if smp.rank() == 0 else {"calls": 10})

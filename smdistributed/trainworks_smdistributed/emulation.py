@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import time
 import types
@@ -225,11 +226,11 @@ def _answer_for_cuda() -> None:
         "current_stream": lambda *_args: _Stream(),
         "default_stream": lambda *_args: _Stream(),
     }
-    with contextlib.suppress(ImportError, AttributeError):  # the compiler of PyTorch 2.4 asks for these classes
-        from torch._streambase import _EventBase, _StreamBase  # type: ignore[attr-defined,unused-ignore]
-
-        _EventBase.register(_Event)
-        _StreamBase.register(_Stream)
+    # The compiler of PyTorch 2.4, which an optimizer imports, asks whether they are of torch's own classes.
+    with contextlib.suppress(ImportError, AttributeError):
+        own: Any = importlib.import_module("torch._streambase")
+        own._EventBase.register(_Event)  # noqa: SLF001
+        own._StreamBase.register(_Stream)  # noqa: SLF001
     # What a script sets is the CPU's already, or there is nothing to set.
     for name in NOTHING:
         answers[name] = _answering(None)
