@@ -186,7 +186,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     locale, said_of_locale = places.locale_of(variables)
     warnings = [line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line]
     warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
-    if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
+    has_pmi = any(name.startswith(("PMI_", "PMIX_")) for name in variables)
+    if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not has_pmi:
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
@@ -408,11 +409,6 @@ def _results(
     output = found.paths[places.OUTPUT]
     looked_for = not beside or output != f"{beside}/output"
     return found, output if looked_for and Path(output).parent.is_dir() else ""
-
-
-def _has_pmi(variables: Mapping[str, str]) -> bool:
-    """Return whether the platform's ranks can find each other by MPI."""
-    return any(name.startswith(("PMI_", "PMIX_")) for name in variables)
 
 
 def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
@@ -644,16 +640,14 @@ def _interface_towards(host: str) -> str:
                 address = str(probe.getsockname()[0])
         except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
             continue
-        if family == socket.AF_INET6:
-            return _interface_of_ipv6(socket.inet_pton(family, address.partition("%")[0]).hex())
-        return "lo" if address.startswith("127.") else _interface_of(address)
+        if family == socket.AF_INET6:  # 32 hexadecimal digits, proc(5), net/if_inet6
+            digits = socket.inet_pton(family, address.partition("%")[0]).hex()
+            rows = map(str.split, files.text_of("/proc/net/if_inet6").splitlines())
+            return next((row[-1] for row in rows if row[0] == digits), "")
+        if address.startswith("127."):
+            return "lo"
+        return next((name for name in network_interfaces() if _address_of(name) == address), "")
     return ""
-
-
-def _interface_of_ipv6(address: str) -> str:
-    """Return the interface with an IPv6 address, 32 hexadecimal digits; "" if there is none (proc(5), net/if_inet6)."""
-    rows = map(str.split, files.text_of("/proc/net/if_inet6").splitlines())
-    return next((row[-1] for row in rows if row[0] == address), "")
 
 
 def _address_of_name(name: str) -> str:
@@ -664,11 +658,6 @@ def _address_of_name(name: str) -> str:
         return socket.gethostbyname(name)
     except (OSError, UnicodeError, ValueError):
         return ""
-
-
-def _interface_of(address: str) -> str:
-    """Return the interface with an address, "" if there is none."""
-    return next((name for name in network_interfaces() if _address_of(name) == address), "")
 
 
 def _address_of(interface: str) -> str | None:

@@ -214,15 +214,11 @@ def why_not_writable(path: str) -> str:
             return f"{parent} is not a directory"
         if os.access(parent, os.W_OK | os.X_OK):
             return ""
-        return _why_denied(parent)
+        with contextlib.suppress(OSError):
+            if os.statvfs(parent).f_flag & os.ST_RDONLY:
+                return f"{parent} is on a read-only file system"
+        return f"user {os.geteuid()} may not write into {parent}"
     return f"{path} has no directory above it"
-
-
-def _why_denied(directory: Path) -> str:
-    with contextlib.suppress(OSError):
-        if os.statvfs(directory).f_flag & os.ST_RDONLY:
-            return f"{directory} is on a read-only file system"
-    return f"user {os.geteuid()} may not write into {directory}"
 
 
 # ------------------------------------------------------------------------------------------------ HOME, TMPDIR, locale

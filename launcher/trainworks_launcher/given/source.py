@@ -37,7 +37,7 @@ def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tu
     name = words[0]
     found = name if name == "-m" or Path(directory, name).is_file() else shutil.which(name, path=path) or ""
     if not found:
-        return tuple(words), Code(directory, entries=_names(directory))
+        return tuple(words), Code(directory, entries=tuple(sorted(entry.name for entry in Path(directory).iterdir())))
     executable = (found,) if os.access(Path(directory, found), os.X_OK) else ()
     beside = () if found.startswith("/") else (Path(directory, found).parent,)
     lists = [place / REQUIREMENTS for place in (Path(directory), *beside)]
@@ -91,11 +91,6 @@ def imports_mpi(code: Code, words: Sequence[str]) -> bool:
         path.suffix == ".py" and re.search(_MPI, _beginning(path), re.MULTILINE) is not None
         for path in entry_files(code, words)
     )
-
-
-def _names(directory: str) -> tuple[str, ...]:
-    """Return the names in a directory, sorted."""
-    return tuple(sorted(entry.name for entry in Path(directory).iterdir()))
 
 
 def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:

@@ -13,7 +13,10 @@ def described(error: BaseException, thread: str) -> str:
         return "".join(traceback.format_exception_only(type(of), of)).partition("\n")[0]
 
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and _is_runner(trace.tb_frame.f_code.co_filename):
+    while trace is not None and trace.tb_next is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen") and "/site-packages/mpi4py/" not in file:
+            break  # before it: what runs the script, as python -m and mpi4py do
         trace = trace.tb_next
     origin, members = "", getattr(error, "exceptions", ())
     if members and isinstance(members[0], BaseException):
@@ -34,11 +37,6 @@ def described(error: BaseException, thread: str) -> str:
         "argv": _cut(" ".join(sys.argv)),
     }
     return f", {json.dumps(found)[1:-1]}"
-
-
-def _is_runner(file: str) -> bool:
-    """Return whether a frame is of what runs the script: ``python -m``, mpi4py."""
-    return file.startswith("<frozen") or "/site-packages/mpi4py/" in file
 
 
 def _cut(text: str) -> str:

@@ -47,7 +47,8 @@ def main(document: str, command: Sequence[str]) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             _log("warning: all_reduce_perf left no figure on this host: see its line `Avg bus bandwidth`")
             return 0
-    _log(f"all-reduce of {among}: {figure:.2f} GB/s bus bandwidth{_beside(asked)}")
+    beside = f"; the network of {asked['type']} carries {asked['gigabits'] / 8:g} GB/s" if asked["gigabits"] else ""
+    _log(f"all-reduce of {among}: {figure:.2f} GB/s bus bandwidth{beside}")
     if figure < _SLOW * asked["gigabits"] / 8:
         _log(
             "warning: that is less than half of it: see whether EFA is used (docs/efa.md), and whether one host is slow"
@@ -62,11 +63,6 @@ def _end(running: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         running.kill()
         running.wait()
-
-
-def _beside(asked: dict[str, Any]) -> str:
-    """Return what the network of the instance type carries; ``""`` if that is not known, or there is one host."""
-    return f"; the network of {asked['type']} carries {asked['gigabits'] / 8:g} GB/s" if asked["gigabits"] else ""
 
 
 def _log(line: str) -> None:

@@ -89,7 +89,14 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
     if restarts:
         why = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
-    return [*line, *_numa_binding(job), *_program(job)]
+    return [
+        *line,
+        *_numa_binding(job),
+        # Without --no-python it would add a Python of its own.
+        Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
+        common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
+        *common.command(job),
+    ]
 
 
 def _numa_binding(job: Job) -> list[Reason]:
@@ -204,12 +211,3 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             (f"--local-addr={job.placement.host}",),
         ),
     ]
-
-
-def _program(job: Job) -> tuple[Reason, ...]:
-    """Return the program as torchrun takes it: without ``--no-python`` it would add a Python of its own."""
-    return (
-        Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
-        common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
-        *common.command(job),
-    )

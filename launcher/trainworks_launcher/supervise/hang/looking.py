@@ -171,7 +171,8 @@ class Eyes:
         known = _all_stats()
         found = []
         for root in roots:
-            pid = next((pid for pid in _descendants(known, [root.pid]) if _has_stack(seen, pid)), root.pid)
+            below = _descendants(known, [root.pid])
+            pid = next((pid for pid in below if pid in seen.processes and seen.processes[pid].stack), root.pid)
             # A shell in front of the program answers nothing; what it started does.
             state = known[pid].state if pid in known else ""
             state, waits, path = _waiting(pid, state, seen)
@@ -213,10 +214,6 @@ class Eyes:
             if not found and time.monotonic() < deadline:
                 found = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
         return found
-
-
-def _has_stack(seen: Look, pid: int) -> bool:
-    return pid in seen.processes and bool(seen.processes[pid].stack)
 
 
 def _all_stats() -> dict[int, Stat]:
