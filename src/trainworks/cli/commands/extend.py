@@ -6,7 +6,9 @@ import argparse
 import os
 import re
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworks.cli.grammar import (
     APT_SETTINGS,
@@ -22,6 +24,9 @@ from trainworks.cli.grammar import (
 )
 from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
+
+if TYPE_CHECKING:
+    from trainworks.extend.request import ExtendRequest
 
 STAGES = ("plan", "render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
@@ -136,14 +141,13 @@ def check(options: Namespace, root: Path) -> list[UnknownNameError]:
     return [unknown("compiler in --with:", name, known) for name in options.with_components if name not in known]
 
 
-def run(options: Namespace, root: Path) -> int:
-    """Extend an image."""
-    from trainworks.extend.image import extend
+def extension_of(options: Namespace, tag: str) -> ExtendRequest:
+    """Return the extension that the base and the options of ``add_contents`` mean."""
     from trainworks.extend.request import ExtendRequest
 
-    request = ExtendRequest(
+    return ExtendRequest(
         base=options.base,
-        tag=options.tag,
+        tag=tag,
         requirements=options.requirements,
         only_binary=tuple(options.only_binary),
         apt=tuple(options.apt),
@@ -154,8 +158,17 @@ def run(options: Namespace, root: Path) -> int:
         groups=tuple(options.group),
         entry_point=options.entry_point,
         strict=options.strict,
-        until=options.until,
         engine=options.engine,
+    )
+
+
+def run(options: Namespace, root: Path) -> int:
+    """Extend an image."""
+    from trainworks.extend.image import extend
+
+    request = replace(
+        extension_of(options, options.tag),
+        until=options.until,
         output=options.output,
         junit=options.junit,
         no_cache=options.no_cache,

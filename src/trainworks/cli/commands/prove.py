@@ -6,7 +6,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.commands.extend import add_contents
+from trainworks.cli.commands.extend import add_contents, extension_of
 from trainworks.cli.grammar import (
     CPU_TARGET,
     DOCKER_HOST,
@@ -84,29 +84,12 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
-    from trainworks.extend.request import ExtendRequest
     from trainworks.proof.evidence import EVIDENCE
     from trainworks.proof.prove import prove
     from trainworks.proof.requests import ProveRequest
 
     _check_choice(options)
-    extension = None
-    if options.base:
-        extension = ExtendRequest(
-            base=options.base,
-            tag=options.target,
-            requirements=options.requirements,
-            extras=tuple(options.extra),
-            groups=tuple(options.group),
-            only_binary=tuple(options.only_binary),
-            apt=tuple(options.apt),
-            with_components=tuple(options.with_components),
-            build_environment=dict(options.build_env),
-            source=options.source,
-            entry_point=options.entry_point,
-            strict=options.strict,
-            engine=options.engine,
-        )
+    extension = extension_of(options, options.target) if options.base else None
     request = ProveRequest(
         target="" if extension else options.target,
         output=options.output,
