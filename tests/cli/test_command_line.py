@@ -388,16 +388,21 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture
+def program(root: Path, tmp_path: Path) -> Path:
+    """Give the program of a checkout that has nothing else."""
+    for name in ("build.py", "pyproject.toml"):
+        (tmp_path / name).write_bytes((root / name).read_bytes())
+    return tmp_path / "build.py"
+
+
 def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     argv = [str(python), str(program), *words]
     return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, tmp_path: Path) -> None:
-    program = tmp_path / "build.py"
-    for name in ("build.py", "pyproject.toml"):
-        (tmp_path / name).write_bytes((root / name).read_bytes())
+def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, program: Path) -> None:
     done = bare_run(bare_python, program, "--list")
     assert (done.returncode, done.stdout) == (1, "")
     content = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -424,10 +429,9 @@ def test_a_dependency_that_is_missing_when_it_is_needed_is_named(tmp_path: Path,
     assert "Traceback" not in done.stderr
 
 
-def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Path, root: Path, tmp_path: Path) -> None:
-    program = tmp_path / "build.py"
-    for name in ("build.py", "pyproject.toml"):
-        (tmp_path / name).write_bytes((root / name).read_bytes())
+def test_the_environment_of_the_checkout_is_found_by_any_python(
+    bare_python: Path, program: Path, tmp_path: Path
+) -> None:
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
@@ -437,11 +441,8 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Pat
     assert done.stdout.splitlines() == [str(program), "--cuda", "two words"]
 
 
-def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, root: Path, tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, program: Path, tmp_path: Path) -> None:
     """As behind a folder that only its owner may read; root is refused a link to a name that is too long as well."""
-    program = tmp_path / "build.py"
-    for name in ("build.py", "pyproject.toml"):
-        (tmp_path / name).write_bytes((root / name).read_bytes())
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
     stand_in.symlink_to(f"/{'x' * 300}")
