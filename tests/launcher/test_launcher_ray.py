@@ -19,10 +19,12 @@ from launcher_support import Launcher, environment, pids_with_variable, plan, wr
 from ports import free_port
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.environment import Devices
 from trainworks_launcher.plan.plan import NodePlan
 
+SECRET = "a secret of the job"
 RAY: dict[str, Json] = {"sagemaker_ray_enabled": "true"}
 ADDRESSES = tuple(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2))
 LIBRARY = """
@@ -151,6 +153,19 @@ def test_options_that_the_launcher_gives_are_refused(given: str, said: list[str]
         planned(options=given)
     for text in said:
         assert text in str(refused.value)
+
+
+def test_with_a_secret_ray_wants_a_token_that_no_plan_shows() -> None:
+    made = environment(RAY, hosts=("algo-1", "algo-2"))
+    assert "RAY_AUTH_TOKEN" not in plan(made).env
+    tokens = {plan(made._replace(job_secret=SECRET), host).env["RAY_AUTH_TOKEN"] for host in ("algo-1", "algo-2")}
+    assert len(tokens) == 1
+    (token,) = tokens
+    known = plan(made._replace(job_secret=SECRET))
+    assert known.env["RAY_AUTH_MODE"] == "token"
+    shown = known.to_json(Masker(made.variables, known.env, made.hyperparameters))
+    assert token not in shown
+    assert SECRET not in token + shown
 
 
 @contextlib.contextmanager

@@ -172,7 +172,8 @@ def network() -> Iterator[Network]:
 
 @again_where_ray_is_late
 def test_tasks_and_an_actor_run_on_both_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
-    with job_on(network, tmp_path, TASKS, ASKED, manifest=manifest) as made:
+    secret = {"TRAINWORKS_JOB_SECRET": "a secret of this job"}
+    with job_on(network, tmp_path, TASKS, ASKED, manifest=manifest, variables=secret) as made:
         assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
     leader, worker = made
     assert "counted 3\n" in leader.text
@@ -180,6 +181,7 @@ def test_tasks_and_an_actor_run_on_both_hosts(tmp_path: Path, network: Network, 
     assert "'GPU': 0" in leader.text
     assert all(host.succeeded for host in made)
     assert "The object store is using" not in leader.text + worker.text
+    assert "Token authentication is disabled" not in leader.text
     assert "\x1b[" not in leader.text + worker.text
 
 

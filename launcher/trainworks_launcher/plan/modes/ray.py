@@ -48,6 +48,7 @@ def plan(job: Job) -> NodePlan:
         Variable(_ADDRESS, f"{leader}:{port}", "where Ray's head listens: ray.init() connects to it", ours=True),
         Variable("RAY_USAGE_STATS_ENABLED", "0", "Ray sends nothing about the job to its makers", Origin.DEFAULT),
         Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
+        *_token(job.environment.job_secret),
     ]
     wait = (python, "-I", *here, str(hosts), "--")
     command = [
@@ -67,6 +68,17 @@ _RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
 
 _NO_COLOR = "a log shows escape sequences as they are"
 _ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
+
+
+def _token(secret: str) -> list[Variable]:
+    """Return the variables by which Ray answers only to processes of the job, if the job has a secret."""
+    if not secret:
+        return []
+    import hmac  # few jobs have one
+
+    token = hmac.new(secret.encode(), b"trainworks: ray", "sha256").hexdigest()
+    why = f"made of {names.JOB_SECRET_VARIABLE}: Ray answers only to processes that have it"
+    return [Variable("RAY_AUTH_MODE", "token", why, Origin.USER), Variable("RAY_AUTH_TOKEN", token, why, Origin.USER)]
 
 
 def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
