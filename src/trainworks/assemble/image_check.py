@@ -116,7 +116,9 @@ def _name_inside(image: BuiltImage, engine: Engine) -> str:
     """Return the name that an image has in its own manifest, whatever its labels say; ``""`` where it has none."""
     unreadable = (BuildError, EngineError, ValueError, KeyError, TypeError)
     with suppress(*unreadable), engine.container(image.reference) as container:
-        return str(json.loads(container.run(("cat", MANIFEST)).output)["name"])
+        output = container.run(("cat", MANIFEST)).output
+        # The loader may have complained before, of a LD_PRELOAD for instance.
+        return str(json.loads(output[output.index("{") :])["name"])
     return ""
 
 
