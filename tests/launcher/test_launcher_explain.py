@@ -44,6 +44,13 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
         assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
 
 
+def test_what_stands_for_what_the_host_lacks_is_accounted_for() -> None:
+    locale = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    made = plan(environment()._replace(home="/tmp/home", temporary="/var/tmp", locale=locale))
+    rows = {row.name: row.why for row in explain(made, {}) if row.kind == "variable"}
+    assert all(rows[name] for name in ("HOME", "TMPDIR", *locale))
+
+
 def test_what_runs_before_and_beside_the_command_has_rows_too() -> None:
     before = explain(SCENARIOS["shell-with-requirements"](), {})
     (row,) = [row for row in before if row.kind == "process"]

@@ -48,6 +48,8 @@ _IMAGE, _DEFAULT = Origin.IMAGE.word, Origin.DEFAULT.word
 _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "CURRENT_HOST": (_PLATFORM, "this host's name in the job"),
+        "HOME": (_DEFAULT, "for caches, because this user's own cannot be written"),
+        "LANG": (_IMAGE, "the locale that was set is not installed"),
         "LD_PRELOAD": (_IMAGE, "makes gethostname() return this host's name in the job"),
         "MASTER_ADDR": (_PLATFORM, "host of rank 0; in a job of one host, its loopback address"),
         "MASTER_PORT": (_DEFAULT, f"port of rank 0; set the variable {names.MASTER_PORT_VARIABLE} to choose another"),
@@ -61,6 +63,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         names.RESUME_VARIABLE: (_PLATFORM, "the newest complete checkpoint there"),
         names.RESTARTS_VARIABLE: (_PLATFORM, "how often the job was started again, if the platform says it"),
         names.HOSTNAME_VARIABLE: (_PLATFORM, "the name that gethostname() returns"),
+        "TMPDIR": (_DEFAULT, "the usual one forbids execution, or its name is too long for sockets"),
         "SM_CHANNELS": (_PLATFORM, "names of the data channels"),
         "SM_CURRENT_HOST": (_PLATFORM, "this host's name in the job"),
         "SM_CURRENT_HOST_RANK": (_PLATFORM, "index of this host in SM_HOSTS, from 0"),
@@ -107,6 +110,7 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 _PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "LC_": (_IMAGE, "the locale that was set is not installed"),
         "SM_CHANNEL_": (_PLATFORM, "directory of this data channel"),
         "SM_HP_": (_USER, "the hyperparameter of this name"),
     }
