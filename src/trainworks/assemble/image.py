@@ -21,8 +21,8 @@ from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ImageTestError, LockError
-from trainworks.facts.rows import Architecture
-from trainworks.host.archives import RECORD, find_archive, line_of
+from trainworks.facts.rows import Architecture, Base, LockedArchive
+from trainworks.host.archives import RECORD, Found, find_archive, line_of
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
@@ -194,14 +194,26 @@ def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
     Raises:
         LockError: It is nowhere, and ``locked``.
     """
-    found = find_archive(base.row, base.states, spec.settings)
+    found = locate_archive(base.row, base.states, spec.settings, locked=locked)
+    secrets = {**spec.secrets, **found.settings.apt_secrets(base.row.suite)}
+    return replace(spec, settings=found.settings, secrets=secrets, archive=_label_of(found.lines))
+
+
+def locate_archive(
+    base: Base, states: tuple[LockedArchive, ...], settings: HostSettings, *, locked: bool = False
+) -> Found:
+    """Return the package archive in its locked state, where that is anywhere; else today's, and say that.
+
+    Raises:
+        LockError: It is nowhere, and ``locked``.
+    """
+    found = find_archive(base, states, settings)
     if found.differs:
         what = "\n  ".join(("the locked state of the package archive is not to be had:", *found.differs))
         if locked:
             raise LockError(what, hint=ARCHIVE_HINT)
         say(f"{what}\n  system packages come from the archive of today; {ARCHIVE_HINT}")
-    secrets = {**spec.secrets, **found.settings.apt_secrets(base.row.suite)}
-    return replace(spec, settings=found.settings, secrets=secrets, archive=_label_of(found.lines))
+    return found
 
 
 def _hold_to_lock(spec: ImageSpec, image: BuiltImage, *, locked: bool) -> None:

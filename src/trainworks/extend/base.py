@@ -10,7 +10,6 @@ from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.kept import kept_of
-from trainworks.extend.plan import check_distribution, check_foreign
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import interpreter
@@ -74,7 +73,11 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
 
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
     """Refuse an extension that does not fit its base; raises ``ExtendError`` with every problem."""
-    problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
+    problems, entry = [], inputs.entry_point
+    if entry is not None and entry.kind in ("module", "package") and not (base.launcher or entry.file):
+        problems.append(f"--entry-point {entry.name}: {base.reference} does not have our launcher; name a file")
+    if inputs.apt and not base.apt:
+        problems.append(f"--apt: {base.reference} is {base.distribution or 'unknown'}, and not Debian or Ubuntu")
     where, oldest = f"--base {base.reference}", ".".join(map(str, interpreter.OLDEST))
     if not inputs.wanted and not inputs.project:
         pass

@@ -15,14 +15,14 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from trainworks.assemble.context import write_output
-from trainworks.assemble.image import ImageSpec, build_image
+from trainworks.assemble.image import ImageSpec, build_image, locate_archive
 from trainworks.assemble.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import LockError, OutputError
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.kept import checks_again, hidden_by, left_behind
+from trainworks.extend.kept import checks_again, hidden_by
 from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Installer, render_extension
@@ -123,6 +123,9 @@ def plan_extension(
     bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = _sources_of(request, inputs, base, locked_commits(path), environment, resolving=resolving)
+    ours = _plan_of_base(named, facts)
+    if resolving and inputs.apt and ours is not None:
+        settings = locate_archive(ours.base, ours.archives, settings).settings
     secrets, links = secrets_of(base, inputs.wanted, inputs.apt, settings, environment)
     stage = Stage(
         base=base,
@@ -157,9 +160,9 @@ def plan_extension(
         installed=inputs.installed,
     )
     hiding = hidden_by(plan.files, base)
-    for note in (*lock.notes, left_behind(plan.moves), hiding) if resolving else ():
+    for note in (*lock.notes, hiding) if resolving else ():
         say(f"  {note}") if note else None
-    again = checks_again(_plan_of_base(named, facts), base, plan.moves, locked=dict(lock.locked))
+    again = checks_again(ours, base, plan.moves, locked=dict(lock.locked))
     spec = ImageSpec(
         name=plan.tag,
         tags=(plan.tag,),

@@ -138,9 +138,7 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     if request.source is None:
         return
     source = inputs.source
-    largest = max(source.files, key=lambda file: len(file.content))
-    count = f"{len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
-    yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
+    yield f"  code: {len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
     for path in sorted(request.source.iterdir()):

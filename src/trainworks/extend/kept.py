@@ -20,9 +20,6 @@ from trainworks.facts.rows import Facts, SourceFile
 from trainworks.plan.checks import Check, CommandCheck, PythonImportsCheck
 from trainworks.plan.model import ImagePlan
 
-LARGE_BYTES = 50_000_000
-"""Files of the base that were replaced stay in its layers: above this, the user is told how many bytes."""
-
 PROBED = ("command", "import", "loaded-library", "loadable-library", "python-imports", "single-library")
 """Kinds of checks that say whether a component works, not how the image was made."""
 
@@ -48,19 +45,18 @@ def kept_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A distribution of the base that gets another version; ``size`` are the bytes that stay in the base's layers."""
+    """A distribution of the base that gets another version."""
 
     name: str
     old: str
     new: str
-    size: int = 0
 
 
 def moves_of(locked: Iterable[tuple[str, str]], base: ExtendedBase) -> tuple[Move, ...]:
     """Return what of the base gets another version."""
     installed = {canonicalize_name(row.name): row for row in base.distributions}
     return tuple(
-        Move(name=name, old=row.version, new=version, size=row.size)
+        Move(name=name, old=row.version, new=version)
         for name, version in locked
         if (row := installed.get(canonicalize_name(name))) and not same_version(row.version, version)
     )
@@ -72,19 +68,6 @@ def same_version(one: str, other: str) -> bool:
         return Version(one) == Version(other)
     except InvalidVersion:
         return one == other
-
-
-def left_behind(moves: Sequence[Move]) -> str:
-    """Return the warning for replaced files that stay in the base's layers; ``""`` where they are small."""
-    total = sum(move.size for move in moves)
-    if total <= LARGE_BYTES:
-        return ""
-    largest = sorted(moves, key=lambda move: -move.size)[:3]
-    named = ", ".join(f"{move.name} {move.old} {move.size / 1e6:,.0f} MB" for move in largest)
-    return (
-        f"warning: {total / 1e6:,.0f} MB of replaced files stay in the base's layers and are downloaded with them "
-        f"({named})"
-    )
 
 
 def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:

@@ -18,17 +18,11 @@ class BaseDistribution:
     Attributes:
         name: As its metadata have it.
         version: As its metadata have it.
-        requires: What its metadata ask for.
-        size: Bytes of its files.
-        build: The version with the build that it says of itself, such as ``VERSION+cu121``; or ``""``.
         removable: Whether pip can replace it.
     """
 
     name: str
     version: str
-    requires: Sequence[str] = ()
-    size: int = 0
-    build: str = ""
     removable: bool = True
 
 

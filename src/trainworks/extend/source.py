@@ -125,7 +125,8 @@ def read_source(
         else:
             total += path.stat().st_size
             if total > LARGEST_BYTES:
-                problems.append(_too_large(folder, paths))
+                size = f"{LARGEST_BYTES / 1e6:,.0f} MB"
+                problems.append(f"it has more than {size} (with {relative}): pass data to the job as a channel")
                 break
             try:
                 content = path.read_bytes()
@@ -160,12 +161,6 @@ def _patterns(folder: Path) -> list[str]:
 def _has_exceptions(matcher: Any) -> bool:
     """Whether a file below an ignored folder may be wanted: the matcher has an exception for its own file, always."""
     return len([pattern for pattern in matcher.patterns if pattern.exclusion]) > 1
-
-
-def _too_large(folder: Path, paths: Iterable[str]) -> str:
-    sizes = sorted(((folder / path).stat().st_size, path) for path in paths if (folder / path).is_file())
-    largest = ", ".join(f"{path} {size / 1e6:,.0f} MB" for size, path in reversed(sizes[-3:]))
-    return f"it has more than {LARGEST_BYTES / 1e6:,.0f} MB (largest: {largest}): pass data to the job as a channel"
 
 
 def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list[str]:

@@ -17,7 +17,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import PurePosixPath
 from typing import TypedDict
@@ -134,8 +134,11 @@ def failure_of(name: str) -> ImportFailure | None:
     return None
 
 
-def in_child(name: str) -> ImportFailure | None:
-    """Import in a separate process: an import may end the process, hang, or change what the next one finds."""
+def in_child(*names: str) -> ImportFailure | None:
+    """Import in a separate process: an import may end the process, hang, or change what the next one finds.
+
+    Return the first failure.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -143,11 +146,11 @@ def in_child(name: str) -> ImportFailure | None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        os.write(theirs, json.dumps(failure_of(name)).encode("ascii"))
+        os.write(theirs, json.dumps(next(filter(None, map(failure_of, names)), None)).encode("ascii"))
         os._exit(0)
     os.close(theirs)
     # One write, one read; what the import has started may hold the pipe's other end open.
-    ready, _, _ = select.select([ours], [], [], SECONDS)
+    ready, _, _ = select.select([ours], [], [], SECONDS * len(names))
     answer = os.read(ours, 65536) if ready else b""
     if not answer and not ready:
         os.kill(child, signal.SIGKILL)
@@ -156,6 +159,7 @@ def in_child(name: str) -> ImportFailure | None:
     if answer:
         found: ImportFailure | None = json.loads(answer)
         return found
+    name = names[-1]
     if not ready:
         return failure(name, f"its import did not end within {SECONDS:.0f} s")
     if os.WIFSIGNALED(status):
@@ -163,11 +167,15 @@ def in_child(name: str) -> ImportFailure | None:
     return failure(name, f"its import ended the process with status {os.WEXITSTATUS(status)}")
 
 
+def failures(names: Sequence[str]) -> Iterator[ImportFailure]:
+    """Yield the failures: all are imported in one process, and where that fails each in its own."""
+    if names and in_child(*names) is not None:
+        yield from filter(None, map(in_child, names))
+
+
 if __name__ == "__main__":
     # Only installed modules count, not the user's files of the same names.
     sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
-    for each in sys.argv[1:]:
-        wrong = in_child(each)
-        if wrong is not None:
-            print(MARKER + json.dumps(wrong), flush=True)
+    for wrong in failures(sys.argv[1:]):
+        print(MARKER + json.dumps(wrong), flush=True)
     print(END, flush=True)

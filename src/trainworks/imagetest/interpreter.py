@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -36,9 +35,6 @@ class InstalledDistribution(TypedDict):
 
     name: str
     version: str
-    requires: list[str]
-    size: int
-    build: str
     removable: bool
 
 
@@ -64,30 +60,10 @@ class Interpreter(TypedDict):
     complaints: list[str]
 
 
-def size_of(distribution: Distribution) -> int:
-    """Return the bytes of a distribution's files, as its RECORD has them."""
-    return sum(file.size or 0 for file in distribution.files or ())
-
-
 def can_be_removed(distribution: Distribution) -> bool:
     """Whether pip can replace a distribution: it knows its files, or leaves it to the system and installs beside it."""
     known = any(distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt"))
     return known or str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
-
-
-def build_of(distribution: Distribution) -> str:
-    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or ``""``.
-
-    Files of the package index have no local version in their name, and were built for one CUDA all the same.
-    """
-    path = distribution.locate_file(os.path.join(distribution.metadata["Name"], "version.py"))
-    try:
-        with open(str(path), encoding="utf-8", errors="replace") as opened:
-            said = re.search(r"^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", opened.read(), re.MULTILINE)
-    except OSError:
-        return ""
-    build = said.group(1) if said else ""
-    return build if build.startswith(distribution.version + "+") else ""
 
 
 def look() -> Interpreter:
@@ -135,9 +111,6 @@ def look() -> Interpreter:
             seen[name.lower()] = InstalledDistribution(
                 name=name,
                 version=distribution.version,
-                requires=list(distribution.requires or ()),
-                size=size_of(distribution),
-                build=build_of(distribution),
                 removable=can_be_removed(distribution),
             )
     found["distributions"] = sorted(seen.values(), key=lambda row: row["name"].lower())
