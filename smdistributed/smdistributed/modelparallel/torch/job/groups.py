@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
@@ -14,7 +11,7 @@ from .topology import CommGroup, Topology
 __all__ = ["Groups", "make_groups"]
 
 
-class Groups(Mapping[CommGroup, dist.ProcessGroup]):
+class Groups(dict[CommGroup, dist.ProcessGroup]):
     """The process groups of this rank, by their kind.
 
     Attributes:
@@ -22,22 +19,6 @@ class Groups(Mapping[CommGroup, dist.ProcessGroup]):
     """
 
     objects: dist.ProcessGroup
-
-    def __init__(self, own: Mapping[CommGroup, dist.ProcessGroup], objects: dist.ProcessGroup) -> None:
-        self._own = dict(own)
-        self.objects = objects
-
-    def __getitem__(self, kind: CommGroup) -> dist.ProcessGroup:
-        """Return the group of a kind that this rank is in."""
-        return self._own[kind]
-
-    def __iter__(self) -> Any:
-        """Return the kinds."""
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        """Return the number of kinds."""
-        return len(self._own)
 
 
 def make_groups(topology: Topology) -> Groups:
@@ -55,7 +36,9 @@ def make_groups(topology: Topology) -> Groups:
                 # Every rank makes every group, in the same order.
                 made[members] = dist.new_group(list(members))
         own[kind] = made[topology.members(kind)]
-    return Groups(own, dist.new_group(list(everyone), backend="gloo"))
+    groups = Groups(own)
+    groups.objects = dist.new_group(list(everyone), backend="gloo")
+    return groups
 
 
 def _default_group() -> dist.ProcessGroup:

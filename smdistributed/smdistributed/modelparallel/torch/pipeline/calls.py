@@ -11,12 +11,12 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import Tree, tensors_in, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, tensors_in, unflatten
 
 from . import variables
 from .caches import trimmed
 from .contexts import Context
-from .messages import Arguments, Backward, CallId, Forward, Mode, beside, pack_arguments
+from .messages import Arguments, Backward, CallId, Forward, Mode, beside
 from .modules import run_children
 from .port import TWICE, Port
 from .randomness import draw
@@ -222,7 +222,7 @@ class Caller:
         note, along = beside(notes, written, [value for _, value in named])
         args, kwargs = trimmed(port.modules.modules[number], args, kwargs)
         before = Arguments(args, kwargs, along)
-        arguments, tensors = pack_arguments(args, kwargs, along)
+        arguments, tensors = flatten((args, kwargs, along))
         flags = capture()
         results = call.forward(arguments, note, tensors, flags)
         if results and flags.grad and not flags.inference:

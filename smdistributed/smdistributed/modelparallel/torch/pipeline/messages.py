@@ -12,7 +12,7 @@ import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, is_plain, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree
 
 from .caches import is_cache
 from .recompute import Again
@@ -38,7 +38,7 @@ class Forward(NamedTuple):
         microbatch: The microbatch that the call belongs to.
         place: The place of the call in the step, for random numbers.
         flags: Modes of the caller's thread.
-        arguments: The arguments without tensors.
+        arguments: Positional and keyword arguments, and `Beside` or None, without tensors.
         needs: For each tensor whether the caller wants its gradient.
         before: The rank and segment that gets these gradients.
         tail: If the result is the model's own: the number of the model call; else None.
@@ -79,7 +79,7 @@ class Beside(NamedTuple):
         written: Values of what the microbatch has written (views.py).
         variables: Values of context variables (variables.py).
         tensors: Arguments of the call that were written in place: number, and the values.
-        cells: Containers among the arguments that were written: number, and the change (wire/mutable.py).
+        cells: Containers among the arguments that were written: number, and the content.
     """
 
     written: list[Any]
@@ -199,26 +199,6 @@ def beside(
     return notes, Beside(written, variables or [], list(tensors), list(cells))
 
 
-def pack_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], along: Beside | None = None
-) -> tuple[Tree, list[torch.Tensor]]:
-    """Take the tensors out of the arguments of a call, and of what goes along."""
-    if along is not None:
-        return flatten((args, kwargs, along))
-    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and is_plain(args[0])
-    return flatten(args[0] if one else (args, kwargs))
-
-
-def unpack_arguments(
-    packed: Tree, tensors: Sequence[Any], notes: Notes | None
-) -> tuple[tuple[Any, ...], dict[str, Any], Beside | None]:
-    """Put the tensors back into the arguments of a call, and what goes along."""
-    if packed.data is None:
-        return (tensors[0],), {}, None
-    args, kwargs, *along = unflatten(packed, tensors)
-    return args, kwargs, along[0] if notes is not None else None
-
-
 class Arguments:
     """The arguments of a call as they were before it: the owner sees what it writes, and the caller repeats that."""
 
@@ -256,7 +236,7 @@ class Arguments:
         for number, (cell, before) in enumerate(self.cells):
             now = mutable.content(cell)
             if not mutable.same(now, before):
-                cells.append((number, mutable.difference(before, now)))
+                cells.append((number, now))
         return tensors, cells
 
     def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
@@ -275,9 +255,8 @@ class Arguments:
             if [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided].count(memory) > 1:
                 raise StepError(f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}")
             tensors[number].copy_(value)
-        for number, change in back.cells:
-            cell, before = self.cells[number]
-            mutable.assign(cell, mutable.restored(before, change))
+        for number, content in back.cells:
+            mutable.assign(self.cells[number][0], content)
 
 
 _ARGUMENTS = "Return the new value instead, or place the module with its caller with smp.set_partition."

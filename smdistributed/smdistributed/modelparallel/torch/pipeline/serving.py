@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, tensors_in
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, tensors_in, unflatten
 
 from . import variables
 from .contexts import Context
@@ -20,8 +20,6 @@ from .messages import (
     Outputs,
     Result,
     beside,
-    pack_arguments,
-    unpack_arguments,
 )
 from .modules import run_children
 from .port import TWICE, Port
@@ -120,7 +118,7 @@ class Server:
         port.arrived(tensors)
         inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
-        args, kwargs, along = unpack_arguments(message.arguments, given, message.notes)
+        args, kwargs, along = unflatten(message.arguments, given)
         turn, notes = (message.microbatch, False), message.notes or NOTHING
         if along is not None:
             views.unpack(turn, notes, along.written, message.before[0])
@@ -159,7 +157,7 @@ class Server:
             if message.notes is not None:
                 news = news._replace(variables=notes.variables, hooked=notes.hooked, held=notes.held)
             note, back = beside(news, onward, [] if along is None else along.variables, *wrote)
-            value, results = pack_arguments((result,), {}, back)
+            value, results = flatten(((result,), {}, back))
         differentiable = tuple(bool(t.requires_grad) for t in results)
         if any(differentiable):
             saved = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -53,16 +53,6 @@ _STDLIB = sysconfig.get_path("stdlib")
 _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
 _DEPTH, _MOST = 6, 4096
 """How deep containers are followed, and above how many items or containers no more are."""
-
-
-class Old(NamedTuple):
-    """An item that was in the container before.
-
-    Attributes:
-        key: Its position or key.
-    """
-
-    key: Any
 
 
 class StandIn:
@@ -270,19 +260,3 @@ def _state(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     slots = {name: getattr(value, name) for name in _slots(kind) if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **slots}
-
-
-def difference(before: Any, now: Any) -> Any:
-    """Return a content with a reference in the place of each item that was there before."""
-    pairs = enumerate(before) if isinstance(before, list) else before.items()
-    known = {id(item): Old(key) for key, item in pairs}
-    if isinstance(now, list):
-        return [known.get(id(item), item) for item in now]
-    return {key: known.get(id(item), item) for key, item in now.items()}
-
-
-def restored(before: Any, changed: Any) -> Any:
-    """Return the content that `difference` describes, for a copy whose content is `before`."""
-    if isinstance(changed, list):
-        return [before[item.key] if isinstance(item, Old) else item for item in changed]
-    return {key: before[item.key] if isinstance(item, Old) else item for key, item in changed.items()}

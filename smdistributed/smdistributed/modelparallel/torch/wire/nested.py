@@ -31,6 +31,7 @@ _CONTAINERS = (
 )
 _CACHES = "transformers.cache_utils"
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
+_OPEN = frozenset({list, tuple, dict, set})
 
 
 class Tree(NamedTuple):
@@ -51,11 +52,6 @@ class Tree(NamedTuple):
 
 _ONE = Tree(None)
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is nothing beside its values: it has no class of its own, and no attributes."""
-    return _mark(tensor) is None
 
 
 def _mark(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | None:
@@ -80,8 +76,10 @@ class _Pickler(pickle.Pickler):
         kind: Any = type(value)
         if kind in _PLAIN:
             return None
-        if id(value) in self.known:
+        if self.known and id(value) in self.known:
             return self.known[id(value)]
+        if kind in _OPEN:
+            return None
         if isinstance(value, torch.Tensor):
             if id(value) in self.places:
                 return self.places[id(value)]
@@ -135,7 +133,7 @@ def flatten(value: Any, known: Mapping[int, Any] | None = None) -> tuple[Tree, l
         value: The value.
         known: What stands for objects that the receiver has: by their identities, something that is no integer.
     """
-    if isinstance(value, torch.Tensor) and is_plain(value) and id(value) not in (known or ()):
+    if isinstance(value, torch.Tensor) and _mark(value) is None and id(value) not in (known or ()):
         return _ONE, [value]
     stream = io.BytesIO()
     pickler = _Pickler(stream, known or {})
