@@ -473,7 +473,6 @@ def test_a_file_of_another_tool_gets_the_command_that_converts_it(name: str, tmp
 LOCK = ExtensionLock(
     pins=f"--extra-index-url https://h.example/simple\nsix==1.17.0 \\\n    --hash=sha256:{'0' * 64}\n",
     local={"mine": "1.0"},
-    built=["langdetect"],
     commits={"git+https://h.example/lib@main": "0123456789" * 4},
     project="mine",
     complaints=["x 1 requires y<2, but you have y 3."],

@@ -47,6 +47,7 @@ class ImageSpec:
         name: What messages call it: a target's name, or the new image's.
         tags: Names that the image gets, first the one to print.
         rendering: The build context.
+        shortcut: One that makes the same image of something that the engine has already, and is built instead.
         settings: This machine's settings.
         secrets: Files that the steps read below ``/run/secrets``: name to content.
         add_files: Puts this machine's own copies of locked files into a context, and returns their names.
@@ -70,6 +71,7 @@ class ImageSpec:
     extends: BuiltImage | None = None
     architecture: Architecture = "amd64"
     archive: str = ""
+    shortcut: Rendering | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,10 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
     """Write the context and let the engine build it; the base image has to be there."""
     information = engine.probe()
     say(f"{spec.name}: building with {information.name} {information.version}")
-    rendering = spec.rendering
+    labels, rendering = {INPUTS_LABEL: spec.rendering.digest}, spec.rendering
+    if spec.shortcut and options.output is None:
+        rendering = spec.shortcut
+        spec = replace(spec, rendering=rendering, add_files=lambda _folder: ())
     with ExitStack() as stack:
         if options.output is None:
             folder = stack.enter_context(context_folder(spec.name, os.environ))
@@ -255,7 +260,7 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
             tags=spec.tags,
             secrets=tuple(Secret(identifier=name, content=content) for name, content in spec.secrets.items()),
             arguments=spec.settings.proxies,
-            labels={INPUTS_LABEL: rendering.digest},
+            labels=labels,
             stage_components=rendering.stage_components,
             no_cache=options.no_cache,
             architecture=spec.architecture,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from uuid import uuid4
 
 from uv import find_uv_bin
 
@@ -28,7 +29,7 @@ from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Installer, render_extension
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock, holds
-from trainworks.extend.resolve import Stage, manifest_of, resolve, secrets_of
+from trainworks.extend.resolve import Stage, manifest_of, order_of, resolve, secrets_of
 from trainworks.extend.source import SourceTree
 from trainworks.extend.sources import folder_source, git_sources
 from trainworks.extend.toolkit import workbench_of
@@ -55,6 +56,7 @@ class Extension:
         source: The code.
         plan: What is made of it.
         lock: The file with the hash-locked requirements; ``None`` where nothing is installed.
+        made: The image that resolving has left, if it was needed: what is built is this one with code and labels.
         spec: The image that is built.
     """
 
@@ -63,6 +65,7 @@ class Extension:
     source: SourceTree
     plan: ExtensionPlan
     lock: Path | None
+    made: str
     spec: ImageSpec
 
     @property
@@ -87,15 +90,18 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
     """
     extension = plan_extension(request, root, environment, resolving=True)
     report = _report(extension)
-    if request.until == "plan":
-        return BuildReport(
-            report=report, text="".join(f"{name}=={version}\n" for name, version in extension.plan.lock.locked)
-        )
-    if request.until == "render":
-        text, values = write_output(extension.rendering, request.output)
-        return BuildReport(report={**report, **values}, text=text)
-    result = build_image(extension.spec, extension.engine, request)
-    return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
+    try:
+        if request.until == "plan":
+            names = "".join(f"{name}=={version}\n" for name, version in extension.plan.lock.locked)
+            return BuildReport(report=report, text=names)
+        if request.until == "render":
+            text, values = write_output(extension.rendering, request.output)
+            return BuildReport(report={**report, **values}, text=text)
+        result = build_image(extension.spec, extension.engine, request)
+        return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
+    finally:
+        if extension.made:
+            extension.engine.remove(extension.made)
 
 
 def plan_extension(
@@ -134,9 +140,13 @@ def plan_extension(
         commits=commits,
         apt=inputs.apt,
         installer=Installer(
-            program=(data_folder(root, "launcher") / INSTALLER).read_bytes(),
-            stage=resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
+            programs={
+                "install.py": (data_folder(root, "launcher") / INSTALLER).read_bytes(),
+                "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
+                "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
+            },
             manifest=manifest_of(base, bench, named.row if named else None, facts),
+            order=order_of(inputs.wanted, commits, only_binary=request.only_binary, strict=request.strict),
             uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
             bench=bench,
         ),
@@ -145,9 +155,10 @@ def plan_extension(
         secrets=secrets,
         links=links,
     )
-    lock = ExtensionLock()
+    lock, made = ExtensionLock(), f"trainworks/requirements:{uuid4().hex[:12]}"
     if path is not None and (inputs.wanted or sources):
-        lock = _locked(request, stage, path, engine, facts, resolving=resolving)
+        lock = _locked(request, stage, path, engine, facts, made, resolving=resolving)
+    made = made if engine.inspect(made) else ""
     plan = make_extension(
         tag=request.tag,
         base=base,
@@ -167,6 +178,7 @@ def plan_extension(
         name=plan.tag,
         tags=(plan.tag,),
         rendering=render_extension(plan, recipes, stage.installer),
+        shortcut=render_extension(plan, recipes, stage.installer, made=made) if made else None,
         settings=settings,
         secrets=secrets,
         add_files=stage.add_links if lock.locked else lambda _folder: (),
@@ -177,12 +189,18 @@ def plan_extension(
         architecture=base.architecture,
     )
     return Extension(
-        engine=engine, image=image, source=inputs.source, plan=plan, lock=path if lock.locked else None, spec=spec
+        engine=engine,
+        image=image,
+        source=inputs.source,
+        plan=plan,
+        lock=path if lock.locked else None,
+        made=made,
+        spec=spec,
     )
 
 
 def _locked(
-    request: ExtendRequest, stage: Stage, path: Path, engine: Engine, facts: Facts, *, resolving: bool
+    request: ExtendRequest, stage: Stage, path: Path, engine: Engine, facts: Facts, made: str, *, resolving: bool
 ) -> ExtensionLock:
     """Return what is installed: as it was locked while that fits, or else resolved anew."""
     bench, only, strict = stage.installer.bench, request.only_binary, request.strict
@@ -197,7 +215,11 @@ def _locked(
             f"no lock for these requirements and this base: {path}",
             hint="`build.py extend` with the same choice writes it",
         )
-    lock = resolve(stage, engine, request, facts, only_binary=only, strict=strict)
+    try:
+        lock = resolve(stage, engine, request, facts, made)
+    except BaseException:
+        engine.remove(made)
+        raise
     if request.output is None:
         write_lock(path, lock, digest, stage.base)
         say(f"  resolved and hashed: {path}")

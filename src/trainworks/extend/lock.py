@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
@@ -33,7 +34,7 @@ def locks_of(requirements: Path) -> list[str]:
 def locked_commits(path: Path | None) -> dict[str, str]:
     """Return the commits that a lock has, whatever else it fits."""
     found = _DATA.search(_text(path))
-    return dict(json.loads(found[1]).get("commits", {})) if found else {}
+    return dict(json.loads(found[1])["commits"]) if found else {}
 
 
 def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
@@ -45,20 +46,23 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
     text = _text(path)
     if text and not text.startswith(HEADER):
         raise ExtendError([f"{path} exists and was not written by extend: the lock would replace it"])
+    return parsed(text)[0] if f"# inputs: {digest}\n" in text and _DATA.search(text) else None
+
+
+def parsed(text: str) -> tuple[ExtensionLock, dict[str, Any]]:
+    """Return a lock, and why it is none, of the text that a build stage has written."""
     found = _DATA.search(text)
-    if found is None or f"# inputs: {digest}\n" not in text:
-        return None
-    pins = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#"))
-    return ExtensionLock(pins=pins, **json.loads(found[1]))
+    data = json.loads(found[1]) if found else {"log": text}
+    if "log" in data:
+        return ExtensionLock(), data
+    return ExtensionLock(**data, pins=text[found.end() :].lstrip("\n") if found else ""), {}
 
 
 def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase) -> None:
     """Write a lock; raises ``OutputError``."""
-    data = {name: value for name, value in asdict(lock).items() if name != "pins" and value}
     head = f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n"
-    text = f"{head}# inputs: {digest}\n# data: {json.dumps(data)}\n{lock.pins}"
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(f"{head}# inputs: {digest}\n{lock.text}", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}", hint="name a folder with --output") from error
 

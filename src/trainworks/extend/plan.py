@@ -298,7 +298,7 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
         names = tuple(name for name, _ in locked if name != plan.lock.project)
         if names:
             yield PythonImportsCheck(component=COMPONENT, python=python, distributions=names)
-        known = (*base.complaints, *plan.lock.complaints)
+        known = plan.lock.complaints
         why = "pip check finds nothing" + (" that is not known" if known else "")
         yield _command(why, python, "-c", _PIP_CHECK, *known)
     yield _command(

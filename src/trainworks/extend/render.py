@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
+from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, PROJECT_SOURCE, ExtensionPlan, WheelSource
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
+from trainworks.plan.model import IMAGE_TIME
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
 TEMPLATE = "extend.j2"
@@ -22,8 +23,8 @@ INSTALLER = "trainworks_launcher/programs/install.py"
 RECIPES = (TEMPLATE, MACROS, INSTALL_PACKAGES)
 """Files below ``templates`` that an extension is rendered from."""
 
-BYTECODE_EPOCH = 1_577_836_800
-"""Any fixed moment: it is only looked at whether there is one. A wheel is a ZIP, which knows no time before 1980."""
+LOCK = "extension.lock"
+"""Its name among the inputs, and in the image, below ``/opt/trainworks``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +32,34 @@ class Installer:
     """What installs in a build stage.
 
     Attributes:
-        program: The text of the launcher's ``install.py``.
-        stage: The text of ``inside.py``.
-        manifest: What it reads of an image: what is kept, and what goes with that.
+        programs: Name to text: ``install.py`` of the launcher, ``inside.py``, ``imports.py`` of the image tests.
+        manifest: What they read of an image: what is kept, and what goes with that.
+        order: What is asked for beside the files of requirements: ``words`` of the installation, ``options`` of the
+            lock; whether lines have hashes, and whether other builds of the framework are refused.
         uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
         bench: What wheels are built with.
     """
 
-    program: bytes = field(repr=False)
-    stage: bytes = field(repr=False)
+    programs: Mapping[str, bytes] = field(repr=False)
     manifest: Mapping[str, object]
+    order: Mapping[str, object]
     uv: bytes = field(default=b"", repr=False)
     bench: Workbench = BARE
 
-    def files(self, wanted: Iterable[SourceFile]) -> list[SourceFile]:
+    def files(self, wanted: Iterable[SourceFile], sources: Iterable[WheelSource]) -> list[SourceFile]:
         """Return the files of a context that every stage mounts, with those that requirements name."""
-        manifest = json.dumps(self.manifest, indent=1).encode()
+        rows = [
+            {"folder": each.folder.rpartition("/")[2], "extras": each.extras, "project": each.origin == PROJECT_SOURCE}
+            for each in sources
+        ]
         found = [
-            SourceFile(path="installer/install.py", content=self.program),
-            SourceFile(path="installer/inside.py", content=self.stage),
-            SourceFile(path="installer/manifest.json", content=manifest),
+            *(SourceFile(path=f"installer/{name}", content=text) for name, text in self.programs.items()),
+            SourceFile(
+                path="installer/manifest.json",
+                content=_json({**self.manifest, "build_environment": dict(self.bench.variables)}),
+            ),
+            SourceFile(path="inputs/order.json", content=_json({**self.order, "sources": rows})),
             # Folders must exist to be mounted; this machine's own files are put there before a build.
-            SourceFile(path="inputs/.keep", content=b""),
             SourceFile(path="wheels/.keep", content=b""),
             *(replace(file, path=f"inputs/{file.path}") for file in wanted),
         ]
@@ -72,9 +79,8 @@ def render_resolution(
     sources: Sequence[WheelSource],
     wanted: Iterable[SourceFile],
     moment: str,
-    **values: object,
 ) -> Rendering:
-    """Return the context of a build whose image has nothing but ``/out``: what was installed, or why it was not.
+    """Return the context of a build that installs what is asked for: the extension, without code and labels.
 
     Args:
         base: The image that is extended.
@@ -84,46 +90,54 @@ def render_resolution(
         sources: What wheels are built from.
         wanted: Files of requirements, and what they name.
         moment: Another one for each build: what an index has is asked anew.
-        values: For the template: ``words`` of the installation; ``separate``: wheels of sources are installed by
-            themselves, because the requirements have hashes; ``strict``: other builds of the framework are refused.
     """
-    files = [*installer.files(wanted), SourceFile(path="inputs/moment", content=moment.encode())]
-    return _rendering(base, apt, files, recipes, installer, sources, name="requirements", plan=None, **values)
+    wanted = [*wanted, SourceFile(path="moment", content=moment.encode())]
+    return _rendering(base, apt, installer, sources, wanted, recipes, name="requirements", plan=None)
 
 
-def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer) -> Rendering:
-    """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``."""
+def render_extension(
+    plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer, *, made: str = ""
+) -> Rendering:
+    """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``.
+
+    Args:
+        plan: The extension.
+        recipes: The texts of ``RECIPES``.
+        installer: What installs.
+        made: The image that resolving has left, which has everything but code and labels.
+    """
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
-    lines = installer.bench.lines
-    installer = replace(installer, bench=installer.bench if plan.sources or plan.lock.built else BARE)
-    if plan.lock.locked:
-        pins = SourceFile(path="requirements.txt", content=plan.lock.pins.encode())
-        files += installer.files([*plan.inputs, *([pins] if plan.lock.pins else [])])
-    values = {"name": plan.tag, "plan": plan, "lines": lines}
-    return _rendering(plan.base, plan.apt, files, recipes, installer, plan.sources, **values)
+    if made:
+        return _rendering(plan.base, (), installer, (), None, recipes, files, name=plan.tag, plan=plan, made=made)
+    wanted = [*plan.inputs, SourceFile(path=LOCK, content=plan.lock.text.encode())] if plan.lock.locked else None
+    return _rendering(plan.base, plan.apt, installer, plan.sources, wanted, recipes, files, name=plan.tag, plan=plan)
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
     """Return what tells the launcher that these files were installed, as long as the code is as it is now."""
     files = {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.files}
-    return json.dumps({"installed": list(plan.installed), "files": files}, indent=1).encode()
+    return _json({"installed": list(plan.installed), "files": files})
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=1).encode()
 
 
 def _rendering(
     base: ExtendedBase,
     apt: Sequence[str],
-    files: Iterable[SourceFile],
-    recipes: Mapping[str, str],
     installer: Installer,
     sources: Sequence[WheelSource],
+    wanted: Iterable[SourceFile] | None,
+    recipes: Mapping[str, str],
+    files: Iterable[SourceFile] = (),
     **values: Any,
 ) -> Rendering:
-    bench = installer.bench
+    bench = installer.bench if wanted is not None else BARE
     # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
-    lines = values.pop("lines", bench.lines)
-    mark = hashlib.sha256("\n".join((base.identifier, *lines)).encode()).hexdigest()[:12]
+    mark = hashlib.sha256("\n".join((base.identifier, *bench.lines)).encode()).hexdigest()[:12]
     with blaming(TEMPLATE):
         dockerfile = (
             new_environment(recipes.items())
@@ -132,14 +146,16 @@ def _rendering(
                 base=base,
                 packages=apt,
                 code_folder=CODE_FOLDER,
-                epoch=BYTECODE_EPOCH,
+                epoch=IMAGE_TIME,
                 bench=bench,
                 sources=sources,
+                installs=wanted is not None,
                 cache=f"trainworks-extend-{mark}",
-                **values,
+                **{"made": "", **values},
             )
         )
     files = [*files, *(SourceFile(path=f"sources/{each.file}", content=each.archive) for each in sources)]
+    files += installer.files(wanted, sources) if wanted is not None else []
     if apt:
         files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
     return Rendering(

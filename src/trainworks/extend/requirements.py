@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from packaging.markers import Marker
 
@@ -47,7 +48,6 @@ class ExtendedBase:
         environment: The image's environment.
         labels: The image's labels.
         distributions: What is installed.
-        complaints: What ``pip check`` says of the image as it is, line by line.
         kept: What is never replaced, name to version (``kept_of``).
         full_version: That Python's ``MAJOR.MINOR.PATCH``, which some requirements ask for; ``""`` for its first.
         components: The components of an image of ours that have a version, name to version.
@@ -71,7 +71,6 @@ class ExtendedBase:
     suite: str = ""
     compiler: bool = False
     launcher: bool = True
-    complaints: Sequence[str] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     full_version: str = ""
     components: Mapping[str, str] = field(default_factory=dict)
@@ -146,25 +145,29 @@ PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)((?: \\\n    --hash=\S+)*)$", re.
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionLock:
-    """What is installed.
+    """What is installed. The stage that installs writes its text (``inside.py``), and the image keeps it.
 
     Attributes:
-        pins: Lines with hashes, as uv writes them, below the options that say where they come from.
-        local: What comes from files of this machine, name to version.
-        built: Names of what is built from a source archive of an index.
         commits: Git requirement to commit.
+        local: What does not come from an index, name to version.
         project: The distribution that the code itself is; ``""`` for none.
+        complaints: What ``pip check`` says of what the base has.
         notes: What the user was told.
-        complaints: What ``pip check`` says of what stays although it does not go with the requirements.
+        pins: Lines with hashes, as uv writes them, below the options that say where they come from.
     """
 
-    pins: str = ""
-    local: Mapping[str, str] = field(default_factory=dict)
-    built: Sequence[str] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
+    local: Mapping[str, str] = field(default_factory=dict)
     project: str = ""
-    notes: Sequence[str] = ()
     complaints: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    pins: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it, as a file."""
+        data = {name: value for name, value in asdict(self).items() if name != "pins"}
+        return f"# data: {json.dumps(data)}\n{self.pins}"
 
     @property
     def locked(self) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -11,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from trainworks.assemble.image import ImageSpec, run_build
 from trainworks.assemble.order import BuildOptions
-from trainworks.engine import read_files
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.kept import targets_for
-from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.render import Installer, render_resolution
+from trainworks.extend.lock import parsed
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.render import LOCK, Installer, render_resolution
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.extend.toolkit import Workbench, lacking
 from trainworks.extend.wanted import Wanted
@@ -35,7 +34,9 @@ APT_SECRETS = ("apt.conf", "sources.list")
 LINKS = "/run/links"
 """Where a stage finds the files of this machine's own folders of wheels."""
 
-OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|trusted-host|pre)\b.*|-[if]\s.*")
+OPTIONS = re.compile(
+    r"--(?:index-url|extra-index-url|find-links|no-index|trusted-host|pre|no-binary|only-binary)\b.*|-[if]\s.*"
+)
 """Lines that say where packages come from: the lock has them too."""
 
 
@@ -92,7 +93,22 @@ def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, fac
         },
         "libraries": library_names(frameworks, there, facts),
         "wheel_index": row.wheel_index if row else "",
+        "built_whole": list(bench.whole),
         **lacking(bench, base, facts),
+    }
+
+
+def order_of(
+    wanted: Wanted, commits: Mapping[str, str], *, only_binary: Sequence[str], strict: bool
+) -> dict[str, object]:
+    """Return what the program in the stage is told beside files of requirements."""
+    lines = [line.partition("  #@ ") for line in wanted.lines if OPTIONS.match(line)]
+    return {
+        "words": [f"--only-binary={name}" for name in only_binary],
+        "options": [(line, place) for line, _, place in lines],
+        "commits": dict(commits),
+        "hashed": wanted.hashed,
+        "strict": strict,
     }
 
 
@@ -112,18 +128,15 @@ def secrets_of(
     return {**secrets, "variables": "".join(variables).encode()}, links
 
 
-def resolve(
-    stage: Stage, engine: Engine, options: BuildOptions, facts: Facts, *, only_binary: Sequence[str], strict: bool
-) -> ExtensionLock:
-    """Return what is to be installed.
+def resolve(stage: Stage, engine: Engine, options: BuildOptions, facts: Facts, made: str) -> ExtensionLock:
+    """Return what is installed, and leave an image of it: the extension, but for its code and labels.
 
     Args:
         stage: Where, and what.
         engine: What builds.
         options: How to build.
         facts: All facts.
-        only_binary: Names of which no source archive is built.
-        strict: Whether lines of another build of the framework are refused.
+        made: The name of that image; it is there even if this fails.
 
     Raises:
         ExtendError: The base cannot give what a line asks for.
@@ -132,72 +145,44 @@ def resolve(
     """
     wanted, base = stage.wanted, stage.base
     texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints}
-    made = [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
+    files = [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
     rendering = render_resolution(
         base,
         stage.installer,
         stage.recipes,
         apt=stage.apt,
         sources=stage.sources,
-        wanted=[*made, *wanted.files.values()],
+        wanted=[*files, *wanted.files.values()],
         moment=uuid4().hex,
-        words=[f"--only-binary={name}" for name in only_binary],
-        separate=wanted.hashed,
-        strict=strict,
     )
-    name = f"trainworks/requirements:{uuid4().hex[:12]}"
     spec = ImageSpec(
-        name=name,
-        tags=(name,),
+        name=made,
+        tags=(made,),
         rendering=rendering,
         settings=stage.settings,
         secrets=stage.secrets,
         add_files=stage.add_links,
         architecture=base.architecture,
     )
-    say(f"  installing the requirements in {base.reference}, to see what they mean")
+    say(f"  installing the requirements in {base.reference}")
     try:
         run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
-        out = read_files(engine, name)
+        with engine.container(made) as container:
+            lock, why = parsed(container.run(("cat", f"/opt/trainworks/{LOCK}")).output)
     except BuildError as error:
         raise BuildError(error.message, hint=_advice(base) or error.hint) from error
-    finally:
-        engine.remove(name)
-    _raise_why(out, base, facts)
-    report = json.loads(out["report.json"])
-    wheels = {line.split("/")[2]: parse_wheel_filename(line.split("/")[3]) for line in out["wheels"].splitlines()}
-    local = {name: report["installed"][name] for name in report["local"]}
-    project = ""
-    for source in stage.sources:
-        built, version, _, _ = wheels[source.folder.rpartition("/")[2]]
-        if source.name and built != source.name:
-            raise BuildError(f"{source.origin} is {built} {version}, but the requirement names {source.name}")
-        local[str(built)] = str(version)
-        project = str(built) if source.origin == PROJECT_SOURCE else project
-    lines = [line.partition("  #@ ") for line in wanted.lines if OPTIONS.match(line)]
-    kept = [line for line, _, place in lines if place not in report["left"]]
-    return ExtensionLock(
-        pins="".join(f"{line}\n" for line in (*kept, *out.get("lock.txt", "").splitlines())),
-        local=local,
-        built=report["built"],
-        commits=stage.commits,
-        project=project,
-        complaints=report["complaints"],
-        notes=json.loads(out["status.json"])["said"],
-    )
-
-
-def _raise_why(out: Mapping[str, str], base: ExtendedBase, facts: Facts) -> None:
-    """Raise the error that an installation ended with, if it did."""
-    status = json.loads(out.get("status.json", "{}"))
-    if status.get("refused"):
-        ways = targets_for(list(status["newer"].items()), base, facts) if status["newer"] else []
+    if refused := why.get("refused"):
+        ways = targets_for(list(why["newer"].items()), base, facts) if why["newer"] else []
         hint = f"extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
-        raise ExtendError(status["refused"], hint=hint)
-    if status.get("status", 1) != 0:
-        log = out.get("log", "")
+        raise ExtendError(refused, hint=hint)
+    if why:
+        log = why["log"]
         said = log[log.rfind("\nerror: ") :].strip() if "\nerror: " in log else log.strip()[-2000:]
         raise LockError(f"the requirements cannot be installed in {base.reference}:\n{said}", hint=_advice(base))
+    for source in stage.sources:
+        if source.name and source.name not in lock.local:
+            raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
+    return lock
 
 
 def _advice(base: ExtendedBase) -> str:

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 from typing import TYPE_CHECKING, TypedDict
@@ -57,7 +56,6 @@ class Interpreter(TypedDict):
     components: dict[str, str]
     missing: list[str]
     distributions: list[InstalledDistribution]
-    complaints: list[str]
 
 
 def can_be_removed(distribution: Distribution) -> bool:
@@ -86,7 +84,6 @@ def look() -> Interpreter:
         "components": {},
         "missing": [],
         "distributions": [],
-        "complaints": [],
     }
     if os.path.exists("/etc/os-release"):
         with open("/etc/os-release", encoding="utf-8") as opened:
@@ -115,10 +112,6 @@ def look() -> Interpreter:
             )
     found["distributions"] = sorted(seen.values(), key=lambda row: row["name"].lower())
     found["pip"] = "pip" in seen
-    if found["pip"]:
-        command = (sys.executable, "-m", "pip", "check", "--disable-pip-version-check")
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        found["complaints"] = done.stdout.splitlines() if done.returncode else []
     return found
 
 
