@@ -556,13 +556,18 @@ def _plain(address: str) -> str:
     return re.sub(r"(://)[^/@]*@", r"\1", address)
 
 
+def elsewhere(home: str) -> Mapping[str, str]:
+    """Return an environment for imports: what packages write when they are first imported goes to this folder."""
+    return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
+
+
 def import_error(*modules: str) -> str:
     """Import modules in a process of their own, as a script would, and return its last words; ``""`` for success."""
-    words = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}")
+    words, nothing = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}"), subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS, check=False
-        )
+        with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as home:
+            given: Any = {"stdin": nothing, "timeout": _IMPORT_SECONDS, "env": elsewhere(home)}
+            done = subprocess.run(words, capture_output=True, check=False, **given)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]

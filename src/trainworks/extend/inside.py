@@ -202,9 +202,9 @@ def compile_new(before: Mapping[str, str], local: Iterable[str]) -> None:
     """Compile what an import of what is new loads, but for code of the user's own: its import may start a training."""
     new = [name for name, version in install.versions().items() if before.get(name) != version and name not in local]
     with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
-        own = {"HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home, "PYTHONHASHSEED": "0"}
+        own = {**install.elsewhere(home), "PYTHONHASHSEED": "0"}
         words, quiet = (sys.executable, __file__, "import", *sorted(new)), subprocess.DEVNULL
-        subprocess.run(words, env={**os.environ, **own}, cwd=home, check=False, stdout=quiet, stderr=quiet)
+        subprocess.run(words, env=own, cwd=home, check=False, stdout=quiet, stderr=quiet)
 
 
 def import_and_compile(names: Sequence[str]) -> int:
