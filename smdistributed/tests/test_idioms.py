@@ -54,6 +54,26 @@ def test_what_cannot_be_equal_is_refused(name: str) -> None:
     assert f"StepError: {idioms.REFUSED[name][1]}" in str(caught.value)
 
 
+def attacked(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(loss_of(model, x, y)[1], x)
+    return loss_of(model, (x + grad.sign()).detach(), y)
+
+
+def attacks() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
+    model = idioms.EQUAL["own __call__"]().double()
+    owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
+    equality.compare(model, attacked, data, owner=owner)
+
+
+def test_a_gradient_in_the_step_function_is_refused() -> None:
+    with pytest.raises(RankError, match=r"StepError: torch.autograd.grad was called in the step function"):
+        run_ranks(2, attacks)
+
+
 def differs() -> list[str]:
     """Return what a rank says of a model that keeps a list on one rank and a dictionary on the other."""
     import smdistributed.modelparallel.torch as smp

@@ -176,7 +176,16 @@ class Runtime:
 
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            result = body()
+            try:
+                result = body()
+            except RuntimeError as error:
+                if self.port.me == self.port.root_rank or _UNUSED not in str(error):
+                    raise
+                raise StepError(
+                    "torch.autograd.grad was called in the step function: on other ranks than the root module's the "
+                    f"outputs of the model are copies, and lead to no input: {error}\n"
+                    "Take this gradient in the forward of the model, where it goes through all partitions."
+                ) from error
             self.model.finish(microbatch)
             return result
 
@@ -264,6 +273,9 @@ class Runtime:
                     except OSError:
                         continue
 
+
+_UNUSED = "not have been used in the graph"
+"""torch's words for a tensor that a gradient does not lead to."""
 
 _present: Runtime | None = None
 
