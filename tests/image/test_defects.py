@@ -302,11 +302,13 @@ def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are
     )
     (tmp_path / f"{info}/gone.list".lstrip("/")).unlink()
     assert damaged(tmp_path) == {}
-    # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of libtcl8.6, of the same source.
-    depends = f"Package: a\n{installed}Depends: b-dev (>= 1), c\n\n"
+    # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of libtcl8.6. maven has more between.
+    depends = f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f | b-dev\n\n"
     status = f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
-    write(tmp_path, {"/var/lib/dpkg/status": status})
+    write(tmp_path, {"/var/lib/dpkg/status": status, f"{info}/d.list": "", f"{info}/d.md5sums": ""})
     assert damaged(tmp_path) == {}
+    write(tmp_path, {"/var/lib/dpkg/status": status.replace("Recommends", "Suggests")})
+    assert damaged(tmp_path).keys() == {"/usr/bin/a"}
 
 
 def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path: Path) -> None:

@@ -229,8 +229,8 @@ class Owners:
     def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
         """Find links of packages that lead to other software, and files in the place of links: neither has a sum.
 
-        A link leads to a file of its own source package, or of that of a package which its package depends on: one of
-        tcl-dev, which depends on tcl8.6-dev, to the library of libtcl8.6.
+        A link leads to a file of its own source package, or of that of a package which its package needs or recommends,
+        itself or by way of others; or to one in /etc.
         """
         summed = {path for _, path, *_ in self.sums}
         lists = {owner[len("package ") :] for owner, *_ in self.sums}
@@ -246,12 +246,11 @@ class Owners:
             target = os.readlink(place)
             real = os.path.realpath(place)[len(self.root) :]
             other = self.packages.get(real, "")
-            required = re.split(
-                r"[,|]", installed[name].get("Depends", "") + "," + installed[name].get("Pre-Depends", "")
-            )
-            near = {name, *(re.split(r"[ (:]", each.strip())[0] for each in required)}
-            known = other in near or source.get(other) in {source[each] for each in near & source.keys()}
-            if other and not known and not os.path.isdir(place) and not target.startswith("/etc/alternatives/"):
+            if not other or source.get(other) == source[name] or os.path.isdir(place) or real.startswith("/etc/"):
+                continue
+            if not target.startswith("/etc/alternatives/") and source.get(other, other) not in {
+                source[each] for each in needed_by(name, installed)
+            }:
                 problem = f"is a link to {target}, which is of the package {other}"
                 self.problems.append(damaged("package " + name, path, problem))
 
@@ -371,6 +370,18 @@ def debian_packages(root: str) -> Iterator[dict[str, str]]:
 
 
 # --- rights ----------------------------------------------------------------------------------------------------------
+
+
+def needed_by(name: str, installed: dict[str, dict[str, str]]) -> set[str]:
+    """Return the installed packages that a package needs or recommends, and those that they do; and itself."""
+    found, left = {name}, [name]
+    while left:
+        fields = installed[left.pop()]
+        lines = ",".join(fields.get(field, "") for field in ("Depends", "Pre-Depends", "Recommends"))
+        near = {re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", lines)} & installed.keys() - found
+        found |= near
+        left += near
+    return found
 
 
 def rights_of(path: str, status: os.stat_result) -> str:
