@@ -15,7 +15,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,15 +25,10 @@ _SIZES = struct.Struct("<I")
 _BUFFER = 1 << 16
 
 
-class Gone:
-    """What a link puts into the inbox when a peer's connection ends.
+class Gone(NamedTuple):
+    """What a link puts into the inbox when a peer's connection ends, with the system's words."""
 
-    Attributes:
-        reason: The system's words.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    reason: str
 
 
 class Payload(Protocol):

@@ -20,7 +20,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 GRACE = 3.0
 """Seconds in which a rank may end by its own exception before its process is ended."""
@@ -30,16 +30,11 @@ _LONGEST = 1 << 16
 _LONGEST_REASON = 2000
 
 
-class Failure:
-    """The first failure of the job.
+class Failure(NamedTuple):
+    """The first failure of the job: the global rank that failed, and what happened, in one line."""
 
-    Attributes:
-        rank: Global rank that failed.
-        reason: What happened, in one line.
-    """
-
-    def __init__(self, rank: int, reason: str) -> None:
-        self.rank, self.reason = rank, reason
+    rank: int
+    reason: str
 
 
 class Watch:
