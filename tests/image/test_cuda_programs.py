@@ -18,8 +18,18 @@ NVCC_IMAGE = "TRAINWORKS_TEST_NVCC_IMAGE"
 
 PROGRAM = """
 #include <cstdio>
+#if __has_include(<crt/host_defines.h>)
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#else  // CUDA 12 has it in the wheel of nvcc, which is not in the image
+#define MAJOR_VERSION 0
+#define cublasHandle_t void *
+#define cublasCreate cublasCreate_v2
+extern "C" {
+int cudaGetDeviceCount(int *), cublasGetProperty(int, int *), cublasCreate(void **);
+const char *cudaGetErrorName(int);
+}
+#endif
 #ifdef __CUDACC__
 __global__ void twice(float *values) { values[threadIdx.x] *= 2; }
 #endif
