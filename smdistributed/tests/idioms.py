@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -210,7 +212,26 @@ def sets_default(self: Any, x: torch.Tensor) -> Any:
     return self.c(self.b(self.a(x))) + self.b.aux
 
 
+class Draws(Layer):
+    """Writes to arguments that are no containers."""
+
+    def forward(
+        self, x: torch.Tensor, torchs: Any = None, pythons: Any = None, array: Any = None, raw: Any = b""
+    ) -> Any:
+        array *= 2
+        raw.append(1)
+        return self.layer(x) * torch.rand(1, generator=torchs, dtype=x.dtype) * pythons.random()
+
+
+def gives_generators(self: Any, x: torch.Tensor) -> Any:
+    torchs, pythons, array, raw = torch.Generator().manual_seed(1), random.Random(1), numpy.ones(WIDTH), bytearray(b"a")
+    h = self.b(self.a(x), torchs, pythons, array, raw)
+    drawn = torch.rand(1, generator=torchs, dtype=x.dtype) + pythons.random()
+    return self.c(h) * drawn * torch.from_numpy(array) * len(raw)
+
+
 EQUAL |= {
+    "generators and arrays are arguments": lambda: Root(Draws(), gives_generators),
     "what a module keeps is read": lambda: Root(Lends(), lambda self, x: self.c(self.b(self.a(x))[0])),
     "one tensor is two arguments": lambda: Root(Doubles(), given_twice),
     "the result is an argument": lambda: Root(Doubles(), is_given),

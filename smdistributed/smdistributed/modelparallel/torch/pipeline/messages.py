@@ -210,6 +210,8 @@ class Arguments:
             inside = tuple(each for each in inside if not is_cache(each))
         plain = all(isinstance(each, torch.Tensor) for each in inside)
         self.cells = [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
+        leaves = () if plain else mutable.leaves(list(inside), "")
+        self.leaves = [(each, mutable.state(each)) for each in leaves if mutable.writable(each)]
         self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
 
     def known(self) -> dict[int, tuple[str, int]]:
@@ -237,6 +239,9 @@ class Arguments:
             now = mutable.content(cell)
             if not mutable.same(now, before):
                 cells.append((number, now))
+        for number, (leaf, state) in enumerate(self.leaves, len(self.cells)):
+            if mutable.state(leaf) != state:
+                cells.append((number, mutable.value(leaf)))
         return tensors, cells
 
     def take(self, tensors: Sequence[torch.Tensor], back: Beside, where: str) -> None:
@@ -256,7 +261,7 @@ class Arguments:
                 raise StepError(f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}")
             tensors[number].copy_(value)
         for number, content in back.cells:
-            mutable.assign(self.cells[number][0], content)
+            mutable.assign([*self.cells, *self.leaves][number][0], content)
 
 
 _ARGUMENTS = "Return the new value instead, or place the module with its caller with smp.set_partition."

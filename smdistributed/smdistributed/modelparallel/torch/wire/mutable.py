@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import itertools
 import operator
@@ -123,10 +124,35 @@ def changed(each: Any, then: Any) -> bool:
     return bool(now != then) if isinstance(each, torch.Tensor) else not same(now, then)
 
 
+def writable(leaf: Any) -> bool:
+    """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and generators of numbers."""
+    kinds = (torch.Generator, random.Random, bytearray)
+    return isinstance(leaf, kinds) or hasattr(leaf, "bit_generator") or type(leaf).__name__ == "ndarray"
+
+
+def value(leaf: Any) -> Any:
+    """Return what a writable leaf has in it."""
+    if isinstance(leaf, torch.Generator):
+        return leaf.get_state()
+    if isinstance(leaf, random.Random):
+        return leaf.getstate()
+    return leaf.bit_generator.state if hasattr(leaf, "bit_generator") else copy.copy(leaf)
+
+
 def assign(cell: Any, value: Any) -> None:
-    """Put another content into a container."""
+    """Put another content into a container, or into a leaf that is writable."""
     if isinstance(cell, Names):
         cell.put(value)
+    elif isinstance(cell, torch.Generator):
+        cell.set_state(value)
+    elif isinstance(cell, random.Random):
+        cell.setstate(value)
+    elif hasattr(cell, "bit_generator"):
+        cell.bit_generator.state = value
+    elif isinstance(cell, bytearray):
+        cell[:] = value
+    elif type(cell).__name__ == "ndarray":
+        cell[...] = value
     elif isinstance(cell, list):
         cell[:] = value
     elif isinstance(cell, collections.deque):
