@@ -163,8 +163,10 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
     with engine.layers(tag) as layers:
         *_, last = layers
         for member in last.archive:
-            file = last.archive.extractfile(member) if member.isfile() else None
-            content = hashlib.sha256(file.read()).hexdigest() if file else member.linkname
+            content = member.linkname
+            if file := last.archive.extractfile(member) if member.isfile() else None:
+                with file:
+                    content = hashlib.sha256(file.read()).hexdigest()
             found[member.name.strip("./")] = (member.mode, int(member.mtime), member.type, content)
     return {name: row for name, row in found.items() if name not in ("", "etc", "run") and not name.startswith("run/")}
 
