@@ -28,6 +28,7 @@ from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.render.dockerfile import INPUTS_LABEL
 
 pytestmark = pytest.mark.engine
 
@@ -184,7 +185,7 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
         assert (done.returncode, said in done.stderr) == (0, True), done.stderr
         built = engine.inspect(project.tag)
         assert built is not None
-        made.append((built.layers if dated else files_of_last_layer(engine, project.tag), built.labels))
+        made.append((built.layers if dated else files_of_last_layer(engine, project.tag), built.labels[INPUTS_LABEL]))
         lock = engine.run(project.tag, ("cat", "/opt/trainworks/extension.lock"), timeout=120).output
         (path,) = project.folder.glob("requirements.*.locked.txt")
         assert path.read_text(encoding="utf-8").endswith(lock)

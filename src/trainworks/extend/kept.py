@@ -117,7 +117,8 @@ def checks_again(
 
     Args:
         plan: What this checkout makes of the target that the base's label names; ``None`` for another maker's image.
-        base: The base; a component that it lacks, or has in another version, is left out.
+        base: The base; a component that it lacks, or has in another version, is left out. So is one without a version,
+            such as the lists of licences: no package that moves can break it.
         moves: What got another version. Nothing is asked again where nothing did. A component whose own distribution
             moved is what the requirements make of it, and is left out too.
         locked: Names of what the extension installs, which it checks itself.
@@ -129,7 +130,7 @@ def checks_again(
     same = {
         name
         for name, version in versions.items()
-        if base.components.get(name, "") == version and name not in base.missing and name not in gone
+        if version and base.components.get(name) == version and name not in base.missing and name not in gone
     }
     found: list[Check] = []
     for check in plan.checks:
