@@ -319,7 +319,7 @@ class _Supervisor:
 
         ours, ranks = self._plan.ranks_by == "mpirun", self._running.ranks
         leads = bool(self._plan.argv) if ours else self._plan.role == "leader"
-        if leads or not ours:
+        if self._refusal is None and (leads or not ours):
             self._agents = agents.Agents(
                 self._loop,
                 self._runtime.path,
