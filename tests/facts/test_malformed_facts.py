@@ -109,7 +109,6 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/components.toml", "NVIDIA's", "\u202eNVIDIA's"),
     ("images/pytorch.toml", 'version = "2.10.0"', 'version = "2.1\uff10.0"'),
     (LOCK, 'sha256 = "', f'sha256 = "{"0" * 64}"  # '),
-    (LOCK, 'version = "2.5.1"', 'version = "2.5.2"'),
     ("images/end-of-patch.toml", 'successor = "1.11"', 'successor = "1.10"'),
     ("images/stacks.toml", 'source = "', 'source = " "  # '),
     ("images/components.toml", 'summary = "', 'summary = ""  # '),

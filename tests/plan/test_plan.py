@@ -331,7 +331,7 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
         ("import", {"module": "import torch"}, "key 'module': 'import torch' is not the name of a Python module"),
         ("command", {"command": "torchrun --help"}, "key 'command': must be an array, got 'torchrun --help'"),
         ("command", {"command": []}, "key 'command': is empty"),
-        ("command", {"command": ["torchrun", ""]}, "key 'command': '' is not a word of a command"),
+        ("command", {"command": ["torchrun", ""]}, "key 'command.1': is empty"),
         ("command", {"command": ["torchrun", 5]}, "key 'command.1': must be a string, got 5"),
         ("command", {"command": ["torchrun"], "expect": 5}, "key 'expect': must be a string, got 5"),
         ("command", {"command": ["torchrun"], "component": "nccl"}, "key 'component': a promise is its recipe's"),

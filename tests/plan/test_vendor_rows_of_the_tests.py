@@ -10,7 +10,7 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 
-ZEROS = "0" * 64
+SUM = "5" * 64
 
 
 def planned(root: Path, target: str) -> ImagePlan:
@@ -20,12 +20,12 @@ def planned(root: Path, target: str) -> ImagePlan:
 
 
 def test_the_small_target_with_vendor_sources(tmp_path: Path) -> None:
-    plan = planned(vendor.make_checkout(tmp_path, ZEROS), vendor.TARGET)
+    plan = planned(vendor.make_checkout(tmp_path, SUM), vendor.TARGET)
     assert {"metis", "efa-installer", "torch"} <= {step.component for step in plan.steps}
 
 
 def test_the_image_of_the_source_page(tmp_path: Path) -> None:
-    digests = dict.fromkeys(("devel", "runtime"), f"sha256:{ZEROS}")
-    hashes = dict.fromkeys((*source_page.MADE, "efa-installer"), ZEROS)
+    digests = dict.fromkeys(("devel", "runtime"), f"sha256:{SUM}")
+    hashes = dict.fromkeys((*source_page.MADE, "efa-installer"), SUM)
     plan = planned(source_page.make_checkout(tmp_path, "registry.example", digests, hashes), source_page.TARGET)
     assert {"nccl", "rmm", "boost", "torch"} <= {step.component for step in plan.steps}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -119,4 +120,5 @@ def test_of_every_program_in_an_image_the_code_is_left(facts: Facts) -> None:
 def test_no_program_in_an_image_reads_docstrings_of_another(facts: Facts) -> None:
     """If one did, leaving docstrings out would be wrong."""
     programs = [file for file in facts.files if "/tests/" not in file.path]
-    assert [file.path for file in programs if b"getdoc" in file.content or b"__doc__" in file.content] == []
+    read = re.compile(rb"getdoc|__doc__(?! = f)")  # what a program writes there is no statement that was left out
+    assert [file.path for file in programs if read.search(file.content)] == []

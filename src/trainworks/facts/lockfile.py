@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from packaging.utils import canonicalize_name
-
 from trainworks.errors import OutputError
 from trainworks.facts.reader import Reader
 from trainworks.facts.rows import Lock, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage
@@ -89,17 +87,11 @@ def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
 
 
 def _of_files(packages: Iterable[LockedPackage]) -> Iterator[str]:
-    """Yield what the rows say of files that cannot be: the file of another package, or the sum of another file."""
+    """Yield the rows with the sum of another file. Files of other packages are found where a lock meets its target."""
     files: dict[str, str] = {}
     for package in packages:
-        where = f"package {package.name!r}"
-        base = package.file.removesuffix(".tar.gz")
-        name, dash, rest = base.partition("-") if base.endswith(".whl") else base.rpartition("-")
-        version = rest.partition("-")[0] if base.endswith(".whl") else rest
-        if dash and (canonicalize_name(name), version) != (package.name, package.version):
-            yield f"{where}: key 'file': {package.file} is not of {package.name} {package.version}"
         if files.setdefault(package.sha256, package.file) != package.file:
-            yield f"{where}: key 'sha256': that is the sum of {files[package.sha256]}, too"
+            yield f"package {package.name!r}: key 'sha256': that is the sum of {files[package.sha256]}, too"
 
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:

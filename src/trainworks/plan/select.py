@@ -196,7 +196,7 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
                     unknown(f"component in {flag}:", name, optional(flag, available.values()), hidden=everywhere)
                 )
             elif name not in available:
-                problems.append(_unavailable(flag, everywhere[name], target))
+                problems.append(_unavailable(flag, everywhere[name], target, facts))
             elif flag == "--without" and available[name].required:
                 problems.append(
                     UnknownNameError(f"--without {name}: every image needs it", hint=f"it is {available[name].summary}")
@@ -265,7 +265,7 @@ def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
     return ""
 
 
-def _unavailable(flag: str, component: Component, target: TargetContext) -> UnknownNameError:
+def _unavailable(flag: str, component: Component, target: TargetContext, facts: Facts) -> UnknownNameError:
     """Return why a target cannot have a component that others have."""
     name, row = component.name, target.row
     if component.needs_cuda and not target.cell.version:
@@ -284,7 +284,7 @@ def _unavailable(flag: str, component: Component, target: TargetContext) -> Unkn
         )
     if component.by_row and target.sources in component.sources:
         return UnknownNameError(
-            f"{flag} {name}: not in this image: {component.by_row}", hint=f"{LIST}: another one may have it"
+            f"{flag} {name}: not in this image: {component.by_row}", hint=_nearest_with(name, target, facts)
         )
     if target.sources in component.sources:
         return UnknownNameError(
@@ -295,6 +295,23 @@ def _unavailable(flag: str, component: Component, target: TargetContext) -> Unkn
         f"{flag} {name}: not with --sources {target.sources}",
         hint=f"it comes with --sources {', '.join(component.sources)}{_consequence(component)}",
     )
+
+
+def _nearest_with(name: str, target: TargetContext, facts: Facts) -> str:
+    """Return what chooses the target that has a component and is most like this one."""
+    contexts = [context_of(row, facts) for row in facts.targets if row.framework == target.row.framework]
+    having = [each for each in contexts if name in each.components and each.sources == target.sources]
+    if not having:
+        return "no target has it"
+    newer = [each for each in having if version_key(each.cell.version) >= version_key(target.cell.version)]
+    cells = {version_key(each.cell.version) for each in newer or having}
+    cell = min(cells) if newer else max(cells)
+    alike = [each for each in having if version_key(each.cell.version) == cell]
+    near = min(
+        alike,
+        key=lambda each: (each.base.architecture != target.base.architecture, each.python != target.python),
+    )
+    return f"the nearest target that can have it is {near.name}: --cuda {near.row.cuda}"
 
 
 def _consequence(component: Component) -> str:
