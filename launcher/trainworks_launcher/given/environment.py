@@ -232,7 +232,7 @@ def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
     """Return the variables with MASTER_ADDR and MASTER_PORT as programs read them.
 
     An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The ``tcp://...`` of a
-    Kubernetes Service with the name master is no port.
+    Kubernetes Service named master is not a port.
     """
     address, port = (variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE))
     if port.startswith("tcp://"):

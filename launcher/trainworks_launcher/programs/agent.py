@@ -28,7 +28,7 @@ _FAILED = 255  # as ssh's
 
 
 def main(arguments: list[str]) -> int:
-    """Ask for the words to be started; returns 0, or 255."""
+    """Ask for the words to be started; returns the status that the launcher answers, or 255 where none does."""
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     try:
         configuration = os.path.join(directory, "ssh_config")  # noqa: PTH118

@@ -5,8 +5,8 @@ would stay in the user's checkout, and a read-only mount cannot be built in. So 
 directory, is copied to the job's private directory first; ``install.py`` does so with folders that a requirements file
 names. Versions may come from git, so ``.git`` is a link there.
 
-What is no source is left out: builds, caches, environments, and the directories in which this job keeps its results. A
-project that is too large to be copied, or that cannot be, is installed where it is, and a line says so.
+Everything but source is left out: builds, caches, environments, and the directories in which this job keeps results.
+A project that is too large to be copied, or that cannot be, is installed where it is, and a line says so.
 """
 
 from __future__ import annotations

@@ -84,10 +84,8 @@ def install_locked(text: str, order: Mapping[str, Any], folder: Path) -> int:
     whole = [f"--no-build-isolation-package={name}" for name in json.loads(MANIFEST.read_text())["built_whole"]]
     installation = install.Installation(install.find_uv(), [*order["words"], *whole], folder)
     installation.environment["UV_NO_INSTALLER_METADATA"] = "1"
-    pins, files = (
-        installation.file("pins.txt", text.splitlines()[1:]),
-        [*wheels_of(order), *files_of(data_of(text)["local"])],
-    )
+    pins = installation.file("pins.txt", text.splitlines()[1:])
+    files = [*wheels_of(order), *files_of(data_of(text)["local"])]
     status = installation.install("--no-deps", "--require-hashes", "-r", pins) if "\n" in text.strip() else 0
     return int(status or (installation.install("--no-deps", *files) if files else 0))
 
@@ -232,7 +230,7 @@ def settle(started: float) -> None:
         folders[:] = [name for name in folders if os.path.join(parent, name) not in _ELSEWHERE]
         for path in (parent, *(os.path.join(parent, name) for name in names)):
             try:
-                if os.lstat(path).st_ctime >= started - 0.1:
+                if os.lstat(path).st_ctime >= started - 0.1:  # the kernel's clock for files is some milliseconds late
                     os.utime(path, (moment, moment), follow_symlinks=False)
             except OSError:  # a mount of the engine's
                 continue
