@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -492,6 +493,15 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert lock_path_of(tmp_path / "requirements.txt", "my/base:2") != path
     path.write_text("mine\n")
     with pytest.raises(ExtendError, match="was not written by extend"):
+        read_lock(path, "sha256:one")
+
+
+@pytest.mark.parametrize("data", ["{'commits': 1}", '{"commits": {}, "unknown": 1}'])
+def test_a_lock_that_somebody_has_spoiled_is_named(data: str, tmp_path: Path) -> None:
+    path = lock_path_of(tmp_path / "requirements.txt", BASE.reference)
+    write_lock(path, LOCK, "sha256:one", BASE)
+    path.write_text(re.sub(r"(?m)^# data: .*", f"# data: {data}", path.read_text()))
+    with pytest.raises(ExtendError, match=f"the data of {re.escape(str(path))} cannot be read"):
         read_lock(path, "sha256:one")
 
 

@@ -32,25 +32,35 @@ def locks_of(requirements: Path) -> list[str]:
 
 
 def locked_commits(path: Path | None) -> dict[str, str]:
-    """Return the commits that a lock has, whatever else it fits."""
+    """Return the commits that a lock has, whatever else it fits; raises ``ExtendError`` if it cannot be read."""
     found = _DATA.search(_text(path))
-    return dict(json.loads(found[1])["commits"]) if found else {}
+    try:
+        return dict(json.loads(found[1]).get("commits", {})) if found else {}
+    except (TypeError, ValueError) as error:
+        raise _spoiled(path) from error
 
 
 def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
     """Return a lock; ``None`` where there is none, or one of other requirements or another base.
 
     Raises:
-        ExtendError: Another file is in its place.
+        ExtendError: Another file is in its place, or it cannot be read.
     """
     text = _text(path)
     if text and not text.startswith(HEADER):
         raise ExtendError([f"{path} exists and was not written by extend: the lock would replace it"])
-    return parsed(text)[0] if f"# inputs: {digest}\n" in text and _DATA.search(text) else None
+    try:
+        return parsed(text)[0] if f"# inputs: {digest}\n" in text and _DATA.search(text) else None
+    except (TypeError, ValueError) as error:
+        raise _spoiled(path) from error
 
 
 def parsed(text: str) -> tuple[ExtensionLock, dict[str, Any]]:
-    """Return a lock, and why it is none, of the text that a build stage has written."""
+    """Return a lock, and why it is none, of the text that a build stage has written.
+
+    Raises:
+        TypeError, ValueError: Its line of data is not what a stage writes.
+    """
     found = _DATA.search(text)
     data = json.loads(found[1]) if found else {"log": text}
     if "log" in data:
@@ -88,6 +98,10 @@ def inputs_digest(
         (base.full_version, base.glibc, base.machine, [asdict(row) for row in base.distributions], dict(base.kept)),
     )
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+def _spoiled(path: Path | None) -> ExtendError:
+    return ExtendError([f"the data of {path} cannot be read: take back what changed it, or delete it to resolve again"])
 
 
 def _text(path: Path | None) -> str:
