@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,19 +31,26 @@ PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/p
 OWN = ("unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
 """Starts a process in namespaces of its own."""
 
-BECOME_HOST = """
+BECOME_HOST = f"""
 set -e
 hostname "$1"
 kept=$2
 shift 2
-mount --bind "$kept" /mnt
+mount -t tmpfs kept /mnt
+each_kept() {{ for each in "$kept" {shlex.quote(str(REPOSITORY))} {shlex.quote(str(PREFIX))}; do
+    [ -e "$each" ] || continue
+    case $each in /tmp/*|/dev/shm/*) "$1" "$each" "/mnt/$(echo "$each" | tr / _)" ;; esac
+done; }}
+take() {{ mkdir "$2"; mount --bind "$1" "$2"; }}
+give() {{ mkdir -p "$1"; mount --move "$2" "$1"; }}
+each_kept take
 for own in /tmp /dev/shm; do mount -t tmpfs "$own" "$own"; done
-mkdir -p "$kept"
-mount --move /mnt "$kept"
+each_kept give
+umount /mnt
 exec "$@"
 """
 """Makes the namespaces a host and runs a command in it. $1: what the host calls itself; $2: a directory that all hosts
-have, the tests' own files."""
+have, the tests' own files. The checkout and the peers' programs stay where they are if they are below /tmp."""
 
 
 _NUMBER = itertools.count()
