@@ -120,68 +120,6 @@ def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
     assert [lives.over().further for _ in range(3)] == [True] * 3
 
 
-# ------------------------------------------------------------------- a torchrun that the user's own script has started
-AGENT = "{}1126 01:59:5{}.282000 9058 torch/distributed/elastic/multiprocessing/api.py:{}] {}\n"
-ROOT_CAUSE = "ChildFailedError: \n=====\ntrain.py FAILED\n-----\nRoot Cause (first observed failure):\n[0]:\n"
-
-
-def failed_round(number: int, printed: str = SAME, code: int = 3) -> str:
-    """What torchrun prints of a round that fails, and what its ranks have printed."""
-    ended = AGENT.format("W", number, 1028, f"Sending process {9100 + number} closing signal SIGTERM")
-    words = f"failed (exitcode: {code}) local_rank: {number % 2} (pid: {9200 + number}) of binary: /opt/venv/bin/python"
-    return printed + ended + AGENT.format("E", number, 1002, words)
-
-
-def read(rounds: Rounds, *looks: str) -> list[tuple[bool, int, int]]:
-    """Of each round that is over by what was printed until a look: further, restarts, code."""
-    return [(over.further, over.restarts, code) for look in looks for over, code in rounds.read(look.encode())]
-
-
-def test_rounds_are_read_in_what_torchrun_prints() -> None:
-    looks = ["".join(map(failed_round, range(count))) for count in range(1, 6)]
-    made = [(True, 1, 3), (False, 2, 3), (False, 3, 3), (False, 4, 3)]
-    assert read(Rounds(lambda: None), looks[4]) == made, "the last one may be the end of torchrun"
-    assert read(Rounds(lambda: None), *looks) == made
-    assert read(Rounds(lambda: None), *looks, looks[4], looks[4]) == [*made, (False, 5, 3)]
-    # The oldest words fall out of what is kept.
-    cut = "".join(map(failed_round, range(3, 6)))
-    assert read(Rounds(lambda: None), looks[4], cut) == [*made, (False, 5, 3)]
-
-
-def test_a_step_further_is_read_too() -> None:
-    said = "".join(failed_round(number, f"{SAME}step {number}\n") for number in range(5))
-    assert [further for further, _, _ in read(Rounds(lambda: None), said)] == [True] * 4
-
-
-def test_a_torchrun_that_has_ended_restarted_nothing() -> None:
-    """A script that runs one after another, each of which fails, may do other work in each."""
-    said = "".join(failed_round(number) + ROOT_CAUSE for number in range(6))
-    assert read(Rounds(lambda: None), said, said) == []
-    twice = "".join(map(failed_round, range(2))) + ROOT_CAUSE + "".join(map(failed_round, range(2, 5)))
-    assert [further for further, _, _ in read(Rounds(lambda: None), twice)] == [True, True, False]
-
-
-FT = "[2026-11-26 05:39:{:02},842] [{}] [{}@vm] {}\n"
-
-
-def ft_round(number: int) -> str:
-    """What ft_launcher of nvidia-resiliency-ext logs of a round that fails; its monitors are new processes then."""
-    failed = f"failed (exitcode: 3) local_rank: 1 (pid: {9200 + number}) of binary: /opt/venv/bin/python"
-    again = f"[default] Worker group UNHEALTHY. {6 - number}/6 attempts left; will restart worker group"
-    words = (("ERROR", "ft_launcher18548", failed), ("INFO", "ft_launcher18548", again))
-    monitor = ("WARNING", f"RankMonServer{100 + number}", "No active connection to close")
-    return SAME + "".join(FT.format(number, *line) for line in (*words, monitor))
-
-
-def test_rounds_are_read_in_what_ft_launcher_logs() -> None:
-    said = "".join(map(ft_round, range(5)))
-    assert read(Rounds(lambda: None), said) == [(True, 1, 3), (False, 2, 3), (False, 3, 3), (False, 4, 3)]
-    again, ended = ft_round(4).replace("05:39:04", "05:39:05"), "{}. Agent's exit code = 1"
-    said += again + FT.format(6, "ERROR", "ft_launcher18548", f"Some rank(s) exited with non-zero exit code: {ended}")
-    made = [(True, 1, 3), (False, 2, 3), (False, 3, 3), (False, 4, 3)]
-    assert read(Rounds(lambda: None), said, said) == made, "the last round is logged twice, and no restart follows it"
-
-
 # ------------------------------------------------------------------------------------------------------- who gives up
 FURTHER, NOTHING = Round(True, 1.0, 1), Round(False, 1.0, 2)
 FAILURE = Outcome(FAILED, 3, "algo-2", "ValueError: boom", rank=3, place="train.py on host algo-2", end="exit status 3")

@@ -61,7 +61,7 @@ from trainworks_launcher.supervise.verdict.verdict import (
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import Shell
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
-    from trainworks_launcher.supervise.children.ranks import Rank
+    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
     from trainworks_launcher.supervise.children.rounds import Round, Rounds
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
@@ -265,9 +265,7 @@ class _Supervisor:
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
             self._overdue = Overdue(self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue)
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
-                self._count_rounds(ranks.take)
-        elif self._plan.argv:
-            self._heard[FRUITLESS] = self._told_of_rounds
+                self._count_rounds(ranks)
         self._role = self._make_role()
         plan = self._plan
         if plan.control is not None and (plan.ranks_by == "mpirun" or (not plan.ranks_by and plan.rank < 0)):
@@ -431,8 +429,6 @@ class _Supervisor:
             self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
-        if self._running.ranks is None:
-            self._loop.after(OWN_STARTER_SECONDS, self._read_rounds)
 
     def _begin_account(self) -> None:
         """What the job takes is noted from now on."""
@@ -527,39 +523,15 @@ class _Supervisor:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
-    def _read_rounds(self) -> None:
-        """Look, now and then, whether a torchrun that the user's script started has started its ranks again."""
-        if self._phase >= Phase.ENDING or self._stopping.signal or not self._running.is_active:
-            return
-        from trainworks_launcher.supervise.outcome.starters import ROUND_FAILED  # the start has no need of it
-
-        tail, name = self._running.tail, name_of_program(self._plan)
-        said = tail.read()
-        if ROUND_FAILED in said:
-            if self._rounds is None:
-                self._count_rounds(lambda: None)
-            for over, code in self._rounds.read(said) if self._rounds is not None else ():
-                if self._role is not None:
-                    failure = self._verdict.of_command(name, code, tail)
-                    self._role.suspect(Suspect(time.monotonic(), failure, certain=True))
-                self._round_over(over)
-        self._loop.after(OWN_STARTER_SECONDS, self._read_rounds)
-
-    def _told_of_rounds(self, host: str, message: Mapping[str, Json]) -> None:
-        """Another host has counted rounds, before any has failed here."""
-        if self._rounds is None:
-            self._count_rounds(lambda: None)
-            self._told(host, FRUITLESS, message)
-
-    def _count_rounds(self, take: Callable[[], None]) -> None:
-        """Torchrun may start the ranks again; the leader decides when that leads nowhere. take: reads their output."""
+    def _count_rounds(self, ranks: Ranks) -> None:
+        """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
         from trainworks_launcher.supervise.children.rounds import Rounds
         from trainworks_launcher.supervise.verdict import giving_up
 
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._rounds = Rounds(take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        self._rounds = Rounds(ranks.take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
             self._giving_up = giving_up.GivingUp(
                 plan.member or plan.host,

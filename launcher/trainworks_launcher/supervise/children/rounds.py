@@ -11,8 +11,6 @@ nothing speaks for a step further, so each of these is believed, and one of them
 - another host was lost, and the ranks were ended for that.
 
 The first round is the measure, and is never fruitless.
-
-The ranks of a torchrun that the user's own script starts are not seen here. Their rounds are read in its output.
 """
 
 from __future__ import annotations
@@ -22,12 +20,11 @@ import re
 import threading
 import time
 from collections import Counter
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import written_at
 from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.outcome import starters
 
 _LOOK_SECONDS = 0.8
 """How long files are looked at: a dead network file system never answers, and heartbeats must not wait for it."""
@@ -86,8 +83,6 @@ class Rounds:
         self._files: tuple[int | None, ...] = ()
         self._excused = False
         self._measured = False
-        self._read: set[bytes] = set()
-        self._seen: set[bytes] = set()
         self.restarts = 0
 
     def started(self, rank: Rank) -> Round | None:
@@ -98,52 +93,28 @@ class Rounds:
             self._ranks.append(rank)
             return None
         self._take()
-        found, self._ranks = self._over(_printed(self._ranks)), [rank]
+        printed: Counter[int] = Counter()  # lines as far as they are kept, each as a number
+        for other in self._ranks:
+            printed.update(map(hash, lines_of(other.tail.read(), other.pid)))
+        self.restarts += 1
+        found = Round(self._got_further(printed), time.monotonic() - self._began, self.restarts)
+        self._began, self._excused, self._measured, self._ranks = time.monotonic(), False, True, [rank]
         return found
-
-    def read(self, output: bytes) -> list[tuple[Round, int]]:
-        """Return what is known of rounds that are over, and their return codes, of a torchrun that prints ``output``.
-
-        It started its ranks again if they fail once more, or if it says nothing of its own end until the next call.
-        """
-        over = []
-        for failed in starters.failed_rounds(output):
-            if failed.line in self._read:
-                continue
-            if failed.ended:  # and another one, for other work perhaps, may be next
-                self._printed.clear()
-                self._measured = False
-            elif failed.last and failed.line not in self._seen:
-                self._seen = {failed.line}
-                break
-            else:
-                over.append((self._over(Counter(map(hash, lines_of(failed.printed)))), failed.code))
-            self._read.add(failed.line)
-        return over
 
     def excuse(self) -> None:
         """The ranks of this round are ended for a host that was lost."""
         self._excused = True
 
-    def _over(self, printed: Counter[int]) -> Round:
-        """A round is over, and the next one begins. printed: its lines, each as a number, and how often."""
-        self.restarts += 1
-        found = Round(self._got_further(printed), time.monotonic() - self._began, self.restarts)
-        self._began, self._excused, self._measured = time.monotonic(), False, True
-        return found
-
     def _got_further(self, printed: Counter[int]) -> bool:
-        before, files = self._files, self._state_of_files()
+        before, self._files = self._files, self._state_of_files()
         new = any(count > self._printed[line] for line, count in printed.items())
-        for line, count in printed.items():
-            self._printed[line] = max(count, self._printed[line])
-        self._files = files
+        self._printed |= printed
         return (
             new
             or not self._measured
             or self._excused
-            or None in files
-            or files != before
+            or None in self._files
+            or self._files != before
             or len(self._printed) > _LINES
             or time.monotonic() - self._began > self._longest
         )
@@ -168,14 +139,6 @@ class Rounds:
 def _place(rank: Rank) -> int:
     """Return the number that only one rank of a round has on this host: a rank's own may change with the hosts."""
     return rank.local if rank.local >= 0 else rank.number
-
-
-def _printed(ranks: Iterable[Rank]) -> Counter[int]:
-    """Return the lines that ranks printed, as far as they are kept, each as a number, and how often."""
-    found: Counter[int] = Counter()
-    for rank in ranks:
-        found.update(map(hash, lines_of(rank.tail.read(), rank.pid)))
-    return found
 
 
 def lines_of(output: bytes, pid: int = 0) -> list[bytes]:

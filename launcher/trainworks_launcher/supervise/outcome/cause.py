@@ -241,6 +241,8 @@ def failure_of(
     """
     reason = reason_of(said, returncode)
     found = reason.died_of
+    if rank < 0 and found is not None and found.pid != said.pid:  # a rank of a starter that the script started
+        rank = found.rank
     cause = found.cause if found is not None else cause or ("" if signal_of(returncode or 0) else reason.line)
     hard = signal_of(returncode or 0) == signal.SIGKILL or said.own() is None
     of_memory = bool(oom_kills) and ((hard and not cause) or _CHILD_LOST.search(cause) is not None)

@@ -1,4 +1,4 @@
-"""What torchrun, ft_launcher, mpirun and deepspeed say of the ranks that they started. Pure.
+"""What torchrun, mpirun and deepspeed say of the ranks that they started. Pure.
 
 The user's own script may have started them: so each is read in every mode. Loaded only when something fails.
 """
@@ -6,7 +6,7 @@ The user's own script may have started them: so each is read in every mode. Load
 from __future__ import annotations
 
 import re
-from typing import Iterator, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
 from trainworks_launcher.supervise.outcome.outcome import LAST_SIGNAL, returncode_of
@@ -20,7 +20,7 @@ class Report(NamedTuple):
         code: Its return code, negative after a signal.
         host: Its host; "" if the starter does not say.
         ended_early: It ended with status 0 while others went on, and the starter ended the job for that.
-        starter: Who says so: ``torchrun``, ``ft_launcher``, ``mpirun`` or ``deepspeed``; "" for nobody.
+        starter: Who says so: ``torchrun``, ``mpirun`` or ``deepspeed``; "" for nobody.
     """
 
     rank: int = -1
@@ -38,12 +38,7 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
         ranks_by: Who starts the ranks of this job: then only its words count. ``""``: whoever the script started.
     """
     words = tail.decode("utf-8", "replace")
-    readers = {
-        "torchrun": _of_torchrun,
-        "ft_launcher": _of_ft_launcher,
-        "mpirun": _of_mpirun,
-        "deepspeed": _of_deepspeed,
-    }
+    readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
     chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
     found = next((report for report in (read(words) for read in chosen) if report.starter), Report())
     return found._replace(code=printed_code(found.code))
@@ -67,27 +62,6 @@ def _of_torchrun(words: str) -> Report:
     return Report(int(found[-1][0]), int(found[-1][1]), starter="torchrun") if found else Report()
 
 
-_FT_FAILED = re.compile(r"\[ft_launcher\d+@\S+\] failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
-_FT_REPORT = re.compile(r"(\d+): ProcessFailure\(local_rank=\d+, pid=(\d+), exitcode=(-?\d+),")
-_FT_ENDED = "] Agent exits with exit code ="
-
-
-def _of_ft_launcher(words: str) -> Report:
-    """Read ft_launcher, the torchrun of nvidia-resiliency-ext: at its end it names every rank that failed.
-
-    Before its end it has logged the process that failed first, without its global rank.
-    """
-    failed = [*_FT_FAILED.finditer(words)]
-    if not failed:
-        return Report()
-    code, pid = failed[-1].groups()
-    rest = words[failed[-1].end() :]
-    for rank, other, _ in _FT_REPORT.findall(rest):
-        if other == pid:
-            return Report(int(rank), int(code), starter="ft_launcher")
-    return Report() if _FT_ENDED in rest else Report(-1, int(code), starter="ft_launcher")
-
-
 def torchrun_status(tail: bytes, pid: int) -> int | None:
     """Return the return code of the process ``pid``, which torchrun logs as soon as it has taken it.
 
@@ -95,46 +69,6 @@ def torchrun_status(tail: bytes, pid: int) -> int | None:
     """
     found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
     return printed_code(int(found[1])) if found else None
-
-
-class FailedRound(NamedTuple):
-    """Ranks that torchrun saw fail, as it logs it before it starts them again or ends.
-
-    Attributes:
-        line: The line, which no other round has: it begins with the time.
-        code: Return code of the rank that failed first.
-        printed: What was printed since such a line before, without the words of torchrun.
-        ended: Whether torchrun ended with it.
-        last: Whether no other such line follows.
-    """
-
-    line: bytes
-    code: int
-    printed: bytes
-    ended: bool
-    last: bool
-
-
-ROUND_FAILED = b"failed (exitcode: "
-"""What torchrun logs of each round that failed. Source: torch/distributed/elastic/multiprocessing/api.py."""
-
-_ROUND_FAILED = re.compile(rb"^.*failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\).*\n?", re.MULTILINE)
-_AGENT = re.compile(rb"^.*(?: torch/distributed/|\[(?:ft_launcher|RankMonServer)\d+@).*\n?", re.MULTILINE)
-_ENDED = (b"Root Cause", b"Agent's exit code = ")
-"""What torchrun and ft_launcher print at their own end."""
-
-
-def failed_rounds(tail: bytes) -> Iterator[FailedRound]:
-    """Yield the rounds of ranks in the output of a torchrun, or of a script that started one, in order."""
-    said = [*_ROUND_FAILED.finditer(tail)]
-    # ft_launcher says it twice when it ends with it.
-    found = [match for match, after in zip(said, [*said[1:], None]) if after is None or after[2] != match[2]]
-    for number, match in enumerate(found):
-        begin = found[number - 1].end() if number else 0
-        last = number + 1 == len(found)
-        after = tail[match.end() : len(tail) if last else found[number + 1].start()]
-        printed = _AGENT.sub(b"", tail[begin : match.start()])
-        yield FailedRound(match[0], printed_code(int(match[1])), printed, any(words in after for words in _ENDED), last)
 
 
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
