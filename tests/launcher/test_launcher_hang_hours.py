@@ -28,6 +28,7 @@ from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, Look, 
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
 
+C10D = "/site-packages/torch/distributed/distributed_c10d.py"
 LIMIT = 600.0
 HOUR = 3600.0
 EACH = 24 * HOUR / 9
@@ -186,11 +187,6 @@ class World(loops.Loop):
                     key.data(events)
         self.now = end
 
-    def computes(self, host: int) -> bool:
-        """Return whether a rank of a host computes in compiled code now."""
-        part = bisect.bisect(self.ends, self.now)
-        return host == 1 and self.now < self.stops and self.parts[part].does == "compiled"
-
     def works(self, host: int) -> tuple[int, int, int]:
         """Return what has changed until now: of a stack, of bytes, of CPU time of other programs."""
         now = min(self.now, self.stops)
@@ -212,7 +208,8 @@ class Made(Eyes):
     def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
         del before
         values, moved, cpu = self.world.works(self.host)
-        threads = (Thread(True, (Frame("train", "/opt/ml/code/train.py", 7),), values=values),)
+        call = () if self.world.now < self.world.stops else (Frame("all_reduce", C10D, 9),)
+        threads = (Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),)
         took = {10: (int(self.world.now * 1e9), 0)}
         rank = Process("1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads)
         seen = {10: rank, 11: Process("2", cpu=cpu)}
@@ -224,8 +221,7 @@ class Made(Eyes):
 
     def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
         del roots
-        inner = (Frame("encode", "", 0, True, "/site-packages/a.so"),) if self.world.computes(self.host) else ()
-        return {10: (Thread(True, (*inner, Frame("train", "/opt/ml/code/train.py", 7))),)}
+        return {}
 
     def rows(self, roots: Sequence[Root], host: str, look: Look, natives: object) -> list[Row]:
         del natives

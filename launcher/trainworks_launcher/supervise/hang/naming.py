@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from typing import Collection, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import Json, mapping, texts
 from trainworks_launcher.supervise.control.messages import one_line
@@ -181,43 +180,16 @@ def _native_collective(frames: Sequence[Frame]) -> str:
     return ""
 
 
-_PYTHON = re.compile(r"/(lib)?python\d?[^/]*$|/lib-dynload/")
-_SYSTEM = re.compile(r"/(libc|libm|libpthread|ld-linux|ld-musl)\b[^/]*$|^\[|^$")
-"""Files of Python itself; of the C library and of the kernel. A loop of Python that waits for something is in both."""
-
-_WAITS = re.compile(
-    r"/lib(cuda|cudart|nccl|nvidia|amdhip|hsa|rccl|mpi|open-pal|open-rte|prrte|pmix|uc[mpst]|fabric|ibverbs|efa|psm)"
-)
-"""Libraries in which a rank waits for a GPU or for others, and may spin."""
-
-
-def may_compute(threads: Sequence[Thread], natives: Sequence[Thread], able: Collection[int]) -> bool:
-    """Return whether a process that takes CPU time may be in a call of a compiled library that waits for nobody.
-
-    Such as a tokenizer's, in any of its threads. Where that cannot be seen, it may.
+def may_compute(threads: Sequence[Thread], natives: Sequence[Thread]) -> bool:
+    """Return whether a process that takes CPU time may compute: its main thread waits in no collective, where it spins.
 
     Args:
         threads: Its Python stacks.
         natives: Those with the frames of compiled code; () if they cannot be read.
-        able: Its threads that take CPU time; () if that is not known.
     """
-    if not natives:
-        main = main_thread(threads)
-        return main is None or not _collective([frame for frame in main.frames if not frame.native])
-    return any(_in_compiled_code(each) for each in natives if each.main or not able or each.id in able)
-
-
-def _in_compiled_code(thread: Thread) -> bool:
-    frames = thread.frames
-    if _collective([frame for frame in frames if not frame.native]) or _native_collective(frames):
-        return False
-    inner = [frame.library for frame in itertools.takewhile(lambda frame: frame.native, frames)]
-    if not inner or any(map(_WAITS.search, inner)):
-        return False
-    # Where not all of a stack can be unwound, the C library is called by nobody: by Python it is called through Python.
-    return not any(map(_PYTHON.search, inner)) or any(
-        not _PYTHON.search(file) and not _SYSTEM.search(file) for file in inner
-    )
+    main = main_thread(natives or threads)
+    frames = main.frames if main is not None else ()
+    return not (_collective([frame for frame in frames if not frame.native]) or _native_collective(frames))
 
 
 _NO_RECORDS = Lacking()

@@ -171,19 +171,13 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
     return ""
 
 
-def busy(before: Look, after: Look) -> Mapping[int, frozenset[int]]:
-    """Return the processes that take CPU time, or would if they got any, with the threads of them that do.
-
-    They may compute, or spin.
-    """
-    seconds = max(after.at - before.at, 0.001)
-    found = {}
-    for pid, process in after.processes.items():
-        old = before.processes.get(pid)
-        if old is not None and _wanted(process, old, seconds) >= WORKING_SHARE * seconds:
-            shares = {at: _share(now, old.threads.get(at, (0, 0)), seconds) for at, now in process.threads.items()}
-            found[pid] = frozenset(thread for thread, share in shares.items() if share >= WORKING_SHARE)
-    return found
+def busy(before: Look, after: Look) -> frozenset[int]:
+    """Return the processes that take CPU time, or would if they got any: they compute, or spin."""
+    least = WORKING_SHARE * (after.at - before.at)
+    pairs = ((pid, process, before.processes.get(pid)) for pid, process in after.processes.items())
+    return frozenset(
+        pid for pid, process, old in pairs if old is not None and _wanted(process, old, after.at - before.at) >= least
+    )
 
 
 def _imports(process: Process, old: Process, seconds: float) -> bool:

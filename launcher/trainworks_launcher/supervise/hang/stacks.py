@@ -12,14 +12,12 @@ from trainworks_launcher.contract.values import Json, decode, mapping, number, t
 
 
 class Frame(NamedTuple):
-    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled
-    library, whose path is library."""
+    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled library."""
 
     name: str
     file: str
     line: int
     native: bool = False
-    library: str = ""
 
     @property
     def is_standard(self) -> bool:
@@ -45,14 +43,13 @@ class Thread(NamedTuple):
     """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
     the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
     The standard library's own are left out, because waits with a limit count the seconds. outer: the same of packages
-    alone, outside of the user's innermost function: of the loop that calls it. id: the kernel's; 0: not known."""
+    alone, outside of the user's innermost function: of the loop that calls it."""
 
     main: bool
     frames: tuple[Frame, ...]
     name: str = ""
     values: int = 0
     outer: int = 0
-    id: int = 0
 
 
 def from_py_spy(words: str) -> tuple[Thread, ...]:
@@ -66,20 +63,19 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         thread = mapping(row)
         frames = thread.get("frames")
         calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
-        stack = tuple(_frame(call) for call in calls)
+        stack = tuple(
+            Frame(
+                text(call.get("name")), text(call.get("filename")), number(call.get("line")), bool(call.get("module"))
+            )
+            for call in calls
+        )
         main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
         shown = _variables(calls, stack) if main else []
         own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
         outer = [one for place, one in shown if place > own and not stack[place].is_own]
         values = [one for _, one in shown]
-        id_ = number(thread.get("os_thread_id"))
-        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer), id_))
+        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer)))
     return tuple(found)
-
-
-def _frame(call: Mapping[str, Json]) -> Frame:
-    name, file, line, library = (call.get(key) for key in ("name", "filename", "line", "module"))
-    return Frame(text(name), text(file), number(line), library is not None, text(library))
 
 
 def _variables(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> list[tuple[int, tuple[str, str]]]:

@@ -5,7 +5,7 @@ again. When all are quiet it asks each for a last look; if that shows no progres
 and tells every host. All of it happens once for a stall: again only after some host has made progress.
 
 Where the leader's own output came steadily and stops, the same happens earlier (``pace``), and then only warns. A rank
-that computes in a call of compiled code is given more time then, up to the limit.
+that takes CPU time outside of a collective is given more time then, up to the limit.
 
 ==========  =========  ================================================================================
 message     direction  meaning
@@ -14,7 +14,7 @@ quiet       to leader  ``quiet``: 2 where nothing on this host has made progress
 pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
 look        to host    look once more; ``round`` comes back in the answer
 records     to leader  what torch's flight recorder has of each rank, and NCCL's RAS of all; comes before ``rows``
-rows        to leader  nothing has moved: where each rank is; ``works``: one computes in compiled code
+rows        to leader  nothing has moved: where each rank is; ``works``: one may compute
 wait        to host    some rank does: begin again with the limit of the pace
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
 ==========  =========  ================================================================================
@@ -284,7 +284,7 @@ class Watch:
             self._around.tell({"what": "pace", "limit": int(early * 1000)})
 
     def _wait(self) -> None:
-        """Some rank computes in compiled code: say that this host is quiet only after the limit of the pace again."""
+        """Some rank may compute: say that this host is quiet only after the limit of the pace again."""
         self._excused_at = time.monotonic()
         if self._quiet == _EARLY:
             self._quiet = _MOVES
@@ -307,8 +307,8 @@ class Watch:
             records = self._eyes.recorder.of_ranks([root.rank for root in roots], RECORD_SECONDS)
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
-            able = busy(before, seen) if before is not None else {}
-            works = any(may_compute(seen.processes[pid].stack, natives.get(pid, ()), able[pid]) for pid in able)
+            able = busy(before, seen) if before is not None else ()
+            works = any(may_compute(seen.processes[pid].stack, natives.get(pid, ())) for pid in able)
             ras = self._eyes.ras()
             text = self._eyes.report(roots, seen, natives) + (f"=== NCCL's RAS\n{ras}\n" if ras else "")
             return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), works, text)
