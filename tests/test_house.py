@@ -102,8 +102,8 @@ def test_one_file_for_each_mode(root: Path) -> None:
 
 def test_one_file_or_one_row_for_each_platform(root: Path) -> None:
     files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")}
-    assert files - {"__init__", "common", "rows"} == {name for name, row in PLATFORMS.items() if not row.file}
-    assert set(ROWS) == {name for name, row in PLATFORMS.items() if row.file}
+    assert files - {"__init__", "common", "rows"} == {name for name, row in PLATFORMS.items() if not row.in_rows}
+    assert set(ROWS) == {name for name, row in PLATFORMS.items() if row.in_rows}
 
 
 def test_one_file_for_each_command(root: Path) -> None:

@@ -20,7 +20,7 @@ from trainworks_launcher.contract.values import texts
 from trainworks_launcher.given import platforms
 from trainworks_launcher.given.environment import read_environment
 from trainworks_launcher.given.invocation import Invocation
-from trainworks_launcher.given.platforms import Description, Given, counted
+from trainworks_launcher.given.platforms import PLATFORMS, Description, Given
 from trainworks_launcher.job.job import JobRefusedError
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.children.runtime import Runtime
@@ -219,7 +219,7 @@ def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: i
     assert (made.platform, made.job_id, len(made.problems)) == ("oar", "5", problems)
 
 
-@pytest.mark.parametrize("name", counted.COUNTS)
+@pytest.mark.parametrize("name", PLATFORMS["counted"].marks)
 def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
     for value in ("2", "", "a,b", "a b"):
         (problem,) = described({name: value}).problems
@@ -227,7 +227,6 @@ def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
     for value in ("1", "localhost"):
         assert planned({name: value}, "torch_distributed").control is None
     assert described({name: "2", **BY_NODE}).problems == (), "who says the hosts is heard"
-    assert name in platforms.PLATFORMS["counted"].marks
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from importlib import import_module
 from types import MappingProxyType
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
@@ -32,8 +32,7 @@ class Platform(NamedTuple):
         first_start: What it says at the first one.
         job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
             are none.
-        file: ``""``: a file of its name describes it; _ROWS: a row of that file.
-        source: Where the names of the variables and ``stop_seconds`` come from.
+        in_rows: The file ``rows`` describes it; else a file of its name, which says where its variables are documented.
     """
 
     name: str
@@ -42,8 +41,7 @@ class Platform(NamedTuple):
     starts: str = ""
     first_start: int = 0
     job: tuple[str, ...] = ()
-    file: str = ""
-    source: str = ""
+    in_rows: bool = False
 
     def restarts(self, variables: Mapping[str, str]) -> int:
         """Return how often the platform started the job again, as far as it says."""
@@ -54,174 +52,74 @@ class Platform(NamedTuple):
 HYPERPOD_AGENT = "hyperpodrun"
 """Program of the command line that is told its ranks by the HyperPod training operator."""
 
-_ROWS = "rows"
-_KUBERNETES_SECONDS = 30.0
+_KUBERNETES = 30.0
 """Default of terminationGracePeriodSeconds."""
 
-PLATFORMS: Mapping[str, Platform] = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            Platform(
-                "hosts",
-                (names.HOSTS_VARIABLE, names.HOST_VARIABLE),
-                source="the variables are the launcher's own",
-            ),
-            Platform(
-                "sagemaker",
-                (names.RESOURCE_CONFIG_FILE,),
-                stop_seconds=120.0,
-                job=(names.JOB_NAME_VARIABLE,),
-                file=_ROWS,
-                source="API reference, StopTrainingJob",
-            ),
-            Platform(
-                "hyperpod",
-                (HYPERPOD_AGENT,),
-                stop_seconds=_KUBERNETES_SECONDS,
-                file=_ROWS,
-                source="sagemaker-hyperpod-elastic-agent, hyperpodrun",
-            ),
-            Platform(
-                "mpirun",
-                ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-                file=_ROWS,
-                source="mpirun(1), environment variables; MVAPICH2 user guide",
-            ),
-            Platform(
-                "slurm",
-                (
-                    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NODEID", "SLURM_NNODES"),
-                    *("SLURM_JOB_*", "SLURM_STEP_*"),
-                ),
-                stop_seconds=30.0,
-                starts="SLURM_RESTART_COUNT",
-                job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-                source="srun(1), OUTPUT ENVIRONMENT VARIABLES; slurm.conf(5), KillWait; sbatch(1), SLURM_RESTART_COUNT",
-            ),
-            Platform(
-                "mpi_operator",
-                ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE),
-                stop_seconds=_KUBERNETES_SECONDS,
-                source="kubeflow/mpi-operator, mpi_job_controller.go; kubeflow/trainer, plugins/mpi/mpi.go",
-            ),
-            Platform(
-                "kubeflow",
-                ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*"),
-                stop_seconds=_KUBERNETES_SECONDS,
-                source="kubeflow/trainer, plugins/torch/torch.go; kubeflow/training-operator, pytorch/envvar.go",
-            ),
-            Platform(
-                "volcano",
-                ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX"),
-                stop_seconds=_KUBERNETES_SECONDS,
-                source="volcano-sh/volcano, pkg/controllers/job/plugins, svc.go and env.go",
-            ),
-            Platform(
-                "leader_worker_set",
-                ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"),
-                stop_seconds=_KUBERNETES_SECONDS,
-                source="kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go",
-            ),
-            Platform(
-                "batch",
-                (
-                    "AWS_BATCH_JOB_NUM_NODES",
-                    "AWS_BATCH_JOB_NODE_INDEX",
-                    "AWS_BATCH_JOB_MAIN_NODE_INDEX",
-                    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
-                ),
-                stop_seconds=30.0,
-                starts="AWS_BATCH_JOB_ATTEMPT",
-                first_start=1,
-                source="AWS Batch user guide, mnp-env-vars.html, job_env_vars.html, job_timeouts.html",
-            ),
-            Platform(
-                "dstack",
-                ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
-                stop_seconds=10.0,
-                file=_ROWS,
-                source="dstackai/dstack, runner/internal/executor/executor.go",
-            ),
-            Platform(
-                "skypilot",
-                ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"),
-                stop_seconds=10.0,
-                file=_ROWS,
-                source="docs.skypilot.co, running-jobs/environment-variables; no grace is documented",
-            ),
-            Platform(
-                "vertex",
-                ("CLUSTER_SPEC",),
-                source="Vertex AI, Use distributed training; no grace is documented",
-            ),
-            Platform(
-                "azureml",
-                ("AZUREML_NODE_COUNT",),
-                source="Azure Machine Learning, Distributed GPU training guide; no grace is documented",
-            ),
-            Platform(
-                "ranks",
-                (
-                    *("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HOROVOD_SIZE", "HOROVOD_RANK"),
-                    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
-                ),
-                source="PMI-1; Horovod and torchrun, Environment Variables; TensorFlow, Distributed training",
-            ),
-            Platform(
-                "environment",
-                ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"),
-                stop_seconds=_KUBERNETES_SECONDS,
-                source="PyTorch, torch.distributed, environment variable initialization; most are Kubernetes' pods",
-            ),
-            Platform(
-                "lsf",
-                ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
-                job=("LSB_JOBID", "LSB_JOBINDEX"),
-                file=_ROWS,
-                source="IBM Spectrum LSF, Environment variables set for job execution; bkill, JOB_TERMINATE_INTERVAL",
-            ),
-            Platform(
-                "pbs",
-                ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"),
-                job=("PBS_JOBID",),
-                file=_ROWS,
-                source="OpenPBS, qsub(1B); kill_delay of a queue, 10 seconds by default",
-            ),
-            Platform(
-                "oar",
-                ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"),
-                job=("OAR_JOB_ID",),
-                file=_ROWS,
-                source="OAR, user documentation, environment variables; no grace is documented",
-            ),
-            Platform(
-                "kuberay",
-                ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
-                stop_seconds=_KUBERNETES_SECONDS,
-                file=_ROWS,
-                source="ray-project/kuberay, ray-operator/controllers/ray/common/pod.go",
-            ),
-            Platform(
-                "counted",
-                (
-                    *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
-                    *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
-                    *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT", "MLP_WORKER_NUM", "BT_GROUP_SIZE"),
-                    *("NGC_ARRAY_SIZE", "HOST_NUM", "PJM_NODE"),
-                ),
-                source="platforms/counted.py has a source for each",
-            ),
-            Platform(
-                "indexed_job",
-                (names.INDEX_VARIABLE,),
-                stop_seconds=_KUBERNETES_SECONDS,
-                file=_ROWS,
-                source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
-            ),
-        )
-    }
+_ROWS = (
+    Platform("hosts", (names.HOSTS_VARIABLE, names.HOST_VARIABLE)),
+    # API reference, StopTrainingJob
+    Platform("sagemaker", (names.RESOURCE_CONFIG_FILE,), 120.0, job=(names.JOB_NAME_VARIABLE,), in_rows=True),
+    Platform("hyperpod", (HYPERPOD_AGENT,), _KUBERNETES, in_rows=True),
+    Platform("mpirun", ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), in_rows=True),
+    Platform(
+        "slurm",
+        (
+            *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NODEID", "SLURM_NNODES"),
+            *("SLURM_JOB_*", "SLURM_STEP_*"),
+        ),
+        30.0,  # slurm.conf(5), KillWait
+        starts="SLURM_RESTART_COUNT",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+    Platform("mpi_operator", ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE), _KUBERNETES),
+    Platform("kubeflow", ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*"), _KUBERNETES),
+    Platform("volcano", ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX"), _KUBERNETES),
+    Platform("leader_worker_set", ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"), _KUBERNETES),
+    Platform(
+        "batch",
+        (
+            *("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"),
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+        ),
+        30.0,  # AWS Batch user guide, job_timeouts.html
+        starts="AWS_BATCH_JOB_ATTEMPT",
+        first_start=1,
+    ),
+    Platform("dstack", ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"), in_rows=True),
+    Platform("skypilot", ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"), in_rows=True),
+    Platform("vertex", ("CLUSTER_SPEC",)),
+    Platform("azureml", ("AZUREML_NODE_COUNT",)),
+    Platform(
+        "ranks",
+        (
+            *("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HOROVOD_SIZE", "HOROVOD_RANK"),
+            *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
+        ),
+    ),
+    # Most of these hosts are Kubernetes' pods.
+    Platform("environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), _KUBERNETES),
+    Platform(
+        "lsf",
+        ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
+        job=("LSB_JOBID", "LSB_JOBINDEX"),
+        in_rows=True,
+    ),
+    Platform("pbs", ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"), job=("PBS_JOBID",), in_rows=True),
+    Platform("oar", ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"), job=("OAR_JOB_ID",), in_rows=True),
+    Platform("kuberay", ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"), _KUBERNETES, in_rows=True),
+    Platform(
+        "counted",
+        (
+            *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
+            *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
+            *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT", "MLP_WORKER_NUM", "BT_GROUP_SIZE"),
+            *("NGC_ARRAY_SIZE", "HOST_NUM", "PJM_NODE"),
+        ),
+        in_rows=True,
+    ),
+    Platform("indexed_job", (names.INDEX_VARIABLE,), _KUBERNETES, in_rows=True),
 )
+PLATFORMS: Mapping[str, Platform] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
 schedulers, each before those that it is built on, and at the end those that do not say the hosts by themselves."""
 
@@ -354,26 +252,23 @@ def _present(mark: str, given: Given) -> tuple[str, ...]:
 def describe(given: Given) -> Description:
     """Return what the platform says that started this host. Never raises: ``problems`` has what is wrong."""
     found = recognise(given)
-    if not found:
-        return _with_visible_gpus(NONE, given.variables)
+    made = _described(given, found) if found else NONE
+    visible = visible_gpus(given.variables)  # the nearest word on every platform
+    return made if visible is None else made._replace(gpus=len(visible))
+
+
+def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Description:
     (row, mark), *others = found
     empty = "" if given.variables.get(mark, mark) else ", but empty"
     why = _OTHER_MARKS.get(mark, f"{mark} is set{empty}")
     for other, also in others:
         why += f"; {also} would mean {other.name}, which comes later in the order"
-    module = import_module(f"{__name__}.{row.file or row.name}")
-    read: Callable[[Given], Description] = module.ROWS[row.name] if row.file else module.describe
+    module = import_module(f"{__name__}.{'rows' if row.in_rows else row.name}")
+    read: Callable[[Given], Description] = module.ROWS[row.name] if row.in_rows else module.describe
     made = read(given)
     why += "" if made.why == NONE.why else f"; {made.why}"
-    made = made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds)
-    made = made._replace(restarts=row.restarts(given.variables))
-    return _with_visible_gpus(made, given.variables)
-
-
-def _with_visible_gpus(made: Description, variables: Mapping[str, str]) -> Description:
-    """Return the description with what CUDA_VISIBLE_DEVICES leaves, which is the nearest word on every platform."""
-    visible = visible_gpus(variables)
-    return made if visible is None else made._replace(gpus=len(visible))
+    restarts = row.restarts(given.variables)
+    return made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
 
 
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:

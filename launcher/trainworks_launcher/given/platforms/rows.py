@@ -3,7 +3,8 @@
 SageMaker's file is the job's hosts. HyperPod's agent is the program, one in each pod, and gets its ranks from the
 operator. A rank of mpirun is one process, whatever scheduler gave mpirun the hosts. dstack and SkyPilot give every node
 the addresses of all. With LSF, PBS and OAR a job's script runs on its first host, and who starts what on the others is
-not known. Pods of KubeRay, of an Indexed Job and of a JobSet know nothing of each other: a person tells them.
+not known. Pods of KubeRay, of an Indexed Job and of a JobSet know nothing of each other: a person tells them. Of other
+schedulers no more is read than how many hosts, or processes, a job has; a job of one is started.
 
 Sources: dstackai/dstack, runner/internal/executor/executor.go, execJob; docs.skypilot.co,
 running-jobs/environment-variables; IBM Spectrum LSF, Environment variables set for job execution; OpenPBS, qsub(1B),
@@ -13,10 +14,12 @@ ray-operator/controllers/ray/common/pod.go, setContainerEnvVars; Kubernetes, Job
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Callable, Mapping
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.given.platforms import HYPERPOD_AGENT, Description, Given, ranks
 from trainworks_launcher.given.platforms.common import Reader, described_by_addresses, on_one_host
 
@@ -82,6 +85,50 @@ def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]
     return describe
 
 
+_COUNTS: Mapping[str, str] = MappingProxyType(
+    {
+        "NHOSTS": "Grid Engine (qsub(1), ENVIRONMENTAL VARIABLES)",
+        "FLUX_JOB_NNODES": "Flux (flux-environment(7))",
+        "COBALT_JOBSIZE": "Cobalt (qsub(1))",
+        "_CONDOR_NPROCS": "HTCondor's parallel universe (manual, Parallel Applications)",
+        "BEAKER_REPLICA_COUNT": "Beaker (documentation, Distributed training)",
+        "LEPTON_JOB_TOTAL_WORKERS": "DGX Cloud Lepton (documentation, Batch jobs)",
+        "TPU_WORKER_HOSTNAMES": "Cloud TPU (documentation, Multislice and GKE)",
+        "DMLC_NUM_WORKER": "MXJob, or another starter of MXNet (MXNet, Distributed training)",
+        "MLP_WORKER_NUM": "Volcengine's machine learning platform (documentation, environment variables)",
+        "BT_GROUP_SIZE": "Baseten (documentation, Training, multinode)",
+        "NGC_ARRAY_SIZE": "NGC Base Command (user guide, Multi-node jobs)",
+        "HOST_NUM": "Tencent's TI platform (documentation, environment variables)",
+        "PJM_NODE": "Fujitsu's job operation software (pjsub(1), PJM_NODE)",
+        "PADDLE_TRAINERS_NUM": "PaddleJob (kubeflow/training-operator, paddlepaddle/envvar.go)",
+        "JAX_NUM_PROCESSES": "a starter of JAX (jax, jax.distributed.initialize)",
+        "NUM_NODES": "a manifest",
+        "NODE_COUNT": "a manifest",
+    }
+)
+"""Variable with the number, or with the names -> the scheduler that sets it, with its source."""
+
+
+def _counted(given: Given) -> Description:
+    found = [name for name in _COUNTS if name in given.variables]
+    several = [name for name in found if _number(given.variables[name]) != 1]
+    if not several:
+        return Description(where=found[0])
+    name = several[0]
+    what = f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
+    advice = (
+        f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE} to its own name; for"
+        " a job of this one host set both to its name"
+    )
+    return Description(problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),))
+
+
+def _number(value: str) -> int:
+    """Return the number that a variable says, or how many names it lists; 0 for nothing."""
+    words = re.split(r"[,\s]+", value.strip()) if value.strip() else []
+    return int(words[0]) if len(words) == 1 and words[0].isdecimal() else len(words)
+
+
 ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
     {
         "sagemaker": lambda given: Description(resource_config=given.resource_config),
@@ -92,6 +139,7 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         "lsf": _lsf,
         "pbs": _pbs,
         "oar": _oar,
+        "counted": _counted,
         "kuberay": _told_by_a_person(
             "KubeRay",
             f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on every host"
