@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.children.rounds import Round, Rounds, lines_of
+from trainworks_launcher.supervise.children.rounds import Rounds, lines_of
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.verdict.giving_up import GivingUp
 
@@ -23,12 +23,12 @@ class Lives:
         self.rounds = Rounds(lambda: None, **more)  # type: ignore[arg-type]
         self.first, _ = self._start()
 
-    def _start(self) -> tuple[Rank, list[Round]]:
+    def _start(self) -> tuple[Rank, list[bool]]:
         ranks = [Rank(local, 100 + local, local) for local in (1, 0)]
         return ranks[1], [over for over in map(self.rounds.started, ranks) if over is not None]
 
-    def over(self, printed: str = SAME) -> Round:
-        """The round ends after it has printed something, and the next one begins."""
+    def further(self, printed: str = SAME) -> bool:
+        """The round ends after it has printed something, and the next one begins. Return whether it got further."""
         source, target = os.pipe()
         os.write(target, printed.encode())
         self.first.tail.read_from(source, len(printed) + 1, 0)
@@ -40,8 +40,8 @@ class Lives:
 
 def test_a_round_that_prints_the_same_got_no_step_further() -> None:
     lives = Lives()
-    found = [lives.over() for _ in range(4)]
-    assert [(last.further, last.restarts) for last in found] == [(True, 1), (False, 2), (False, 3), (False, 4)]
+    found = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
+    assert found == [(True, 1), (False, 2), (False, 3), (False, 4)]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_a_round_that_prints_the_same_got_no_step_further() -> None:
 )
 def test_a_line_that_no_round_had_is_a_step_further(printed: str) -> None:
     lives = Lives()
-    lives.over()
-    assert not lives.over().further
-    assert lives.over(printed).further
-    assert not lives.over(printed).further
-    assert not lives.over().further
+    lives.further()
+    assert not lives.further()
+    assert lives.further(printed)
+    assert not lives.further(printed)
+    assert not lives.further()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_line_that_no_round_had_is_a_step_further(printed: str) -> None:
 )
 def test_times_ids_and_tracebacks_are_no_step_further(line: str) -> None:
     lives = Lives()
-    found = [lives.over(f"{SAME}{line % ((number,) * line.count('%d'))}\n").further for number in range(1, 6)]
+    found = [lives.further(f"{SAME}{line % ((number,) * line.count('%d'))}\n") for number in range(1, 6)]
     assert found == [True, False, False, False, False]
 
 
@@ -94,34 +94,34 @@ def test_a_file_that_is_written_is_a_step_further(tmp_path: Path, where: str) ->
     file = tmp_path / "deep" / "file"
     file.parent.mkdir()
     lives = Lives(**{where: str(file if where == "heartbeat" else tmp_path)})
-    lives.over()
-    assert not lives.over().further
+    lives.further()
+    assert not lives.further()
     file.write_text("1", encoding="ascii")
     os.utime(file, (1, 1))  # the clock of a file server is another one
-    assert lives.over().further
-    assert not lives.over().further
+    assert lives.further()
+    assert not lives.further()
 
 
 def test_too_many_files_speak_for_the_job(tmp_path: Path) -> None:
     for number in range(5001):
         (tmp_path / str(number)).touch()
     lives = Lives(checkpoints=str(tmp_path))
-    assert [lives.over().further for _ in range(3)] == [True] * 3
+    assert [lives.further() for _ in range(3)] == [True] * 3
 
 
 def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
     lives = Lives()
-    lives.over()
-    assert not lives.over().further
+    lives.further()
+    assert not lives.further()
     lives.rounds.excuse()
-    assert lives.over().further
-    assert not lives.over().further
+    assert lives.further()
+    assert not lives.further()
     lives = Lives(longest=0.0)
-    assert [lives.over().further for _ in range(3)] == [True] * 3
+    assert [lives.further() for _ in range(3)] == [True] * 3
 
 
 # ------------------------------------------------------------------------------------------------------- who gives up
-FURTHER, NOTHING = Round(True, 1.0, 1), Round(False, 1.0, 2)
+FURTHER, NOTHING = True, False
 FAILURE = Outcome(FAILED, 3, "algo-2", "ValueError: boom", rank=3, place="train.py on host algo-2", end="exit status 3")
 
 
@@ -138,11 +138,11 @@ class Job:
         self.leader.told("algo-2", {"rounds": rounds})
 
 
-def own(job: Job, last: Round) -> None:
+def own(job: Job, last: bool) -> None:
     job.leader.judged(last, None)
 
 
-def other(job: Job, last: Round) -> None:
+def other(job: Job, last: bool) -> None:
     job.worker.judged(last, FAILURE)
 
 
@@ -160,7 +160,7 @@ def other(job: Job, last: Round) -> None:
     ],
 )
 def test_three_fruitless_restarts_of_all_hosts_end_a_job(
-    course: list[tuple[Callable[[Job, Round], None], Round]], ends: bool
+    course: list[tuple[Callable[[Job, bool], None], bool]], ends: bool
 ) -> None:
     job = Job()
     for judged, last in course:

@@ -50,19 +50,12 @@ from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict import outcome_files
-from trainworks_launcher.supervise.verdict.verdict import (
-    FRUITLESS,
-    OWN_STARTER_SECONDS,
-    Verdict,
-    last_words,
-    name_of_program,
-)
+from trainworks_launcher.supervise.verdict.verdict import OWN_STARTER_SECONDS, Verdict, last_words, name_of_program
 
 if TYPE_CHECKING:
-    from trainworks_launcher.plan.plan import Shell
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
     from trainworks_launcher.supervise.children.ranks import Rank, Ranks
-    from trainworks_launcher.supervise.children.rounds import Round, Rounds
+    from trainworks_launcher.supervise.children.rounds import Rounds
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
     from trainworks_launcher.supervise.verdict.overdue import Overdue
@@ -198,9 +191,10 @@ class _Supervisor:
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
-        # First of all: a signal between the two, of which only the handler here hears, would be lost.
+        # First of all: a signal between the two, of which only the handler here hears, would be lost. The handlers do
+        # nothing: the descriptor carries the signal into the loop.
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-        kept_handlers = {number: signal.signal(number, _ignore) for number in (*handled(), signal.SIGCHLD)}
+        kept_handlers = {number: signal.signal(number, lambda *_: None) for number in (*handled(), signal.SIGCHLD)}
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             came = self._tries.new_signals(stopped)
@@ -390,18 +384,14 @@ class _Supervisor:
     def _prepared(self, plan: NodePlan) -> None:
         """This host is prepared, for a plan that knows the code: say so."""
         self._plan = self._tries.prepared = plan
-        if plan.shell is not None:
-            self._write_ssh_files(plan.shell)
+        if plan.shell is not None:  # the other hosts run sshd, with keys that the platform has mounted
+            from trainworks_launcher.supervise.ssh import mounted_keys
+
+            program = f"{self._environment.launcher_directory}/programs/connect.py"
+            connect = (self._environment.launcher_python, "-I", program, f"{plan.limits.join:g}")
+            mounted_keys.write_client_files(self._runtime.path, plan.shell.ssh, mounted_keys.required(), connect)
         if self._role is not None:
             self._role.ready()
-
-    def _write_ssh_files(self, shell: Shell) -> None:
-        """The other hosts run sshd, with keys that the platform has mounted."""
-        from trainworks_launcher.supervise.ssh import mounted_keys
-
-        program = f"{self._environment.launcher_directory}/programs/connect.py"
-        connect = (self._environment.launcher_python, "-I", program, f"{self._plan.limits.join:g}")
-        mounted_keys.write_client_files(self._runtime.path, shell.ssh, mounted_keys.required(), connect)
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
@@ -465,10 +455,6 @@ class _Supervisor:
         child = Child(row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix)
         self._guardian.tell(child.pid)
         return child
-
-    def _auxiliary_failed(self, row: Auxiliary, child: Child) -> None:
-        """The programs that it served would wait for it for ever."""
-        self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
         """Return the environment of a command.
@@ -536,12 +522,12 @@ class _Supervisor:
             self._giving_up = giving_up.GivingUp(
                 plan.member or plan.host,
                 leads=plan.role != "worker",
-                tell=lambda rounds: self._tell(FRUITLESS, rounds=rounds),
+                tell=lambda rounds: self._tell(giving_up.MESSAGE, rounds=rounds),
                 end=self._report,
                 log=self._log,
                 known=self._verdict.first,
             )
-            self._heard[FRUITLESS] = self._giving_up.told
+            self._heard[giving_up.MESSAGE] = self._giving_up.told
 
     def _tell(self, kind: str, **fields: Json) -> None:
         if self._role is not None:
@@ -551,9 +537,11 @@ class _Supervisor:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
         self._rank_moved()
-        over = self._rounds.started(rank) if self._rounds is not None else None
-        if over is not None:
-            self._round_over(over)
+        further = self._rounds.started(rank) if self._rounds is not None else None
+        if further is not None:
+            failure = self._verdict.forget()
+            if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
+                self._giving_up.judged(further, failure)
         if self._stopping.signal or self._phase >= Phase.ENDING:
             processes.send(rank.pid, signal.SIGTERM)
             if self._running.command is not None:
@@ -562,13 +550,6 @@ class _Supervisor:
     def _rank_moved(self) -> None:
         if self._overdue is not None:
             self._overdue.moved(self._rounds.restarts if self._rounds is not None else 0)
-
-    def _round_over(self, over: Round) -> None:
-        """The ranks begin again."""
-        failure = self._verdict.forget()
-        self._lookout.round_over(0.0 if over.further else over.seconds)
-        if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
-            self._giving_up.judged(over, failure)
 
     def _rank_ended(self, rank: Rank) -> None:
         """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
@@ -631,7 +612,9 @@ class _Supervisor:
         """Signals to this container: stops, and those that are for the ranks."""
         for number in STOP_SIGNALS:
             if number in numbers:
-                self._stop_from_platform(number)
+                self._stopping.from_platform(number)
+                if self._role is not None:
+                    self._role.stopping()
         for number in sorted(PASSED_ON.intersection(numbers)):
             self._passing_on.came(number)
 
@@ -639,8 +622,8 @@ class _Supervisor:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
         command = self._running.command
         ended = command is not None and command.has_just_ended()
-        for row, child in self._auxiliaries.failures():
-            self._auxiliary_failed(row, child)
+        for row, child in self._auxiliaries.failures():  # the programs that it served would wait for it for ever
+            self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
         own = [child.pid for child in (command,) if child is not None]
@@ -657,12 +640,6 @@ class _Supervisor:
                 self._running.ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
             self._leave_if_over()
-
-    def _stop_from_platform(self, number: int) -> None:
-        """A stop signal to this container: for its processes, and for the other hosts."""
-        self._stopping.from_platform(number)
-        if self._role is not None:
-            self._role.stopping()
 
     def _restart_ranks(self) -> None:
         """Another host is lost and the job goes on: end the ranks of this host.
@@ -766,7 +743,3 @@ class _Supervisor:
             self._log(self._verdict.full)
         self._log(self._tries.count(outcome, self._verdict.started_at) if outcome.again else last_words(outcome))
         self._output.close()
-
-
-def _ignore(number: int, frame: object) -> None:
-    """A handler that does nothing: the wake-up descriptor carries the signal into the loop."""

@@ -20,7 +20,7 @@ import re
 import threading
 import time
 from collections import Counter
-from typing import Callable, NamedTuple
+from typing import Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.files import written_at
@@ -46,17 +46,8 @@ _MEANINGLESS = rb"""(?xim)
     """
 
 
-class Round(NamedTuple):
-    """What is known of a round that is over. further: whether it got a step further than all before it. seconds: how
-    long it lived. restarts: rounds that came after the first one, with the one that begins now."""
-
-    further: bool
-    seconds: float
-    restarts: int
-
-
 class Rounds:
-    """The rounds of one host. Every method runs in the loop's thread."""
+    """The rounds of one host, in the loop's thread. restarts: how many came after the first one."""
 
     def __init__(
         self,
@@ -85,8 +76,8 @@ class Rounds:
         self._measured = False
         self.restarts = 0
 
-    def started(self, rank: Rank) -> Round | None:
-        """A rank has started. Return what is known of the round before, if this rank is the first of a new one."""
+    def started(self, rank: Rank) -> bool | None:
+        """A rank has started. If it is the first of a new round, return whether the one before got a step further."""
         place = _place(rank)
         if all(_place(other) != place for other in self._ranks):
             self._began = self._began or time.monotonic()
@@ -97,7 +88,7 @@ class Rounds:
         for other in self._ranks:
             printed.update(map(hash, lines_of(other.tail.read(), other.pid)))
         self.restarts += 1
-        found = Round(self._got_further(printed), time.monotonic() - self._began, self.restarts)
+        found = self._got_further(printed)
         self._began, self._excused, self._measured, self._ranks = time.monotonic(), False, True, [rank]
         return found
 

@@ -67,8 +67,6 @@ class Lookout:
         self._mask = mask
         self._role: Role | None = None
         self._started = 0.0
-        self._fruitless = 0.0
-        self._idle_before = 0.0
         self._watch: Watch | None = None
 
     def begin(self, role: Role) -> None:
@@ -90,20 +88,10 @@ class Lookout:
 
     @property
     def idle(self) -> float | None:
-        """Seconds without progress, as far as this host was looked at; None if it never is.
-
-        Those between two looks without any sign of it, and the rounds of its ranks that got no step further.
-        """
-        if not self._plan.limits.hang and not self._fruitless:
+        """Seconds between two looks that showed no sign of progress, in all; None if this host is never looked at."""
+        if not self._plan.limits.hang:
             return None
-        return self._fruitless + (self._watch.idle if self._watch is not None else 0.0)
-
-    def round_over(self, fruitless: float) -> None:
-        """The ranks begin again. fruitless: seconds of the last round if it got no step further, else 0."""
-        if self._watch is not None and fruitless:
-            fruitless -= min(fruitless, self._watch.idle - self._idle_before)
-        self._fruitless += fruitless
-        self._idle_before = self._watch.idle if self._watch is not None else 0.0
+        return self._watch.idle if self._watch is not None else 0.0
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host says something about a hang; its limit may be shorter than ours."""

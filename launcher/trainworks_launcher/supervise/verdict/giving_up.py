@@ -11,8 +11,10 @@ from typing import Callable, Mapping
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, number
-from trainworks_launcher.supervise.children.rounds import Round
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, exit_status
+
+MESSAGE = "fruitless"
+"""The kind of the message to the leader: ``rounds`` in a row without a step further."""
 
 
 class GivingUp:
@@ -47,9 +49,9 @@ class GivingUp:
         self._counts: dict[str, int] = {}
         self._last: Outcome | None = None
 
-    def judged(self, last: Round, failure: Outcome | None) -> None:
-        """A round of this host is over. failure: why, as far as that is known here."""
-        self._own = 0 if last.further else self._own + 1
+    def judged(self, further: bool, failure: Outcome | None) -> None:
+        """A round of this host is over. further: it got a step further. failure: why, as far as that is known here."""
+        self._own = 0 if further else self._own + 1
         self._last = failure or self._last
         if self._leads:
             self._count(self._host, self._own)

@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 Seen = TypeVar("Seen")
 
 OWN_STARTER_SECONDS = 5.0
-"""The same where each host has a starter that the user's script started: it ends later than its ranks."""
-
-FRUITLESS = "fruitless"
-"""The kind of a message to the leader: ``rounds`` in a row without a step further (``giving_up``)."""
+"""As OTHER_HOST_SECONDS, where each host has a starter that the user's script started: it ends later than its ranks."""
 
 
 class Verdict:
