@@ -27,10 +27,9 @@ from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment
 from trainworks_launcher.given.manifest import Instance, Manifest
 from trainworks_launcher.given.places import Results
 from trainworks_launcher.job.job import Job, make_job
-from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Situation, advise
+from trainworks_preflight.advice import Advice, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
@@ -49,8 +48,8 @@ class Result:
         hyperparameters: What the job is sent, by the SDK's rules.
         job: The leader's job; None if the job has problems.
         plans: Plans of the leader and of one worker of each kind.
-        advice: Advice.
-        assumptions: What was assumed.
+        advice: What would be better.
+        assumption: What the answer rests on; ``""`` if nothing was asked.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -59,7 +58,7 @@ class Result:
     job: Job | None = None
     plans: tuple[NodePlan, ...] = ()
     advice: tuple[Advice, ...] = ()
-    assumptions: tuple[str, ...] = ()
+    assumption: str = ""
 
 
 def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
@@ -67,11 +66,8 @@ def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
     result = check(parsed)
     status = names.EXIT_NOT_STARTED if result.problems else 0
     masker = None if "--show-secrets" in parsed else Masker(result.hyperparameters)
-    if value_of(parsed, "--format", "text") == "json":
-        text = _as_json(result, masker)
-    else:
-        text = _as_text(result, masker, width)
-    return status, text
+    as_json = value_of(parsed, "--format", "text") == "json"
+    return status, _as_json(result, masker) if as_json else _as_text(result, masker, width)
 
 
 def check(parsed: Parsed) -> Result:
@@ -98,7 +94,10 @@ def check(parsed: Parsed) -> Result:
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
-        assumptions=_assumptions(parsed, environment, inputs.facts),
+        assumption=f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table"
+        if "--image-manifest" in parsed
+        else "no --image-manifest is given: the image is assumed to have every program and library; paths and versions"
+        f" are those of {inputs.facts.image.name}",
     )
 
 
@@ -130,22 +129,11 @@ def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, trans
         plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
-    placement = job.placement
-    row = _row(facts, environment.manifest, placement.instance_type)
-    situation = Situation(
-        mode=placement.mode,
-        hosts=len(placement.distribution_hosts),
-        per_host=placement.processes_per_host,
-        instance_type=placement.instance_type,
-        row=row,
-        cuda=not environment.manifest.components or not CUDA_COMPONENTS.isdisjoint(environment.manifest.components),
-        open_library=OPEN_LIBRARY in environment.manifest.protected,
-    )
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
         plans=plans,
-        advice=advise(situation, facts),
+        advice=tuple(advise(job, _row(facts, environment.manifest, job.placement.instance_type), facts)),
     )
 
 
@@ -261,42 +249,24 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
     return manifest._replace(components=MappingProxyType(components)), programs
 
 
-def _assumptions(parsed: Parsed, environment: Environment, facts: Facts) -> tuple[str, ...]:
-    """Return what the answer rests on."""
-    if "--image-manifest" in parsed:
-        return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
-    like = f"; paths and versions are those of {facts.image.name}"
-    return (f"no --image-manifest is given: the image is assumed to have every program and library{like}",)
-
-
 def _as_json(result: Result, masker: Masker | None) -> str:
     """Return the whole result as JSON text."""
     hidden = masker.text if masker else str
-    sent = {
-        name: value if not masker else _masked(name, value, masker) for name, value in result.hyperparameters.items()
-    }
-    problems: list[Json] = [
-        {"what": hidden(problem.what), "where": problem.where, "advice": problem.advice} for problem in result.problems
-    ]
-    advice: list[Json] = [{"subject": piece.subject, "text": piece.text, "why": piece.why} for piece in result.advice]
-    plans: list[Json] = [(plan.masked(masker) if masker else plan).document() for plan in result.plans]
+    sent: dict[str, Json] = {}
+    for name, value in result.hyperparameters.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        shown = masker.value(name, text) if masker else text
+        sent[name] = value if shown == text else shown  # its type is kept where there is no secret
     document: dict[str, Json] = {
         "ready": not result.problems,
-        "problems": problems,
+        "problems": [{**problem._asdict(), "what": hidden(problem.what)} for problem in result.problems],
         "warnings": [hidden(warning) for warning in result.warnings],
         "hyperparameters": sent,
-        "plans": plans,
-        "advice": advice,
-        "assumptions": [*result.assumptions],
+        "plans": [(plan.masked(masker) if masker else plan).document() for plan in result.plans],
+        "advice": [dict(piece._asdict()) for piece in result.advice],
+        "assumptions": [result.assumption] if result.assumption else [],
     }
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
-
-
-def _masked(name: str, value: Json, masker: Masker) -> Json:
-    """Return a hyperparameter, its secrets hidden; its type is kept where there are none."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    shown = masker.value(name, text)
-    return value if shown == text else shown
 
 
 def _as_text(result: Result, masker: Masker | None, width: int) -> str:
@@ -325,8 +295,7 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
         lines += _wrapped(hidden(f"{piece.subject}: {piece.text}"), width, "  - ", "    ")
         lines += _wrapped(hidden(f"why: {piece.why}"), width, "    ", "    ")
     lines.append("")
-    for text in result.assumptions:
-        lines += _wrapped(f"({text})", width)
+    lines += _wrapped(f"({result.assumption})", width) if result.assumption else []
     count = len(result.problems)
     lines.append("ready: the job would start" if not count else f"not ready: {count} problem(s)")
     return "\n".join(lines).strip("\n") + "\n"
@@ -355,29 +324,23 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
         why = next((reason.why for reason in plan.why if not reason.words), "another host starts its processes")
         return [*_wrapped(f"{place} runs no command: {why}", width, "", "  "), *beside]
     shown, leaders = _own_variables(plan), _own_variables(leader)
-    if plan is not leader and len(plan.argv) == len(leader.argv):
+    if plan is not leader and len(plan.argv) == len(leader.argv) and shown.keys() >= leaders.keys():
         different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
+        changed = {name: value for name, value in shown.items() if leaders.get(name) != value}
         different += [
-            f"{name}={value}" if len(value) < _SHORT else f"its own {name}"
-            for name, value in shown.items()
-            if leaders.get(name) != value
+            f"{name}={value}" if len(value) < _SHORT else f"its own {name}" for name, value in changed.items()
         ]
-        missing = [name for name in leaders if name not in shown]
-        if len(different) <= _FEW and not missing:
+        if len(different) <= _FEW:
             but = f", but for {', '.join(different)}" if different else ""
             return _wrapped(f"{place} runs the same{but}", width, "", "  ")
-    lines = [f"{place} runs:"]
-    line = "  "
+    lines, line = [f"{place} runs:"], "  "
     for word in map(shlex.quote, plan.argv):
         if len(line) + len(word) + 3 > width and line.strip():
             lines.append(f"{line}\\")
             line = "    "
         line += f"{word} "
-    lines.append(line.rstrip())
-    if shown:
-        lines.append("  with:")
-    lines += [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
-    return [*lines, *beside]
+    variables = [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
+    return [*lines, line.rstrip(), *(["  with:", *variables] if variables else []), *beside]
 
 
 _SHORT = 40

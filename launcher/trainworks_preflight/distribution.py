@@ -90,7 +90,7 @@ def translate(distribution: Json, groups: Sequence[Group], framework: str = "pyt
         return _from_trainer(distribution)
     malformed = [
         Problem(f"is {value!r}, not a dict", _where(name), "write {'enabled': True}")
-        for name, value in (*distribution.items(), *_inner(distribution))
+        for name, value in (*distribution.items(), *mapping(distribution.get("smdistributed")).items())
         if name != GROUPS and name in {**_KEYS, **_SMDISTRIBUTED_KEYS} and not isinstance(value, dict)
     ]
     if malformed:
@@ -113,11 +113,6 @@ def group_names(distribution: Mapping[str, Json]) -> tuple[str, ...]:
 def _where(*keys: str) -> str:
     """Return the place of a key as Python code."""
     return "distribution" + "".join(f"[{key!r}]" for key in keys)
-
-
-def _inner(distribution: Mapping[str, Json]) -> list[tuple[str, Json]]:
-    """Return the strategies under smdistributed."""
-    return list(mapping(distribution.get("smdistributed")).items())
 
 
 def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping
 
-from trainworks_launcher.contract.values import decode, mapping, number, text, texts
-from trainworks_launcher.given.manifest import AMD64, Instance, Manifest, parse_manifest
+from trainworks_launcher.contract.values import decode, mapping, text, texts
+from trainworks_launcher.given.manifest import AMD64, Instance, Manifest, parse_manifest, read_instance
 
 GENERIC = Manifest()
 """An image that says nothing of itself."""
@@ -71,12 +71,7 @@ def parse_facts(document: str) -> Facts:
     for name, value in mapping(content.get("instances")).items():
         row = mapping(value)
         instances[name] = InstanceFacts(
-            Instance(
-                gpus=number(row.get("gpus")),
-                neuron_cores=number(row.get("neuron_cores")),
-                efa=row.get("efa") is True,
-                efa_rdma=row.get("efa_rdma") is True,
-            ),
+            read_instance(row),
             architecture=text(row.get("architecture"), AMD64),
             smp_loader_workers=row.get("smp_loader_workers") is not False,
             smddp=row.get("smddp") is True,

@@ -141,28 +141,15 @@ def parse_manifest(document: str, where: str) -> Manifest:
     target = mapping(content.get("target"))
     framework = text(target.get("framework"))
     listed = content.get("missing")
-    missing: list[Missing] = []
-    for entry in listed if isinstance(listed, list) else []:
-        row = mapping(entry)
-        missing.append(Missing(component=text(row.get("component")), cost=text(row.get("cost"))))
-    instances: dict[str, Instance] = {}
-    for instance_type, value in mapping(content.get("instances")).items():
-        row = mapping(value)
-        instances[instance_type] = Instance(
-            gpus=number(row.get("gpus")),
-            neuron_cores=number(row.get("neuron_cores")),
-            efa=row.get("efa") is True,
-            efa_rdma=row.get("efa_rdma") is True,
-            efa_devices=number(row.get("efa_devices")),
-            network_gigabits=number(row.get("network_gigabits")),
-        )
+    rows = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
+    instances = {name: read_instance(mapping(row)) for name, row in mapping(content.get("instances")).items()}
     fabric = content.get("fabric")
     return Manifest(
         name=text(content.get("name"), "unnamed"),
         architecture=text(target.get("architecture"), AMD64),
         framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
         components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
-        missing=tuple(missing),
+        missing=tuple(Missing(text(row.get("component")), text(row.get("cost"))) for row in rows),
         instances=MappingProxyType(instances),
         families=texts(content.get("families")),
         programs=_texts_by_name(content.get("programs")),
@@ -171,6 +158,18 @@ def parse_manifest(document: str, where: str) -> Manifest:
         protected=_texts_by_name(content.get("protected")),
         minimum_driver=text(content.get("minimum_driver")),
         document=document,
+    )
+
+
+def read_instance(row: Mapping[str, Json]) -> Instance:
+    """Return what a row of an instance table says; what it does not say is 0."""
+    return Instance(
+        gpus=number(row.get("gpus")),
+        neuron_cores=number(row.get("neuron_cores")),
+        efa=row.get("efa") is True,
+        efa_rdma=row.get("efa_rdma") is True,
+        efa_devices=number(row.get("efa_devices")),
+        network_gigabits=number(row.get("network_gigabits")),
     )
 
 

@@ -83,7 +83,10 @@ class Tries:
         self.restarts += 1
         if began:
             self._began, self._ended = began, time.time()
-            self._step, self._counted = self._step_of_script(), False
+            is_new = written_at(self._heartbeat) / 1e9 >= began
+            said = text_of(self._heartbeat).strip() if is_new else ""
+            self._step = int(said) if said.isdecimal() and len(said) < _DIGITS else -1
+            self._counted = False
         cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
         self.causes = (*self.causes, cause)[-_CAUSES:]
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
@@ -140,12 +143,6 @@ class Tries:
             kept = min(max(saved, self._began), self._ended)
             said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
         return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}, said
-
-    def _step_of_script(self) -> int:
-        """Return the step that the script wrote into its heartbeat file in the last try; -1: it says none."""
-        is_new = written_at(self._heartbeat) / 1e9 >= self._began
-        said = text_of(self._heartbeat).strip() if is_new else ""
-        return int(said) if said.isdecimal() and len(said) < _DIGITS else -1
 
 
 _DIGITS = 16

@@ -273,8 +273,10 @@ class Family:
                 break
             for pid in left:
                 send(pid, signal.SIGKILL)
-            for pid in left:
-                _take_status(pid, deadline)  # with its end the kernel gives us its children
+            for pid in left:  # with its end the kernel gives us its children; it may hang in the kernel
+                _wait_for_end(pid, deadline)
+                with contextlib.suppress(OSError):
+                    os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
         if self._asked:
             _adopt(False)
 
@@ -286,13 +288,6 @@ def _wait_for_end(pid: int, deadline: float) -> None:
             descriptor = os.pidfd_open(pid)
             select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
             os.close(descriptor)
-
-
-def _take_status(pid: int, deadline: float) -> None:
-    """Wait, bounded, for the end of a child that was killed: it may hang in the kernel."""
-    _wait_for_end(pid, deadline)
-    with contextlib.suppress(OSError):
-        os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
 
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h

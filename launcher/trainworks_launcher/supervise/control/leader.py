@@ -65,7 +65,8 @@ class Leader:
         self._door.open(self._control.port)
         self._events.log(f"waiting for {self._hosts.count} other host(s) on port {self._control.port}")
         self._join_deadline = time.monotonic() + self._limits.join
-        self._loop.after(self._limits.join, self._join_time_out)
+        limit = self._limits.join
+        self._loop.after(limit, lambda: self._late(self._hosts.missing(), "did not join", limit))
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._events.welcome()
 
@@ -107,9 +108,10 @@ class Leader:
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
         self._phases.must("leave")
-        late = self._seconds_for_late_hosts()
-        if late:
-            self._loop.after(late, self._part)
+        late = self._outcome is not None and self._outcome.kind == FAILED and not self._hosts.have_come()
+        left = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
+        if late and left > 0 and self._door.is_open:  # hosts that never joined would wait for us until the time-out
+            self._loop.after(left, self._part)
         else:
             self._part()
 
@@ -155,18 +157,22 @@ class Leader:
         if self._hosts.have_joined():
             self._complete += 1
             times = self._complete
-            self._loop.after(self._limits.prepare, lambda: self._prepare_time_out(times))
-            came = self._came()
-            self._loop.after(_PREPARING_SECONDS, lambda: self._still_prepared(times, came))
+            came, limit = self._came(), self._limits.prepare
+
+            def time_out() -> None:  # a host that came again has its own time from then on
+                if times == self._complete:
+                    self._late(self._hosts.unprepared(), "were not prepared", limit)
+
+            def still_prepared() -> None:  # nobody is to look for a firewall while a host installs something
+                if times == self._complete and self.phase is LeaderPhase.GATHERING:
+                    self._events.log(f"{came}: waiting until they are prepared")
+
+            self._loop.after(limit, time_out)
+            self._loop.after(_PREPARING_SECONDS, still_prepared)
 
     def _came(self) -> str:
         count = f"{self._hosts.count + 1} of {len(self._control.hosts)} hosts"
         return f"{count} are here after {time.monotonic() - self._began:.0f} s"
-
-    def _still_prepared(self, times: int, came: str) -> None:
-        """Nobody is to look for a firewall while a host installs something."""
-        if times == self._complete and self.phase is LeaderPhase.GATHERING:
-            self._events.log(f"{came}: waiting until they are prepared")
 
     def _maybe_go(self) -> None:
         """All are ready: start."""
@@ -174,14 +180,6 @@ class Leader:
             self._events.log(f"{self._came()}: starting {self._starts}")
             self._send_all("go")
             self._events.go()
-
-    def _join_time_out(self) -> None:
-        self._late(self._hosts.missing(), "did not join", self._limits.join)
-
-    def _prepare_time_out(self, times: int) -> None:
-        # A host that came again has its own time from then on.
-        if times == self._complete:
-            self._late(self._hosts.unprepared(), "were not prepared", self._limits.prepare)
 
     def _late(self, hosts: Sequence[str], reason: str, seconds: float) -> None:
         """Hosts that are late: the job goes on without them if it may."""
@@ -223,12 +221,13 @@ class Leader:
             self._forget(host)
             limit = self._limits.heartbeat
             self._events.log(f"{host} left before the start: {reason}; it may come again within {limit:g} s")
-            self._loop.after(limit, lambda: self._still_gone(host, reason))
-        else:
-            self._lose(host, reason)
 
-    def _still_gone(self, host: str, reason: str) -> None:
-        if self.phase < LeaderPhase.FINISHED and host in self._hosts.missing():
+            def still_gone() -> None:
+                if self.phase < LeaderPhase.FINISHED and host in self._hosts.missing():
+                    self._lose(host, reason)
+
+            self._loop.after(limit, still_gone)
+        else:
             self._lose(host, reason)
 
     def _may_go_on_without(self, count: int) -> bool:
@@ -308,13 +307,6 @@ class Leader:
                 self._part()
             elif self.phase is LeaderPhase.LEAVING:
                 self._maybe_leave()
-
-    def _seconds_for_late_hosts(self) -> float:
-        """Return how long to stay for hosts that never joined: they would wait for us until the join time-out."""
-        failed = self._outcome is not None and self._outcome.kind == FAILED
-        if not self._door.is_open or not failed or self._hosts.have_come():
-            return 0.0
-        return max(0.0, min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic()))
 
     def _part(self) -> None:
         """Wait no longer for late hosts, but for the goodbyes of the others, for a while."""

@@ -154,20 +154,15 @@ class Search:
         self._refused = ""
         own, nonce = self._own, proof.make_nonce()
         connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "")
-        connection.send(
-            "join",
-            host=own.host,
-            job=dict(own.job),
-            nonce=nonce,
-            secret=bool(own.secret),
-        )
-        self._loop.after(_ANSWER_SECONDS, lambda: self._not_let_in(connection))
+        connection.send("join", host=own.host, job=dict(own.job), nonce=nonce, secret=bool(own.secret))
+
+        def not_let_in() -> None:
+            if connection.open and self._phases.now is not SearchPhase.OVER:
+                self._distrust(connection, "it did not answer")
+
+        self._loop.after(_ANSWER_SECONDS, not_let_in)
 
     # --------------------------------------------------------------------------------------------------------- talking
-    def _not_let_in(self, connection: Connection) -> None:
-        if connection.open and self._phases.now is not SearchPhase.OVER:
-            self._distrust(connection, "it did not answer")
-
     def _message(self, connection: Connection, message: Message) -> None:
         kind, asked = text(message.get("type")), connection.asked
         if kind not in _KINDS or asked is None or not self._phases.take(kind):

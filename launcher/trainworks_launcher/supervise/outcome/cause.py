@@ -260,7 +260,8 @@ def failure_of(
     if found is not None:
         message, frames = found.message.rstrip("\n"), f"{_TRACEBACK}\n{found.frames.rstrip()}" if found.frames else ""
     else:
-        last = _shown(_text(said.output))
+        everything = [line for line in _text(said.output).splitlines() if line.strip()]
+        last = ([line for line in without_help(everything) if line] or everything)[-_SHOWN_LINES:]
         is_cause = len(last) == 1 and cause and last[0].strip().startswith(cause[:_LINE_LIMIT])
         message = "" if is_cause else "\n".join(last)
     return Outcome(
@@ -280,10 +281,3 @@ def failure_of(
 
 _TRACEBACK = "Traceback (most recent call last):"
 _NOTES = 5
-
-
-def _shown(output: str) -> list[str]:
-    """Return the lines that are shown where no exception is the cause."""
-    everything = [line for line in output.splitlines() if line.strip()]
-    lines = [line for line in without_help(everything) if line] or everything
-    return lines[-_SHOWN_LINES:]

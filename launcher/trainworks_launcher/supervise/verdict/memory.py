@@ -14,9 +14,10 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """
     for directory, version in groups("memory", membership, root):
-        count = _count(f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}")
-        if count is not None:
-            return count
+        rows = text_of(f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}").splitlines()
+        for name, _, count in (row.partition(" ") for row in rows):
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
     return None
 
 
@@ -33,8 +34,3 @@ def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cg
         if said.isdecimal():
             return int(said)
     return None
-
-
-def _count(file: str) -> int | None:
-    words = [line.split() for line in text_of(file).splitlines()]
-    return next((int(row[1]) for row in words if len(row) == 2 and row[0] == "oom_kill" and row[1].isdecimal()), None)

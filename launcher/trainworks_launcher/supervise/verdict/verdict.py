@@ -307,11 +307,13 @@ class Verdict:
         return after_early_end(outcome, self._suspects)
 
     def _with_checkpoints(self, outcome: Outcome) -> Outcome:
-        """Say in the first line if nothing was saved that a next job could go on from."""
+        """Say in the first line if nothing was saved that a next job could go on from, where that is known in time."""
         directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         if not directory or not self.started_at:
             return outcome
-        if _has_younger(directory, self.started_at):
+        from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
+
+        if _in_time(lambda: has_younger(directory, self.started_at), True):
             return outcome
         return outcome._replace(unsaved=f"no checkpoint was written: no file in {directory} is younger than the job")
 
@@ -382,13 +384,6 @@ def _full_disks(told: Mapping[str, str]) -> str:
 _LOOK_SECONDS = 0.8
 """How long the directory of checkpoints is looked at. A dead network file system never answers, and the end of a job
 must not wait for it."""
-
-
-def _has_younger(directory: str, since: float) -> bool:
-    """Return whether a file is younger; True where that cannot be told in time."""
-    from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
-
-    return _in_time(lambda: has_younger(directory, since), True)
 
 
 def _in_time(look: Callable[[], Seen], otherwise: Seen) -> Seen:
