@@ -392,8 +392,8 @@ class Built:
 
     Attributes:
         target: The target's name.
-        inputs: ``render.builds.inputs_of`` what was built: the Dockerfile and every file of its context, without their
-            comments. It says nothing of the machine.
+        inputs: ``render.builds.inputs_of`` what was built: the Dockerfile and every file of its context. It says
+            nothing of the machine.
         engine: Name of the engine.
         date: The day, ISO 8601, UTC.
         megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).

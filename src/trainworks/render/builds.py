@@ -1,13 +1,11 @@
 """Which recorded builds are of today's recipes: a record counts while its digest is that of the target's rendering.
 
-A change of anything that goes into an image (a recipe, a lock, a fact, code of the launcher) makes its record one of
-an older recipe. A change of words does not: a comment, a docstring, the account of what the image lacks. Pure: the
-records are rows of ``images/built.toml``.
+A change of any byte that goes into an image (a recipe, a lock, a fact, code of the launcher) makes its record one of
+an older recipe. A change of what it lacks does not. Pure: the records are rows of ``images/built.toml``.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,27 +14,21 @@ from trainworks.errors import TrainworksError
 from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import plan_row
-from trainworks.render.comments import without_comments
 from trainworks.render.dockerfile import render
 
 
 def inputs_of(plan: ImagePlan, facts: Facts) -> str:
     """Return the digest of everything that is in the image of a plan, or decides it: ``sha256:`` and the hash.
 
-    ``Rendering.digest`` is that of the bytes, by which an engine's image is known. This one is for records, and leaves
-    out what the image is without: comments, docstrings, and the components that it lacks.
+    ``Rendering.digest`` is that of one machine's build. This one is for records, and leaves out what differs between
+    two of one recipe: where the base came from, and which components are missing.
 
     Raises:
         RecipeError: See ``render``.
     """
     # A base that is pulled here is bootstrapped there: the recipe is the same.
     image = plan.base.name if plan.origin else plan.image
-    rendering = render(replace(plan, missing=(), image=image), facts, check=False)
-    digest = hashlib.sha256(without_comments("Dockerfile", rendering.dockerfile.encode()))
-    for file in rendering.files:
-        content = without_comments(file.path, file.content)
-        digest.update(f"\0{file.path}\0{file.mode:o}\0{len(content)}\0".encode() + content)
-    return f"sha256:{digest.hexdigest()}"
+    return render(replace(plan, missing=(), image=image), facts, check=False).digest
 
 
 def inputs_of_target(row: TargetRow, facts: Facts) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,11 +149,11 @@ def run(options: Namespace, root: Path) -> int:
 
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
-        from trainworks.inspect.current import remembered_builds
         from trainworks.inspect.listing import list_json, list_text, state_of
+        from trainworks.render.builds import current_builds
 
         facts = load(root)
-        current = remembered_builds(facts, root, os.environ)
+        current = current_builds(facts)
         rows = [row for row in _listed(options, facts)[0] if options.state in ("", state_of(row, facts, current))]
         whole = options.all or bool(options.only or options.state or options.target)
         as_json = options.format == "json"
