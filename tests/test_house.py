@@ -24,7 +24,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("templates/components/smp-open.j2", "127.0.0.1"): "the loopback address",
     ("cli/grammar.py", "2.13.0"): "in the name of a target that examples use; a test looks for it in the matrix",
     ("cli/grammar.py", "2.4.1"): "in the name of a target that examples use; a test looks for it in the matrix",
-    ("facts/patterns.py", "2.4.1"): "an example in an error message",
+    ("facts/forms.py", "2.4.1"): "an example in an error message",
     ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",

@@ -7,10 +7,10 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+from trainworks.facts.forms import Form
 from trainworks.facts.lockfile import ARCHIVES, ARTIFACTS, BASE_IMAGES, KEYS
-from trainworks.facts.patterns import PATTERNS
 from trainworks.facts.rows import TABLES, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage, TargetRow
 from trainworks.facts.shapes import shape_of
 
@@ -44,11 +44,6 @@ def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
         del properties["framework"]
         required.remove("framework")
         head |= {"framework", "summary"}
-    for column, (pattern, form) in PATTERNS.get(row_type, {}).items():
-        text = properties[column]
-        while text["type"] != "string":
-            text = text["items" if text["type"] == "array" else "additionalProperties"]
-        text |= {"pattern": f"^{pattern.pattern.replace(chr(92) + 'Z', '$')}", "description": form}
     row = {
         "type": "object",
         "description": inspect.cleandoc(row_type.__doc__ or ""),
@@ -76,6 +71,12 @@ def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
 
 def _type(annotation: Any) -> dict[str, Any]:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        kind, rule = arguments
+        if not isinstance(rule, Form):
+            return _type(kind) | {"minimum": rule.start, "maximum": rule[-1]}
+        pattern = rule.pattern.pattern.replace(chr(92) + "Z", "$")
+        return {"type": "string", "pattern": f"^(?:{pattern})$", "description": rule.words}
     if origin is tuple:
         return {"type": "array", "items": _type(arguments[0])}
     if origin is Literal:

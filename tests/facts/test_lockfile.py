@@ -52,7 +52,7 @@ EDITS = (
     ("size = 1", 'size = "1"', "key 'size': must be an integer, got '1'"),
     ("size = 1", "sise = 1", "unknown key 'sise'"),
     ("build = true", "build = true\n[more]", "unknown key 'more'"),
-    ('["b"]', '["b", "c d"]', "key 'requires': 'c d' is not a normalised name"),
+    ('["b"]', '["b", "c d"]', "key 'requires.1': 'c d' is not a normalised name"),
     ('name = "b"', 'name = "a"', "package 'a' is in two rows"),
 )
 

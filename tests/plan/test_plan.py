@@ -335,7 +335,7 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
         ("command", {"command": ["torchrun", 5]}, "key 'command.1': must be a string, got 5"),
         ("command", {"command": ["torchrun"], "expect": 5}, "key 'expect': must be a string, got 5"),
         ("command", {"command": ["torchrun"], "component": "nccl"}, "key 'component': a promise is its recipe's"),
-        ("openable-libraries", {"libraries": ["a b"]}, "key 'libraries': 'a b' is not the name or the absolute path"),
+        ("openable-libraries", {"libraries": ["a b"]}, "key 'libraries.0': 'a b' is not the name or the absolute path"),
         (
             "python-package",
             {"distribution": "-r evil", "version": "1"},

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.errors import FactsError
-from trainworks.facts import lockfile
+from trainworks.facts import forms, lockfile
 from trainworks.facts.data import FOLDERS, data_folder
-from trainworks.facts.patterns import FRONT_MATTER_PATTERNS, VARIABLE
-from trainworks.facts.reader import Reader, mismatches
+from trainworks.facts.reader import Reader
 from trainworks.facts.relations import relate
 from trainworks.facts.rows import (
     TABLES,
@@ -44,13 +43,13 @@ class FrontMatter:
     """The keys of a front matter; those of a check depend on its kind, and ``plan`` looks at them."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    programs: Mapping[str, str] = field(default_factory=dict)
-    owns: tuple[str, ...] = ()
-    removes: tuple[str, ...] = ()
+    path: tuple[forms.AbsolutePath, ...] = ()
+    libraries: tuple[forms.AbsolutePath, ...] = ()
+    programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
+    owns: tuple[forms.PathPattern, ...] = ()
+    removes: tuple[forms.PathPattern, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[str, ...] = ()
+    imports: tuple[forms.Module, ...] = ()
     answers: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
@@ -123,12 +122,11 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
         front = reader.parse(match["toml"], where) if match else {}
         read, problems = shape_of(FrontMatter).read(front)
         content = read or FrontMatter()
-        problems += mismatches(content, FRONT_MATTER_PATTERNS)
         reader.problems += [f"{where}: {problem}" for problem in problems]
         reader.problems.extend(
             f"{where}: key 'environment': {short(name)} is not the name of a variable: letters, digits and underscores"
             for name in content.environment
-            if not VARIABLE.match(name)
+            if not forms.VARIABLE.match(name)
         )
         recipes[path.stem] = Recipe(
             name=path.stem,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainworks.facts.patterns import BOUNDED, PATTERNS, Patterns
 from trainworks.facts.shapes import shape_of, short
 from trainworks.facts.text import MAY_HOLD_CONTROL, UnreadableError, control_characters, parse_toml, read_text
 
@@ -75,7 +73,7 @@ class Reader:
             where: The file, for people.
             more: What the file says of all its rows; no row may say it.
         """
-        shape, patterns = shape_of(row_type), PATTERNS.get(row_type, {})
+        shape = shape_of(row_type)
         found: list[Row] = []
         raw_rows = table.pop(key, [])
         inherited = {"source": table.pop("source")} if "source" in table else {}
@@ -92,39 +90,15 @@ class Reader:
             problems = [f"unknown key '{name}'; the file says it" for name in sorted(given)]
             row, wrong = shape.read({**inherited, **raw, **more} if inherited or more else raw)
             problems += wrong
-            if row is not None:
-                problems += mismatches(row, patterns)
-                bounded = BOUNDED.get(row_type, {})
-                problems += [f"key '{name}': {raw[name]} is negative" for name in shape.numbers if raw.get(name, 0) < 0]
-                problems += [
-                    f"key '{name}': {raw[name]} is not from {numbers.start} to {numbers[-1]}, which can be meant"
-                    for name, numbers in bounded.items()
-                    if name in raw and raw[name] >= 0 and raw[name] not in numbers
-                ]
             if problems:
                 label = f"{where}: {key} {number}{_identity(raw)}"
                 self.problems += [f"{label}: {problem}" for problem in problems]
             if row is None:
-                self.malformed.add((key, str(raw.get("name", ""))))
+                # A component's recipe has a name of its own.
+                self.malformed |= {(key, str(raw.get(each, ""))) for each in ("name", "recipe")}
             else:
                 found.append(row)
         return found
-
-
-def mismatches(row: object, patterns: Patterns) -> list[str]:
-    """Return what is wrong with the texts of a row that do not look as they must."""
-    return [
-        f"key '{name}': {short(text)} is not {form}"
-        for name, (pattern, form) in patterns.items()
-        for text in _texts(getattr(row, name))
-        if not pattern.match(text)
-    ]
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        return (value,)
-    return value.values() if isinstance(value, Mapping) else value
 
 
 def _identity(raw: object) -> str:

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from packaging.version import Version
 
-from trainworks.facts.patterns import FILE
+from trainworks.facts.forms import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
 from trainworks.facts.rows import TABLES, Component, Facts
 from trainworks.facts.shapes import short
@@ -69,7 +69,7 @@ def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Itera
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
-    advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
+    advising = _names("rule", (rule.name for rule in facts.rules if rule.severity == "advise"), malformed)
     yield from (
         f"templates/components/{recipe.name}.j2: answers unknown advice {name!r}"
         for recipe in facts.recipes.values()
@@ -167,7 +167,7 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
     versions = {(row.name, row.version) for row in facts.artifacts}
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
-        if not FILE.match(row.file):
+        if not FILE.pattern.fullmatch(row.file):
             yield f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a file"
         if bool(row.url) == bool(row.git):
             yield f"{where}: must have either `url` or `git`"

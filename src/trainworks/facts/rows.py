@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from trainworks.facts import forms
+
 Source = Literal["packages", "vendor"]
 """The origin of a target's parts: Debian and Python packages only, or the vendors' own installers."""
 
@@ -45,19 +47,19 @@ class Base:
         environment: Variables that every image on it sets, for what its programs do wrong.
     """
 
-    name: str
-    suite: str
-    version: str
-    glibc: str
-    python: str
-    image: str
+    name: forms.Name
+    suite: forms.Name
+    version: forms.Digits
+    glibc: forms.Digits
+    python: forms.Python
+    image: forms.Image
     source: str
-    digest: str = ""
+    digest: forms.Digest = ""
     bootstrap: bool = False
-    archive: str = ""
-    archives: Mapping[str, str] = field(default_factory=dict)
-    snapshot: str = ""
-    pythons: Mapping[str, str] = field(default_factory=dict)
+    archive: forms.Url = ""
+    archives: Mapping[str, forms.Name] = field(default_factory=dict)
+    snapshot: forms.Snapshot = ""
+    pythons: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
     architecture: Architecture = "amd64"
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,12 +76,12 @@ class BaseImage:
         alternatives: References of images that ``build.py lock`` takes, the first that exists, where this one is gone.
     """
 
-    name: str
+    name: forms.Image
     base: str
     source: str
     provides: Mapping[str, str] = field(default_factory=dict)
-    digest: str = ""
-    alternatives: tuple[str, ...] = ()
+    digest: forms.Digest = ""
+    alternatives: tuple[forms.Image, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,22 +108,22 @@ class Artifact:
             package index has another build of that version, which requires something else.
     """
 
-    name: str
-    version: str
+    name: forms.Name
+    version: forms.Release
     source: str
-    url: str = ""
-    sha256: str = ""
+    url: forms.Url = ""
+    sha256: forms.Sha256 = ""
     size: int = 0
-    git: str = ""
-    tag: str = ""
-    commit: str = ""
-    signature: str = ""
-    key: str = ""
-    fingerprint: str = ""
-    provides: Mapping[str, str] = field(default_factory=dict)
+    git: forms.Url = ""
+    tag: forms.Tag = ""
+    commit: forms.Commit = ""
+    signature: forms.Url = ""
+    key: forms.Url = ""
+    fingerprint: forms.Fingerprint = ""
+    provides: Mapping[str, forms.Release] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
-    together: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[forms.Flag, ...] = ()
+    together: Mapping[str, forms.Release] = field(default_factory=dict)
     requires_dist: tuple[str, ...] = ()
 
     @property
@@ -139,7 +141,7 @@ class LockedArtifact:
     """A file as ``build.py lock`` recorded it: its hash and its size in bytes."""
 
     url: str
-    sha256: str
+    sha256: forms.Sha256
     size: int
 
 
@@ -147,8 +149,8 @@ class LockedArtifact:
 class LockedBaseImage:
     """A base image as ``build.py lock`` recorded it; ``reference`` is the alternative that it had to take."""
 
-    name: str
-    digest: str
+    name: forms.Image
+    digest: forms.Digest
     reference: str = ""
 
 
@@ -163,10 +165,10 @@ class LockedArchive:
         contents: The hash of its list of files: an archive signs the same packages again and again.
     """
 
-    suite: str
-    date: str
-    sha256: str
-    contents: str
+    suite: forms.Name
+    date: forms.Second
+    sha256: forms.Sha256
+    contents: forms.Sha256
 
 
 Severity = Literal["refuse", "advise"]
@@ -186,7 +188,7 @@ class Rule:
         severity: Whether a plan that breaks it is refused.
     """
 
-    name: str
+    name: forms.Name
     when: Mapping[str, str]
     reason: str
     instead: str
@@ -222,12 +224,12 @@ class Cuda:
     ``architectures`` are those that code is compiled for, as nvcc names them without the dot: ``80`` is 8.0.
     """
 
-    name: str
+    name: forms.Cell
     source: str
-    version: str = ""
-    wheel_suffix: str = ""
-    minimum_driver: str = ""
-    architectures: tuple[str, ...] = ()
+    version: forms.Digits = ""
+    wheel_suffix: forms.WheelSuffix = ""
+    minimum_driver: forms.Digits = ""
+    architectures: tuple[forms.Compute, ...] = ()
 
     @property
     def neuron(self) -> bool:
@@ -239,25 +241,25 @@ class Cuda:
 class Component:
     """A part of an image; see the head of ``images/components.toml`` for the meaning of each key."""
 
-    name: str
+    name: forms.Name
     summary: str
     source: str
     sources: tuple[Source, ...] = ("packages", "vendor")
     frameworks: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
     by_row: str = ""
-    recipe: str = ""
+    recipe: forms.Name = ""
     artifact: bool = False
-    debian: tuple[str, ...] = ()
-    build_debian: tuple[str, ...] = ()
-    python: tuple[str, ...] = ()
-    python_cpu: tuple[str, ...] = ()
-    replaces: tuple[str, ...] = ()
-    replaces_debian: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
-    companions: tuple[str, ...] = ()
-    compiles: tuple[str, ...] = ()
-    compiles_later: tuple[str, ...] = ()
+    debian: tuple[forms.Package, ...] = ()
+    build_debian: tuple[forms.Package, ...] = ()
+    python: tuple[forms.Requirement, ...] = ()
+    python_cpu: tuple[forms.Requirement, ...] = ()
+    replaces: tuple[forms.Distributions, ...] = ()
+    replaces_debian: tuple[forms.Package, ...] = ()
+    protected: tuple[forms.Distributions, ...] = ()
+    companions: tuple[forms.Distributions, ...] = ()
+    compiles: tuple[forms.Distributions, ...] = ()
+    compiles_later: tuple[forms.Distributions, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
     build_only: bool = False
@@ -266,7 +268,7 @@ class Component:
     required: bool = False
     default: bool = False
     without: str = ""
-    variant: str = ""
+    variant: forms.Name = ""
     proved: str = ""
     proved_by: tuple[str, ...] = ()
 
@@ -293,7 +295,7 @@ class Stack:
     name: str
     sources: Source
     source: str
-    components: Mapping[str, str]
+    components: Mapping[str, forms.Release]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,14 +307,14 @@ class Instance:
     """
 
     name: str
-    gpus: int
-    neuron_cores: int
+    gpus: forms.Gpus
+    neuron_cores: forms.NeuronCores
     efa: bool
     efa_rdma: bool
     source: str
-    efa_devices: int = 0
+    efa_devices: forms.Gpus = 0
     network_gigabits: int = 0
-    memory_gib: int = 0
+    memory_gib: forms.Gibibytes = 0
     architecture: Architecture = "amd64"
     smp_loader_workers: bool = True
     smddp: bool = False
@@ -323,8 +325,8 @@ class Instance:
 class FabricVariable:
     """A variable that hosts with EFA need; see the head of ``images/fabric.toml``."""
 
-    name: str
-    value: str
+    name: forms.FabricName
+    value: forms.FabricValue
     why: str
     source: str
     rdma: bool = False
@@ -351,10 +353,10 @@ class EndOfPatch:
     """
 
     framework: str
-    version: str
-    date: str
+    version: forms.Minor
+    date: forms.Day
     source: str
-    successor: str = ""
+    successor: forms.Minor = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,9 +372,9 @@ class GeneratedFiles:
     """
 
     name: str
-    paths: tuple[str, ...]
-    sha256: str = ""
-    copy_of: str = ""
+    paths: tuple[forms.PathPattern, ...]
+    sha256: forms.Sha256 = ""
+    copy_of: forms.AbsolutePath = ""
     leads_to: str = ""
     source: str
 
@@ -381,8 +383,8 @@ class GeneratedFiles:
 class PrivilegedFiles:
     """Files of one system package that run with other rights, and why; see ``images/privileged-files.toml``."""
 
-    package: str
-    paths: tuple[str, ...]
+    package: forms.Package
+    paths: tuple[forms.AbsolutePath, ...]
     source: str
 
 
@@ -401,9 +403,9 @@ class Built:
     """
 
     target: str
-    inputs: str
+    inputs: forms.Inputs
     engine: str
-    date: str
+    date: forms.Day
     megabytes: int
     seconds: int = 0
 
@@ -429,18 +431,18 @@ class TargetRow:
     """
 
     framework: str
-    version: str
+    version: forms.Version
     cuda: str
     base: str
     stack: str
-    versions: Mapping[str, str]
-    size_budget_megabytes: int
+    versions: Mapping[str, forms.Release]
+    size_budget_megabytes: forms.Budget
     source: str
-    python: str = ""
-    image: str = ""
-    builder_image: str = ""
-    wheel_index: str = ""
-    limits: tuple[str, ...] = ()
+    python: forms.Python = ""
+    image: forms.Image = ""
+    builder_image: forms.Image = ""
+    wheel_index: forms.Url = ""
+    limits: tuple[forms.Requirement, ...] = ()
     unbuilt: str = ""
 
 
@@ -458,12 +460,12 @@ class LockedPackage:
         build: Needed only while building: uv itself, and what compiles the source distributions of this lock.
     """
 
-    name: str
-    version: str
-    file: str
-    sha256: str
+    name: forms.Distribution
+    version: forms.Version
+    file: forms.File
+    sha256: forms.Sha256
     size: int = 0
-    requires: tuple[str, ...] = ()
+    requires: tuple[forms.Distribution, ...] = ()
     build: bool = False
 
 

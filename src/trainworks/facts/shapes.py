@@ -1,14 +1,17 @@
 """Reads a table of TOML into a frozen dataclass and says everything that is wrong with it.
 
 A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X, ...]``,
-``Mapping[str, X]``, ``object``. Nothing is converted but an array into a tuple.
+``Mapping[str, X]``, ``object``, and one of ``forms``: a ``str`` with its form, an ``int`` with its range. Nothing is
+converted but an array into a tuple, and no number is negative.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from trainworks.facts.forms import Form
 
 Row = TypeVar("Row")
 
@@ -34,7 +37,7 @@ class Shape(Generic[Row]):
 
     def __init__(self, row_type: type[Row]) -> None:
         """Look at the annotations, once."""
-        hints = get_type_hints(row_type)
+        hints = get_type_hints(row_type, include_extras=True)
         self.row_type = row_type
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(row_type)  # type: ignore[arg-type]
         self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in fields}
@@ -43,7 +46,6 @@ class Shape(Generic[Row]):
             for each in fields
             if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         )
-        self.numbers = tuple(name for name, annotation in self.types.items() if annotation is int)
         self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
 
     def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
@@ -86,24 +88,33 @@ _Check = Callable[[Any, str, list[str]], Any]
 
 def _check_of(annotation: Any) -> _Check:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plain_check(*arguments)
     if origin is tuple:
         return _array_check(_check_of(arguments[0]))
     if origin is Literal:
         return _choice_check(arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _table_check(_check_of(arguments[1]))
+        return _table_check(_check_of(arguments[1]), empty=get_origin(arguments[1]) is not Annotated)
     return _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
 
 
-def _plain_check(kind: Any) -> _Check:
+def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
     def check(value: Any, place: str, problems: list[str]) -> Any:
         # Python's True is a number too; TOML's is not.
         if type(value) is not kind:
             problems.append(f"key '{place}': must be {PLAIN[kind]}, got {short(value)}")
         elif kind is int and abs(value) > LARGEST_NUMBER:
             problems.append(f"key '{place}': a number has too many digits")
+        elif kind is int and value < 0:
+            problems.append(f"key '{place}': {value} is negative")
+        elif isinstance(rule, range) and value not in rule:
+            numbers = f"{rule.start} to {rule[-1]}"
+            problems.append(f"key '{place}': {value} is not from {numbers}, which can be meant")
         elif kind is str and value.isspace():
             problems.append(f"key '{place}': is blank")
+        elif isinstance(rule, Form) and value and not rule.pattern.fullmatch(value):
+            problems.append(f"key '{place}': {short(value)} is not {rule.words}")
         return value
 
     return check
@@ -129,11 +140,14 @@ def _array_check(item: _Check) -> _Check:
     return check
 
 
-def _table_check(item: _Check) -> _Check:
+def _table_check(item: _Check, *, empty: bool) -> _Check:
+    """Return the check of a table; ``empty``: whether its texts may be empty, as those without a form may."""
+
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if not isinstance(value, dict):
             problems.append(f"key '{place}': must be a table, got {short(value)}")
             return {}
+        problems += [f"key '{place}.{key}': is empty" for key, each in value.items() if each == "" and not empty]
         return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
 
     return check

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trainworks.facts import forms
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Promise:
@@ -24,7 +26,7 @@ class PathCheck(_Promise):
     ``path`` is absolute and may be a glob for ``absent``.
     """
 
-    path: str
+    path: forms.SomePath
     state: Literal["file", "directory", "executable", "absent"]
     kind: Literal["path"] = "path"
 
@@ -43,7 +45,7 @@ class CommandCheck(_Promise):
 class ImportCheck(_Promise):
     """A Python module can be imported by the image's Python (``/opt/venv/bin/python``)."""
 
-    module: str
+    module: forms.Module
     kind: Literal["import"] = "import"
 
 
@@ -51,7 +53,7 @@ class ImportCheck(_Promise):
 class PythonPackageCheck(_Promise):
     """Exactly this version of a Python distribution is installed in the image's environment."""
 
-    distribution: str
+    distribution: forms.AnyDistribution
     version: str
     kind: Literal["python-package"] = "python-package"
 
@@ -86,8 +88,8 @@ class DebianPackageCheck(_Promise):
 class LoadedLibraryCheck(_Promise):
     """After ``import MODULE`` the process has the library mapped from exactly this path (by ``/proc/self/maps``)."""
 
-    module: str
-    library: str
+    module: forms.Module
+    library: forms.Library
     kind: Literal["loaded-library"] = "loaded-library"
 
 
@@ -99,7 +101,7 @@ class SharedLibrariesCheck(_Promise):
     """
 
     roots: tuple[str, ...]
-    provided: tuple[str, ...] = ()
+    provided: tuple[forms.Soname, ...] = ()
     kind: Literal["shared-libraries"] = "shared-libraries"
 
 
@@ -107,7 +109,7 @@ class SharedLibrariesCheck(_Promise):
 class SingleLibraryCheck(_Promise):
     """At most one file of this soname exists in the whole image (two NCCLs in one image fail at run time)."""
 
-    soname: str
+    soname: forms.Soname
     kind: Literal["single-library"] = "single-library"
 
 
@@ -120,8 +122,8 @@ class LoadableLibraryCheck(_Promise):
     missing, which no call of ``dlopen`` can tell without a driver, the loader's search is followed instead.
     """
 
-    library: str
-    provided: tuple[str, ...] = ()
+    library: forms.Library
+    provided: tuple[forms.Soname, ...] = ()
     kind: Literal["loadable-library"] = "loadable-library"
 
 
@@ -138,8 +140,8 @@ class OpenableLibrariesCheck(_Promise):
         by_name: Whether each is opened by its name alone, as programs that are not of its wheel do.
     """
 
-    libraries: tuple[str, ...]
-    provided: tuple[str, ...] = ()
+    libraries: tuple[forms.Library, ...]
+    provided: tuple[forms.Soname, ...] = ()
     by_name: bool = False
     kind: Literal["openable-libraries"] = "openable-libraries"
 
@@ -154,7 +156,7 @@ class ElfNeedsCheck(_Promise):
     """
 
     roots: tuple[str, ...]
-    libraries: tuple[str, ...]
+    libraries: tuple[forms.Library, ...]
     cuda: str = ""
     kind: Literal["elf-needs"] = "elf-needs"
 
@@ -168,7 +170,7 @@ class DuplicatePackagesCheck(_Promise):
     ``libcudart``) is there with two major versions.
     """
 
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[forms.Library, ...] = ()
     kind: Literal["duplicate-packages"] = "duplicate-packages"
 
 

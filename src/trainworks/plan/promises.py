@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trainworks.errors import FactsError
-from trainworks.facts.patterns import CHECK_PATTERNS
-from trainworks.facts.reader import mismatches
 from trainworks.facts.rows import CheckRow, Facts, Recipe
 from trainworks.facts.shapes import shape_of, short
 from trainworks.likeness import nearest
@@ -143,8 +141,6 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
             for key in shape_of(check_type).required
             if key != "component" and getattr(check, key) in ("", ())
         ]
-        patterns = {key: form for key, form in CHECK_PATTERNS.items() if key in row.values}
-        wrong += mismatches(check, patterns)
         wrong += [
             f"key '{key}': {{{name}}} is never filled in; known: {', '.join(f'{{{each}}}' for each in FILLED_IN)}"
             for key in sorted(row.values.keys() - {"command", "arguments"})
