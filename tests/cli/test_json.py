@@ -33,7 +33,7 @@ RESULTS = {
     "build --until render": (*CPU, "--until", "render"),
     "build --bake": ("--bake", "--only", CPU_TARGET, "--output", "bake"),
     "catalogue": ("catalogue",),
-    "catalogue --output": ("catalogue", "--output", "catalogue.json"),
+    "catalogue --output": ("catalogue", "--output", "catalogue.html"),
     "check": ("check", "--only", CPU_TARGET),
     "check DOCKERFILE": ("check", "Dockerfile"),
     "help": ("help", "push"),

@@ -15,9 +15,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trainworks.errors import CompatibilityError, LockError, OutputError, UnknownNameError
-from trainworks.facts.rows import Built, EndOfPatch, Facts, TargetRow
+from trainworks.facts.rows import Built, Component, Cuda, EndOfPatch, Facts, TargetRow
 from trainworks.inspect.targets import build_command
-from trainworks.plan.model import ImagePlan, Missing
+from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.select import request_for, sorted_rows, version_key
 from trainworks.plan.target import context_of
@@ -127,79 +127,62 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A component of an image.
-
-    Attributes:
-        name: Its name.
-        version: ``""`` if it has none of its own.
-        summary: What it is.
-        wheels: Bytes of the Python packages that it brings, as they are downloaded.
-    """
-
-    name: str
-    version: str
-    summary: str
-    wheels: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One target in the catalogue.
+    """One target on the page.
 
     Attributes:
         name: The target's name, and its address in the page.
-        framework: For example ``pytorch``.
-        version: The framework's.
-        cuda: Name of the CUDA cell.
-        cuda_version: The CUDA version of the cell; ``""`` if it has none.
-        driver: The oldest driver that runs it.
-        python: ``MAJOR.MINOR``.
-        base: The operating system.
-        sources: ``packages`` or ``vendor``.
-        tag: The image's first tag.
+        row: Its row.
+        cell: Its CUDA row.
+        facets: What the page filters by, by the keys of ``FACETS``.
+        plan: Its plan; ``None`` if there is none.
+        problem: Why there is none.
         parts: Its components, in the order of their layers.
-        optional: What can be added to it: the option's argument, and what it is.
-        budget: The limit of its size, in megabytes.
+        optional: What can be added to it.
+        proved: Components whose vendor recipe was run, if the image was not built.
         built: The recorded build of the present recipe, if there is one.
         older: Date of the recorded build of an older recipe; ``""`` if there is none, or ``built`` is set.
         released: Where its image is, if a release was given.
         end: Since when its framework's version is patched no more, if it is not.
-        unbuilt: What the project's own machine lacks to build it; ``""`` where it can be built there.
-        proved: Components whose vendor recipe was run, if the image was not built.
-        checks: Number of checks after a build, by kind.
-        missing: Components that it lacks, and what then does not work.
-        advice: Warnings of the compatibility rules.
-        unlocked: Number of inputs without a recorded hash.
-        problem: Why it cannot be planned; ``""`` if it can.
         command: The command that builds it.
     """
 
     name: str
-    framework: str
-    version: str
-    cuda: str
-    cuda_version: str
-    driver: str
-    python: str
-    base: str
-    sources: str
-    tag: str
-    parts: tuple[Part, ...]
-    optional: tuple[Part, ...]
-    budget: int
+    row: TargetRow
+    cell: Cuda
+    facets: Mapping[str, str]
+    plan: ImagePlan | None
+    problem: str
+    parts: tuple[Step, ...]
+    optional: tuple[Component, ...]
+    proved: tuple[str, ...]
     built: Built | None
     older: str
     released: Released | None
     end: EndOfPatch | None
-    unbuilt: str
-    proved: tuple[str, ...]
-    checks: Mapping[str, int]
-    missing: tuple[Missing, ...]
-    advice: tuple[str, ...]
-    unlocked: int
-    problem: str
     command: str
+
+    @property
+    def wheels(self) -> list[tuple[str, int]]:
+        """Bytes of the Python packages that a build downloads, by component."""
+        return largest((step.component, sum(file.size for file in step.python)) for step in self.parts)
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Bytes in the released image, by component."""
+        return largest(self.released.sizes if self.released else ())
+
+    @property
+    def checks(self) -> Mapping[str, int]:
+        """Number of checks after a build, by kind."""
+        return dict(Counter(check.kind for check in self.plan.checks).most_common()) if self.plan else {}
+
+    @property
+    def words(self) -> str:
+        """The text that a search looks through."""
+        parts = [f"{step.component} {step.version}" for step in self.parts]
+        what = (self.name, *self.facets.values(), self.row.version, f"cuda {self.cell.version}")
+        return " ".join((*what, f"python {self.facets['python']}", *parts)).lower()
 
 
 def catalogue_of(facts: Facts, released: Mapping[str, Released] | None = None) -> tuple[Entry, ...]:
@@ -231,60 +214,43 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None, released: Released
         plan = plan_row(row, facts)
     except (CompatibilityError, LockError, UnknownNameError) as error:
         problem = str(error)
-    cuda, sources, python = facts.cuda_by_name[row.cuda], facts.sources_of(row), facts.python_of(row)
-    steps = [step for step in plan.steps if step.in_image] if plan else []
-    inside = {step.component for step in steps}
+    name = facts.name_of(row)
+    parts = tuple(step for step in plan.steps if step.in_image) if plan else ()
+    inside = {step.component for step in parts}
     possible = context_of(row, facts).components.values()
+    older = facts.built_by_target.get(name)
     return Entry(
-        name=facts.name_of(row),
-        framework=row.framework,
-        version=row.version,
-        cuda=row.cuda,
-        cuda_version=cuda.version,
-        driver=cuda.minimum_driver,
-        python=python,
-        base=row.base,
-        sources=sources,
-        tag=plan.tags[0] if plan else "",
-        parts=tuple(
-            Part(
-                name=step.component,
-                version=step.version,
-                summary=step.summary,
-                wheels=sum(file.size for file in step.python),
-            )
-            for step in steps
-        ),
+        name=name,
+        row=row,
+        cell=facts.cuda_by_name[row.cuda],
+        facets={
+            "framework": row.framework,
+            "cuda": row.cuda,
+            "python": facts.python_of(row),
+            "base": row.base,
+            "sources": facts.sources_of(row),
+        },
+        plan=plan,
+        problem=problem,
+        parts=parts,
         optional=tuple(
-            Part(name=each.name, version="", summary=each.summary)
+            each
             for each in possible
             if each.name not in inside and not (each.required or each.default or each.build_only)
         ),
-        budget=row.size_budget_megabytes,
+        proved=tuple(each.name for each in possible if each.proved) if built is None else (),
         built=built,
-        older=older.date if (older := facts.built_by_target.get(facts.name_of(row))) and built is None else "",
+        older=older.date if older and built is None else "",
         released=released,
         end=facts.end_of_patch(row),
-        unbuilt=row.unbuilt,
-        proved=tuple(each.name for each in possible if each.proved) if built is None else (),
-        checks=dict(Counter(check.kind for check in plan.checks).most_common()) if plan else {},
-        missing=plan.missing if plan else (),
-        advice=plan.advice if plan else (),
-        unlocked=len(plan.unlocked) if plan else 0,
-        problem=problem,
         command=build_command(request_for(row, facts)),
     )
 
 
 def features_of(entries: tuple[Entry, ...]) -> tuple[str, ...]:
     """Return the components to filter by: those that some images have and others do not."""
-    counts = Counter(part.name for entry in entries for part in entry.parts)
+    counts = Counter(step.component for entry in entries for step in entry.parts)
     return tuple(sorted(name for name, count in counts.items() if count < len(entries)))
-
-
-def as_json(entries: tuple[Entry, ...]) -> str:
-    """Return the entries for programs."""
-    return json.dumps([asdict(entry) for entry in entries], indent=2) + "\n"
 
 
 FACETS: Mapping[str, str] = {
@@ -294,7 +260,7 @@ FACETS: Mapping[str, str] = {
     "base": "Operating system",
     "sources": "Sources",
 }
-"""Attributes of an entry that a page filters by, with their headings."""
+"""What a page filters by, with the headings."""
 
 
 def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
@@ -302,27 +268,20 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     facets = {
-        name: {"title": title, "values": sorted({str(getattr(entry, name)) for entry in entries}, key=_order)}
+        name: {"title": title, "values": sorted({entry.facets[name] for entry in entries}, key=_order)}
         for name, title in FACETS.items()
     }
     data = [
-        {**{name: getattr(entry, name) for name in FACETS}, "name": entry.name, "built": entry.built is not None}
-        | {"parts": [part.name for part in entry.parts], "words": _words(entry)}
+        {**entry.facets, "name": entry.name, "built": entry.built is not None}
+        | {"parts": [step.component for step in entry.parts], "words": entry.words}
         for entry in entries
     ]
     return environment.from_string(template).render(
-        entries=[
-            asdict(entry)
-            | {
-                "wheels": largest((part.name, part.wheels) for part in entry.parts),
-                "sizes": largest(entry.released.sizes if entry.released else ()),
-            }
-            for entry in entries
-        ],
+        entries=entries,
         amount=amount,
         facets=facets,
         features=features_of(entries),
-        summaries={part.name: part.summary for entry in entries for part in entry.parts},
+        summaries={step.component: step.summary for entry in entries for step in entry.parts},
         data=data,
         built=sum(entry.built is not None for entry in entries),
         older=sum(bool(entry.older) for entry in entries),
@@ -343,10 +302,3 @@ SHOWN = 5
 def _order(value: str) -> tuple[object, ...]:
     """Return a sort key: versions as numbers, newest last; names by letters."""
     return re.sub(r"[\d.]+", "", value), version_key(value), value
-
-
-def _words(entry: Entry) -> str:
-    """Return the text that a search looks through."""
-    parts = [f"{part.name} {part.version}" for part in entry.parts]
-    what = (entry.name, entry.framework, entry.version, entry.cuda, f"cuda {entry.cuda_version}")
-    return " ".join((*what, f"python {entry.python}", entry.base, entry.sources, *parts)).lower()

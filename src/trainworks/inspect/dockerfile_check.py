@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,9 +36,6 @@ QUIET = frozenset({"echo", "printf", "test", "[", "[["})
 """Programs that install nothing."""
 
 VERSION = re.compile(r"\D?(\d+(?:\.\d+)*)")
-
-DECLARED = "declared-version-differs"
-"""The rule besides those of ``images/compatibility.toml``."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +227,7 @@ def check_text(text: str, facts: Facts) -> tuple[Finding, ...]:
     for stage in stages:
         known = _known(stage, stages, facts.dockerfile_parts)
         ignored = {(each.line, rule) for each in stage.instructions for rule in each.ignored}
-        for finding in (*_incompatible(known, facts), *_declared(known, facts.dockerfile_parts)):
+        for finding in _incompatible(known, facts):
             if (finding.line, finding.rule) not in ignored:
                 found[finding] = None
     return tuple(sorted(found, key=lambda each: (each.line, each.rule)))
@@ -264,24 +261,6 @@ def _incompatible(known: Known, facts: Facts) -> Iterator[Finding]:
                 line = max(lines[name] for name in told)
                 yield Finding(
                     line, rule.name, rule.severity, describe(told, values), conflict.reason, rule.instead, rule.source
-                )
-
-
-def _declared(known: Known, parts: Iterable[DockerfilePart]) -> Iterator[Finding]:
-    """Find versions of ARG and ENV that are not the installed ones."""
-    compared = {part.name for part in parts if part.variables}
-    for name in known.keys() & compared:
-        installed = _one(_installed(known[name]))
-        for each in known[name] if installed else ():
-            if installed and each.variable and not _same(each.value, installed.value):
-                what = f"{each.variable} is {each.value}, and {name} {installed.value} is installed"
-                yield Finding(
-                    installed.line,
-                    DECLARED,
-                    "refuse",
-                    what,
-                    "a reader, or a script that uses the variable, takes the wrong version",
-                    "use the variable in the step that installs",
                 )
 
 

@@ -20,7 +20,6 @@ def parser() -> Grammar:
         examples=(
             Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
             Example("catalogue --release .cache/release --output index.html", "with where images are", "a release"),
-            Example("catalogue --format json", "what the page is made from, for programs"),
         ),
         result="the page, or with --output the name of the file. Each target on it shows the command that builds it.",
         done="written",
@@ -32,18 +31,23 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--release", type=Path, metavar="DIR", help="the results of tools/release: where images are, what changed"
     )
-    add_format(grammar, ("html", "json"), "write the page, or its data")
+    add_format(grammar, ("html", "json"), "write the page, or what build --list has")
     return grammar
 
 
 def run(options: Namespace, root: Path) -> int:
     """Write the catalogue."""
     from trainworks.facts.load import load
-    from trainworks.inspect.catalogue import as_json, catalogue_of, read_released, render_catalogue
+    from trainworks.inspect.catalogue import catalogue_of, read_released, render_catalogue
+    from trainworks.inspect.listing import list_json
+    from trainworks.render.builds import current_builds
 
     facts = load(root)
+    if options.format == "json" and options.output is None:
+        put(list_json(facts.targets, facts, current_builds(facts)))
+        return 0
     entries = catalogue_of(facts, read_released(options.release) if options.release else None)
-    text = as_json(entries) if options.format == "json" else render_catalogue(entries, facts.templates[TEMPLATE])
+    text = render_catalogue(entries, facts.templates[TEMPLATE])
     if options.output is None:
         put(text)
         return 0
