@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 WIDTH = 4
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -269,6 +271,28 @@ def iterator(self: Any, x: torch.Tensor) -> Any:
     return self.b(iter([self.a(x)]))
 
 
+class Remembers(Layer):
+    """Keeps its results by the tensors that it was given."""
+
+    def __init__(self, memo: Any) -> None:
+        super().__init__()
+        self.memo = memo
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if isinstance(self.memo, type):
+            self.memo = self.memo()
+        self.memo[x] = self.layer(x)
+        return x * 1.0
+
+
+def remembered(self: Any, x: torch.Tensor) -> Any:
+    h = self.a(x)
+    y = self.b(h)
+    return self.c(self.b.memo.get(h, y))
+
+
+WEAK = "attribute 'memo' of module b (Remembers) has tensors as weak keys"
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gradients of gradients": (lambda: Root(net(), penalty), "create_graph=True: gradients of gradients do not go th"),
     "functional_call": (
@@ -287,5 +311,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Root(Lends(), lambda self, x: writes_to_loan(self, x, bank=False)),
         "module b (Lends) keeps what it returned, and its caller wrote to that",
     ),
+    "weak keys": (lambda: Root(Remembers(weakref.WeakKeyDictionary()), remembered), WEAK),
+    "weak keys of a step": (lambda: Root(Remembers(WeakTensorKeyDictionary), remembered), WEAK),
     "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }

@@ -17,6 +17,7 @@ import test_equality
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.partitioning import placement
+from smdistributed.modelparallel.torch.wire.payload import GroupPayload
 from smdistributed.modelparallel.torch.wire.transport import Transport
 
 STRICT = {"SMP_PAYLOAD": "strict"}
@@ -82,7 +83,7 @@ def test_types_that_nccl_lacks_arrive_too() -> None:
     assert all(all(each) for each in run_ranks(2, exchange, variables=STRICT))
 
 
-class Noted:
+class Noted(GroupPayload):
     """A payload that notes what happens to it."""
 
     def __init__(self, notes: list[str]) -> None:

@@ -64,17 +64,6 @@ def install_if_asked() -> None:
         install()
 
 
-def installed() -> bool:
-    """Return whether a cuda device is the CPU in this process."""
-    return _installed
-
-
-def enter() -> None:
-    """Begin the emulation in this thread, if it is installed: torch keeps modes for each thread."""
-    if _installed:
-        _CudaAsCpu().__enter__()  # type: ignore[no-untyped-call]
-
-
 def install() -> None:
     """Put the emulation in place, in this process and this thread. A second time it does nothing."""
     global _installed
@@ -85,7 +74,8 @@ def install() -> None:
     _map_devices()
     # True of every loader of such a script, and of no interest.
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator is found")
-    enter()
+    # Torch keeps modes for each thread: threadstate.py gives this one to the threads of a step.
+    _CudaAsCpu().__enter__()  # type: ignore[no-untyped-call]
 
 
 class _CudaAsCpu(TorchFunctionMode):

@@ -58,23 +58,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             print(f"smdistributed: the module {module.__name__} is not installed: {what}", file=sys.stderr)
 
 
-class MultiTensorApply:
-    """Call a function on lists of tensors, as apex does in chunks; the stand-ins need none."""
+def multi_tensor_applier(op: Callable[..., Any], noop_flag: Any, tensor_lists: Any, *args: Any) -> Any:
+    """Return what a function of this module returns for lists of tensors. Apex calls its own in chunks."""
+    return op(0, noop_flag, tensor_lists, *args)
 
-    available = True
-    warned = False
 
-    def __init__(self, chunk_size: int) -> None:
-        """Make the caller.
-
-        Args:
-            chunk_size: Elements in a chunk.
-        """
-        self.chunk_size = chunk_size
-
-    def __call__(self, op: Callable[..., Any], noop_flag_buffer: Any, tensor_lists: Any, *args: Any) -> Any:
-        """Return what the function returns."""
-        return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
+multi_tensor_applier.available = True  # type: ignore[attr-defined]
 
 
 def multi_tensor_scale(
@@ -130,7 +119,7 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "apex": ("", {}),
     "apex.multi_tensor_apply": (
         "a stand-in calls functions of amp_C",
-        {"MultiTensorApply": MultiTensorApply, "multi_tensor_applier": MultiTensorApply(2048 * 32)},
+        {"multi_tensor_applier": multi_tensor_applier},
     ),
     "amp_C": (
         "multi_tensor_scale and multi_tensor_l2norm are plain PyTorch",

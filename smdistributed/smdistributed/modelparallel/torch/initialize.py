@@ -101,7 +101,7 @@ def _connect(cfg: Config, topology: Topology) -> None:
         if ordered is not None:
             members = topology.members(_LINKS[ordered])
             peers = Transport(rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox)
-        use(Runtime(cfg, transport, transport.me, transport.n, peers=peers))
+        use(Runtime(cfg, transport, peers))
 
 
 def _payload(topology: Topology) -> GroupPayload | None:

@@ -23,7 +23,7 @@ from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
 from .job.topology import CommGroup
-from .job.wrapped import Scaler, wrapped
+from .job.wrapped import wrapped
 from .nn import delayed
 from .partitioning import partitioner, placement, remote
 from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
@@ -124,7 +124,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._trace: Trace = {}
         self._half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
         # The last optimizer's; one that is wrapped later gives its own.
-        self.loss_scaler: Scaler = LossScaler(1.0, dynamic=False)
+        self.loss_scaler = LossScaler(1.0, dynamic=False)
         if wrapped.optimizers:
             self.loss_scaler = wrapped.optimizers[-1].optimizer.loss_scaler
         wrapped.model = self

@@ -19,13 +19,43 @@ Tensor = torch.Tensor
 
 
 class _Fused(torch.optim.Optimizer):
-    """What the two have in common."""
+    """What the two have in common. Options are those of Apex's classes."""
 
-    set_grad_none: bool
+    def __init__(self, params: Any, *, amsgrad: bool, set_grad_none: bool, **options: Any) -> None:
+        if amsgrad:
+            raise ValueError(f"{type(self).__name__} has no AMSGrad variant: amsgrad must be False")
+        self.set_grad_none = set_grad_none
+        super().__init__(params, options)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._begin()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    kind = torch.promote_types(parameter.dtype, torch.float32)
+                    weight, gradient = parameter.to(kind), parameter.grad.to(kind)
+                    update = self._update(group, self.state[parameter], parameter, weight, gradient)
+                    parameter.copy_(weight - group["lr"] * update)
+        return loss
+
+    def _begin(self) -> None:
+        """Look at all gradients."""
+
+    def _update(
+        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+    ) -> Tensor:
+        """Return what is subtracted from a weight, times the learning rate. ``one`` is the parameter's state."""
+        raise NotImplementedError
 
 
 class FusedLAMB(_Fused):
@@ -67,55 +97,41 @@ class FusedLAMB(_Fused):
         max_grad_norm: float | None = 1.0,
         use_nvlamb: bool = False,
     ) -> None:
-        if amsgrad:
-            raise ValueError("FusedLAMB has no AMSGrad variant: amsgrad must be False")
-        self.adam_w_mode, self.set_grad_none, self.use_nvlamb = adam_w_mode, set_grad_none, use_nvlamb
-        defaults = {
-            "lr": lr,
+        self.adam_w_mode, self.use_nvlamb = adam_w_mode, use_nvlamb
+        options: dict[str, Any] = {
             "bias_correction": bias_correction,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
             "grad_averaging": grad_averaging,
             "max_grad_norm": max_grad_norm,
         }
-        super().__init__(params, defaults)
+        options |= {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters."""
-        loss = _evaluated(closure)
-        norm = _global_norm([p for group in self.param_groups for p in group["params"]])
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            limit, decay = group["max_grad_norm"], group["weight_decay"]
-            shrink = (limit / norm).clamp(max=1.0) if limit else 1.0
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                one = self.state[parameter]
-                if not one:
-                    one["step"] = 0
-                    one["exp_avg"], one["exp_avg_sq"] = _zeros(parameter), _zeros(parameter)
-                one["step"] += 1
-                weight = parameter.to(one["exp_avg"].dtype)
-                gradient = parameter.grad.to(weight.dtype) * shrink
-                if decay and not self.adam_w_mode:
-                    gradient = gradient + decay * weight
-                one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-                one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-                first, second = 1.0, 1.0
-                if group["bias_correction"]:
-                    first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
-                update = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
-                if decay and self.adam_w_mode:
-                    update = update + decay * weight
-                if decay or self.use_nvlamb:
-                    length, wanted = _whole_norm(update, parameter), _whole_norm(weight, parameter)
-                    ratio = torch.where((length > 0) & (wanted > 0), wanted / length, torch.ones_like(length))
-                    update = ratio * update
-                parameter.copy_(weight - group["lr"] * update)
-        return loss
+    def _begin(self) -> None:
+        self._norm = _global_norm([p for group in self.param_groups for p in group["params"]])
+
+    def _update(
+        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+    ) -> Tensor:
+        beta1, beta2 = group["betas"]
+        limit, decay = group["max_grad_norm"], group["weight_decay"]
+        gradient = gradient * (limit / self._norm).clamp(max=1.0) if limit else gradient
+        if not one:
+            one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(weight), torch.zeros_like(weight)
+        one["step"] += 1
+        if decay and not self.adam_w_mode:
+            gradient = gradient + decay * weight
+        one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
+        one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first, second = 1.0, 1.0
+        if group["bias_correction"]:
+            first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
+        update: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+        if decay and self.adam_w_mode:
+            update = update + decay * weight
+        if decay or self.use_nvlamb:
+            length, wanted = _whole_norm(update, parameter), _whole_norm(weight, parameter)
+            update = update * torch.where((length > 0) & (wanted > 0), wanted / length, torch.ones_like(length))
+        return update
 
 
 class FusedNovoGrad(_Fused):
@@ -157,73 +173,43 @@ class FusedNovoGrad(_Fused):
         init_zero: bool = False,
         set_grad_none: bool = True,
     ) -> None:
-        if amsgrad:
-            raise ValueError("FusedNovoGrad has no AMSGrad variant: amsgrad must be False")
         if norm_type not in (0, 2):
             raise ValueError(f"FusedNovoGrad: norm_type must be 2, or 0 for the largest value, got {norm_type!r}")
-        self.reg_inside_moment, self.set_grad_none = reg_inside_moment, set_grad_none
-        defaults = {
-            "lr": lr,
+        self.reg_inside_moment = reg_inside_moment
+        options: dict[str, Any] = {
             "bias_correction": bias_correction,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
             "grad_averaging": grad_averaging,
-            "norm_type": norm_type,
             "init_zero": init_zero,
         }
-        super().__init__(params, defaults)
+        options |= {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm_type": norm_type}
+        super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters."""
-        loss = _evaluated(closure)
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            decay, largest = group["weight_decay"], group["norm_type"] == 0
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                one = self.state[parameter]
-                gradient = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
-                weight = parameter.to(gradient.dtype)
-                norm = _whole_norm(gradient, parameter, math.inf if largest else 2.0)
-                size = norm if largest else norm**2
-                if not one:
-                    one["step"] = 0
-                    one["exp_avg"] = _zeros(parameter)
-                    one["exp_avg_sq"] = torch.zeros_like(size) if group["init_zero"] else size.clone()
-                one["step"] += 1
-                one["exp_avg_sq"].mul_(beta2).add_(size, alpha=1 - beta2)
-                first, second = 1.0, 1.0
-                if group["bias_correction"]:
-                    first = 1 - beta1 ** one["step"]
-                    second = 1 - beta2 ** one["step"] if group["init_zero"] else 1.0
-                running = one["exp_avg_sq"] / second
-                divisor = (running if largest else running.sqrt()) + group["eps"]
-                part = 1 - beta1 if group["grad_averaging"] else 1.0
-                if self.reg_inside_moment:
-                    one["exp_avg"].mul_(beta1).add_(gradient / divisor + decay * weight, alpha=part)
-                    update = one["exp_avg"] / first
-                else:
-                    one["exp_avg"].mul_(beta1).add_(gradient / divisor, alpha=part)
-                    update = one["exp_avg"] / first + decay * weight
-                parameter.copy_(weight - group["lr"] * update)
-        return loss
+    def _update(
+        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+    ) -> Tensor:
+        beta1, beta2 = group["betas"]
+        decay, largest = group["weight_decay"], group["norm_type"] == 0
+        norm = _whole_norm(gradient, parameter, math.inf if largest else 2.0)
+        size = norm if largest else norm**2
+        if not one:
+            one["step"], one["exp_avg"] = 0, torch.zeros_like(weight)
+            one["exp_avg_sq"] = torch.zeros_like(size) if group["init_zero"] else size.clone()
+        one["step"] += 1
+        one["exp_avg_sq"].mul_(beta2).add_(size, alpha=1 - beta2)
+        first, second = 1.0, 1.0
+        if group["bias_correction"]:
+            first = 1 - beta1 ** one["step"]
+            second = 1 - beta2 ** one["step"] if group["init_zero"] else 1.0
+        running = one["exp_avg_sq"] / second
+        added = gradient / ((running if largest else running.sqrt()) + group["eps"])
+        if self.reg_inside_moment:
+            added = added + decay * weight
+        one["exp_avg"].mul_(beta1).add_(added, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
+        update: Tensor = one["exp_avg"] / first
+        return update if self.reg_inside_moment else update + decay * weight
 
 
 FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
-
-
-def _evaluated(closure: Callable[[], Any] | None) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
 
 
 def _global_norm(parameters: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from .exceptions import SMPRuntimeError
 from .job.state import state
-from .job.wrapped import Model, wrapped
+from .job.wrapped import wrapped
 from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
@@ -186,7 +186,7 @@ def num_microbatches() -> int:
     return state.cfg.microbatches
 
 
-def _in_turn(calls: Sequence[Callable[[], Any]], model: Model | None) -> list[Any]:
+def _in_turn(calls: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
     """Run the microbatches one after another, and tell the model which is the last."""
     results = []
     for number, call in enumerate(calls, 1):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
 from .collectives import exchange, gather_last
-from .module import DistributedModule, same_samples, tensor_group
+from .module import Arguments, DistributedModule, NotSplitError, same_samples, tensor_group
 
 __all__ = ["DistributedEmbedding"]
 
@@ -44,11 +42,11 @@ class DistributedEmbedding(DistributedModule):
         """Make the embedding, with normal values of this standard deviation (``initializer_range``).
 
         Raises:
-            ValueError: ``max_norm`` or ``sparse`` is set: no rank sees a whole row, and sparse gradients are not split.
+            NotSplitError: ``max_norm`` (no rank sees a whole row) or ``sparse`` is set.
         """
         super().__init__()
         if max_norm is not None or sparse:
-            raise ValueError("smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding")
+            raise NotSplitError("smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.norm_type, self.scale_grad_by_freq = norm_type, scale_grad_by_freq
         whole = torch.empty(num_embeddings, embedding_dim).normal_(0, initializer_range)
@@ -59,23 +57,10 @@ class DistributedEmbedding(DistributedModule):
         self.split("weight", whole, 1)
 
     @classmethod
-    def refusal(cls, module: nn.Module, degree: int) -> str | None:
-        """Refuse a dimension that the degree does not divide, and what needs whole rows."""
-        assert isinstance(module, nn.Embedding)
-        if module.embedding_dim % degree:
-            return f"embedding_dim ({module.embedding_dim}) is not divisible by tensor_parallel_degree ({degree})"
-        if module.max_norm is not None:
-            return "max_norm needs whole rows"
-        if module.sparse:
-            return "its gradient is sparse"
-        return None
-
-    @classmethod
-    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make an embedding of the same shape."""
-        return (module.num_embeddings, module.embedding_dim, module.padding_idx), {
-            "scale_grad_by_freq": module.scale_grad_by_freq
-        }
+        names = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+        return (), {name: getattr(module, name) for name in names}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors of this rank's samples."""
@@ -85,10 +70,6 @@ class DistributedEmbedding(DistributedModule):
         of_all = [torch.empty_like(ids, memory_format=torch.contiguous_format) for _ in range(group.size())]
         dist.all_gather(of_all, ids.contiguous(), group=group)
         return torch.cat(list(exchange(self._look_up(torch.stack(of_all)), group)), -1)
-
-    def extra_repr(self) -> str:
-        """Return what ``print`` shows."""
-        return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}"
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -11,7 +9,7 @@ from torch.nn import functional
 from smdistributed.modelparallel.torch.job.state import state
 
 from .collectives import gather_weight
-from .module import DistributedModule, same_samples, tensor_group
+from .module import Arguments, DistributedModule, NotSplitError, same_samples, tensor_group
 
 __all__ = ["DistributedLayerNorm", "FusedLayerNorm"]
 
@@ -38,22 +36,16 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
                 self.split(name, whole, 0)
 
     @classmethod
-    def refusal(cls, module: nn.Module, degree: int) -> str | None:
-        """Refuse a first axis that the degree does not divide, and ``optimize: speed``."""
-        assert isinstance(module, nn.LayerNorm)
-        if state.cfg.optimize == "speed":
-            return "optimize is 'speed'"
-        if not module.elementwise_affine or module.bias is None:
-            return "it has no weight and bias to split"
-        if module.normalized_shape[0] % degree:
-            return (
-                f"its first axis ({module.normalized_shape[0]}) is not divisible by tensor_parallel_degree ({degree})"
-            )
-        return None
+    def arguments(cls, module: nn.Module) -> Arguments:
+        """Return the arguments that make a layer of the same shape.
 
-    @classmethod
-    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments that make a layer of the same shape."""
+        Raises:
+            NotSplitError: ``optimize`` is ``speed``, or there is nothing to split.
+        """
+        if state.cfg.optimize == "speed":
+            raise NotSplitError("optimize is 'speed'")
+        if module.bias is None:
+            raise NotSplitError("it has no weight and bias to split")
         return (module.normalized_shape, module.eps), {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
 
 from .collectives import exchange, slice_last, total
-from .module import DistributedModule, same_samples, tensor_group
+from .module import Arguments, DistributedModule, same_samples, tensor_group
 
 __all__ = ["DistributedConv1D", "DistributedLinear"]
 
@@ -36,25 +34,13 @@ class DistributedLinear(DistributedModule):
         self.register_parameter("bias", whole.bias)
 
     @classmethod
-    def refusal(cls, module: nn.Module, degree: int) -> str | None:
-        """Refuse input channels that the degree does not divide."""
-        assert isinstance(module, nn.Linear)
-        if module.in_features % degree:
-            return f"in_features ({module.in_features}) is not divisible by tensor_parallel_degree ({degree})"
-        return None
-
-    @classmethod
-    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make a linear layer of the same shape."""
         return (module.in_features, module.out_features), {"bias": module.bias is not None}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of this rank's samples."""
         return _multiply(x, self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        """Return what ``print`` shows."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class DistributedConv1D(DistributedModule):
@@ -70,15 +56,7 @@ class DistributedConv1D(DistributedModule):
         self.bias = nn.Parameter(torch.zeros(nf))
 
     @classmethod
-    def refusal(cls, module: nn.Module, degree: int) -> str | None:
-        """Refuse input channels that the degree does not divide."""
-        (_, channels), _ = cls.arguments(module)
-        if channels % degree:
-            return f"its input channels ({channels}) are not divisible by tensor_parallel_degree ({degree})"
-        return None
-
-    @classmethod
-    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make a layer of the same shape."""
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
@@ -87,10 +65,6 @@ class DistributedConv1D(DistributedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the outputs of this rank's samples."""
         return _multiply(x, self.weight.t(), self.bias)
-
-    def extra_repr(self) -> str:
-        """Return what ``print`` shows."""
-        return f"nf={self.nf}, nx={self.nx}"
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

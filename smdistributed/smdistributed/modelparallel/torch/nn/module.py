@@ -16,6 +16,12 @@ from .delayed import put_slice
 
 __all__ = ["DistributedModule", "mark"]
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class NotSplitError(SMPConfigError):
+    """A module cannot be split over tensor ranks, and stays whole where it was to be replaced."""
+
 
 class DistributedModule(nn.Module):
     """A module that works with the other ranks of its tensor-parallel group.
@@ -25,23 +31,23 @@ class DistributedModule(nn.Module):
     """
 
     @classmethod
-    def refusal(cls, _module: nn.Module, _degree: int) -> str | None:
-        """Return why a module cannot be replaced by this class; None if it can."""
+    def arguments(cls, _module: nn.Module) -> Arguments | None:
+        """Return the arguments that the module was made with, as far as its attributes tell; None if they do not.
+
+        Raises:
+            NotSplitError: Such a module is not split.
+        """
         return None
 
-    @classmethod
-    def arguments(cls, _module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments that the module was made with, as far as its attributes tell; None if they do not."""
-        return None
+    def split(self, name: str, whole: torch.Tensor, axis: int) -> None:
+        """Register this rank's part of a whole parameter, and mark it.
 
-    def split(self, name: str, whole: torch.Tensor | None, axis: int) -> None:
-        """Register this rank's part of a whole parameter, and mark it."""
-        if whole is None:
-            self.register_parameter(name, None)
-            return
+        Raises:
+            NotSplitError: The tensor-parallel degree does not divide the axis.
+        """
         degree, index = tensor_group().size(), tensor_group().rank()
         if whole.shape[axis] % degree:
-            raise SMPConfigError(
+            raise NotSplitError(
                 f"smp.nn.{type(self).__name__}: {name} has {whole.shape[axis]} channels, which tensor_parallel_degree "
                 f"({degree}) does not divide"
             )

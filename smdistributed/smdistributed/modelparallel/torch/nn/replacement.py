@@ -22,7 +22,7 @@ from .delayed import put_slice
 from .embedding import DistributedEmbedding
 from .layer_norm import DistributedLayerNorm, FusedLayerNorm
 from .linear import DistributedConv1D, DistributedLinear
-from .module import DistributedModule, dtype_of_parameters, tensor_group
+from .module import Arguments, DistributedModule, NotSplitError, dtype_of_parameters, tensor_group
 
 __all__ = [
     "distribute",
@@ -165,12 +165,13 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
         enabled, config = getattr(module, "_smp_tp", (False, {}))
         entry = _entry(type(module)) if enabled else None
         if entry is not None:
-            refusal = _refusal(module, entry, degree, holders)
-            if refusal is None:
+            try:
+                _check(module, holders)
                 done[id(module)] = _replacement(module, name, entry, config, degree)
                 return done[id(module)]
-            if state.topo.rank == 0:
-                _logger.warning("%s (%s) is not split over tensor ranks: %s", name, type(module).__name__, refusal)
+            except NotSplitError as error:
+                if state.topo.rank == 0:
+                    _logger.warning("%s (%s) is not split over tensor ranks: %s", name, type(module).__name__, error)
         done[id(module)] = module
         for key, child in list(module._modules.items()):  # noqa: SLF001  named_children leaves out repeated ones
             if child is not None:
@@ -204,29 +205,22 @@ class _Hooked:
         return result if self.entry.return_hook is None else self.entry.return_hook(result)
 
 
-def _refusal(module: nn.Module, entry: _Entry, degree: int, holders: Counter[int]) -> str | None:
+def _check(module: nn.Module, holders: Counter[int]) -> None:
     for name, parameter in module.named_parameters():
         inside = sum(parameter is own for part in module.modules() for own in part._parameters.values())  # noqa: SLF001
         if holders[id(parameter)] > inside:
-            return f"its {name} is shared with another module"
+            raise NotSplitError(f"its {name} is shared with another module")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if "forward" in vars(module) or any(getattr(module, hook, None) for hook in hooks):
-        return "it has hooks or a forward of its own"
-    if _arguments(module, entry) is None:
-        return f"it was made before {type(module).__name__} was registered"
-    return entry.target.refusal(module, degree)
-
-
-def _arguments(module: nn.Module, entry: _Entry) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    kept: tuple[tuple[Any, ...], dict[str, Any]] | None = getattr(module, "_smp_arguments", None)
-    return kept if kept is not None else entry.target.arguments(module)
+        raise NotSplitError("it has hooks or a forward of its own")
 
 
 def _replacement(
     module: nn.Module, name: str, entry: _Entry, config: dict[str, object], degree: int
 ) -> DistributedModule:
-    found = _arguments(module, entry)
-    assert found is not None
+    found: Arguments | None = getattr(module, "_smp_arguments", None) or entry.target.arguments(module)
+    if found is None:
+        raise NotSplitError(f"it was made before {type(module).__name__} was registered")
     args, kwargs = found
     if entry.init_hook is not None:
         args, kwargs = entry.init_hook(*args, **kwargs)
@@ -240,9 +234,13 @@ def _replacement(
     known = bound.signature.parameters
     bound.arguments.update({key: value for key, value in config.items() if key in known})
     random_state = torch.get_rng_state()
-    new = entry.target(*bound.args, **bound.kwargs)
-    if _take_values(new, module, degree):
-        torch.set_rng_state(random_state)  # no random value is left of the making
+    complete = True
+    try:
+        new = entry.target(*bound.args, **bound.kwargs)
+        complete = _take_values(new, module, degree)
+    finally:
+        if complete:  # no random value is left of the making
+            torch.set_rng_state(random_state)
     for part in new.modules():
         if hasattr(module, "_smp_partition"):
             object.__setattr__(part, "_smp_partition", module._smp_partition)  # noqa: SLF001

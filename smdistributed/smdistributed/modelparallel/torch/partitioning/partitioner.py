@@ -59,29 +59,13 @@ def partition(root: Node, degree: int, memory_weight: float) -> dict[str, int]:
     """
     tree = _Tree(root, memory_weight)
     atoms = tree.atoms(degree)
-    place = {atom.name: i for i, atom in enumerate(atoms)}
-    groups = _groups(tree, place)
+    atom_of = _atom_of(tree, {atom.name: i for i, atom in enumerate(atoms)})
+    groups = _groups(tree, atom_of, len(atoms))
     first = sorted({min(group) for group in groups})
     cost = {min(group): sum(tree.atom_cost[atoms[i].name] for i in group) for group in groups}
     devices = dict(zip(first, split([cost[i] for i in first], degree), strict=True))
-    device = {atoms[i].name: devices[min(group)] for group in groups for i in group}
-    owner: dict[str, int] = {}
-
-    def fill(node: Node, inherited: int | None) -> int:
-        mine = device.get(node.name, inherited)
-        if mine is None:
-            parts = tree.parts(node)
-            mine = fill(parts[0], None)
-            for part in parts[1:]:
-                fill(part, None)
-        for child in node.children:
-            if child.name not in owner:
-                fill(child, mine)
-        owner[node.name] = mine
-        return mine
-
-    fill(root, None)
-    return {node.name: owner[node.name] for node in root.walk()}
+    device = {i: devices[min(group)] for group in groups for i in group}
+    return {node.name: device[atom_of[node.name]] for node in root.walk()}
 
 
 def split(costs: Sequence[float], degree: int) -> list[int]:
@@ -241,25 +225,30 @@ class _Tree:
         return [(part, first if i == 0 else 0.0) for i, part in enumerate(parts)]
 
 
-def _groups(tree: _Tree, place: Mapping[str, int]) -> list[set[int]]:
-    """Return sets of atoms that must be together, as they share parameters; every atom is in one."""
-    atom_of: dict[str, int] = {}
+def _atom_of(tree: _Tree, place: Mapping[str, int]) -> dict[str, int]:
+    """Return the atom that each module goes with; that of a module that was split is its first part's."""
+    found: dict[str, int] = {}
 
-    def visit(node: Node, atom: int | None) -> int:
-        mine = place.get(node.name, atom)
+    def visit(node: Node, inherited: int | None) -> int:
+        mine = place.get(node.name, inherited)
         if mine is None:
             parts = tree.parts(node)
             mine = visit(parts[0], None)
             for part in parts[1:]:
                 visit(part, None)
         for child in node.children:
-            if child.name not in atom_of:
+            if child.name not in found:
                 visit(child, mine)
-        atom_of[node.name] = mine
+        found[node.name] = mine
         return mine
 
     visit(tree.root, None)
-    group_of = {i: {i} for i in range(len(place))}
+    return found
+
+
+def _groups(tree: _Tree, atom_of: Mapping[str, int], count: int) -> list[set[int]]:
+    """Return sets of atoms that must be together, as they share parameters; every atom is in one."""
+    group_of = {i: {i} for i in range(count)}
     for holders in tree.holders.values():
         groups = [group_of[atom] for atom in {atom_of[name] for name in holders}]
         if len(groups) > 1:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 
@@ -41,7 +42,7 @@ class _Guard:
                 return func(*args, **(kwargs or {}))
         if name == "copy_" and isinstance(args[0], _Guard):
             return args[0]  # load_state_dict: the owner takes the values
-        tensor = next(t for t in _flat((args, kwargs)) if isinstance(t, _Guard))
+        tensor = next(t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, _Guard))
         what, owner, me = tensor._smp_remote  # noqa: SLF001
         module, _, key = what.rpartition(".")
         raise StepError(
@@ -142,13 +143,3 @@ def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = T
         for child in module.children():
             child._apply(fn)  # type: ignore[no-untyped-call]  # noqa: SLF001
     return module
-
-
-def _flat(value: Any) -> Iterable[Any]:
-    if isinstance(value, list | tuple | set):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, Mapping):
-        yield from _flat(list(value.values()))
-    else:
-        yield value

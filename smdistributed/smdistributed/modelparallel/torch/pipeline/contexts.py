@@ -92,9 +92,9 @@ class Context:
 class Worker(threading.Thread):
     """A pooled thread for contexts."""
 
-    def __init__(self, seat_taken: Callable[[Seat], None], on_start: Callable[[], None]) -> None:
+    def __init__(self, seat_taken: Callable[[Seat], None]) -> None:
         super().__init__(name="smp-context", daemon=True)
-        self._seat_taken, self._on_start = seat_taken, on_start
+        self._seat_taken = seat_taken
         self.seat = Seat()
         self.start()
 
@@ -104,7 +104,6 @@ class Worker(threading.Thread):
         # The question gives this thread what torch.set_num_threads said. Without it the first parallel loop would, and
         # a product of matrices is none: it would use as many threads as OMP_NUM_THREADS says, or as there are cores.
         torch.get_num_threads()
-        self._on_start()
         self.seat.sleep()
         if not self.seat.closed:
             self._seat_taken(self.seat)

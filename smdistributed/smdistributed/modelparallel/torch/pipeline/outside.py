@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ class Outside:
             for name in sorted(names):
                 value = namespace.get(name)
                 kind: Any = type(value)
-                if kind in (list, dict, set) or not mutable.foreign(kind, home):
+                if kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home):
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
                 yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])

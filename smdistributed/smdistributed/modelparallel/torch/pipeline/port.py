@@ -40,16 +40,8 @@ class Port:
 
     modules: Modules
 
-    def __init__(self, transport: Transport, scheduler: Scheduler, me: int, n: int) -> None:
-        """Make the port of a rank.
-
-        Args:
-            transport: The link with the other ranks of the pipeline.
-            scheduler: The rank's scheduler.
-            me: Rank in the pipeline.
-            n: Number of ranks of the pipeline.
-        """
-        self.scheduler, self.me, self.n = scheduler, me, n
+    def __init__(self, transport: Transport, scheduler: Scheduler) -> None:
+        self.scheduler, self.me, self.n = scheduler, transport.me, transport.n
         self.root_rank = 0
         self.number, self.function = 0, ""
         self.order: list[tuple[str, int]] = []

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError, summary
+from smdistributed.modelparallel.torch.job.config import Config
 from smdistributed.modelparallel.torch.wire.transport import Gone, Item, Transport
 
 from .calls import Caller
@@ -31,18 +32,6 @@ from .threadstate import Home, capture
 __all__ = ["Runtime", "present", "use"]
 
 
-class Settings(Protocol):
-    """The keys of the configuration that the runtime reads."""
-
-    @property
-    def pipeline(self) -> str:
-        """The schedule: `interleaved`, `simple` or `_only_forward` (ordered as `interleaved`)."""
-
-    @property
-    def active_microbatches(self) -> int | None:
-        """The most microbatches in flight on a rank, under `interleaved`."""
-
-
 class Runtime:
     """The pipeline of one rank.
 
@@ -51,23 +40,12 @@ class Runtime:
         stats: Counts over all steps: remote_calls, switches (of threads), max_live (microbatches in flight).
     """
 
-    def __init__(
-        self,
-        cfg: Settings,
-        transport: Transport,
-        me: int,
-        n: int,
-        on_thread_start: Callable[[], None] = lambda: None,
-        peers: Transport | None = None,
-    ) -> None:
+    def __init__(self, cfg: Config, transport: Transport, peers: Transport | None = None) -> None:
         """Make the runtime of a rank.
 
         Args:
             cfg: The configuration.
             transport: The link with the other ranks of the pipeline.
-            me: Rank in the pipeline.
-            n: Number of ranks of the pipeline.
-            on_thread_start: Called once in each new thread.
             peers: The link with ranks of this stage that must run contexts in the same order, with the same inbox.
         """
         self.cfg, self.transport, self.peers = cfg, transport, peers
@@ -76,14 +54,13 @@ class Runtime:
         self.scheduler = Scheduler(
             transport.inbox,
             self._dispatch,
-            on_thread_start,
             self._announce if peers is not None and self._leads else None,
-            me,
+            transport.me,
             lambda number: self.port.modules.title(number),
             leads=self._leads,
-            starts=me == 0,
+            starts=transport.me == 0,
         )
-        self.port = Port(transport, self.scheduler, me, n)
+        self.port = Port(transport, self.scheduler)
         self.calls, self.server = Caller(self.port), Server(self.port)
         self.model = Model(self.port, self.server)
 
@@ -132,7 +109,7 @@ class Runtime:
             part.begin()
         simple = self.cfg.pipeline == "simple"
         in_turn = self.scheduler.views.begin(function)
-        limit = 1 if in_turn else self.cfg.active_microbatches or self.port.n + 2
+        limit = 1 if in_turn else self.cfg.active_microbatches
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
         step = Step(self.port.number, bodies, capture(), Home(), simple=simple and not in_turn, limit=limit)
         self.scheduler.step = step

@@ -105,7 +105,6 @@ class Scheduler:
         self,
         inbox: Inbox[Item],
         dispatch: Callable[[Item], None],
-        on_thread_start: Callable[[], None],
         announce: Callable[[Key], None] | None,
         me: int,
         title: Callable[[int], str],
@@ -118,14 +117,13 @@ class Scheduler:
         Args:
             inbox: Messages of the other ranks.
             dispatch: What to do with one.
-            on_thread_start: Called once in each new thread.
             announce: Tells the peers that follow what runs next; None without such peers.
             me: Rank in the pipeline.
             title: Returns words for a module.
             leads: This rank picks by itself.
             starts: This rank owns the root module.
         """
-        self.inbox, self.dispatch, self.on_thread_start, self.announce = inbox, dispatch, on_thread_start, announce
+        self.inbox, self.dispatch, self.announce = inbox, dispatch, announce
         self.views = Views(me, self.turn, lambda: self.current.key if self.current is not None else (), title)
         self.leads, self.starts = leads, starts
         self.step: Step | None = None
@@ -319,7 +317,7 @@ class Scheduler:
         return context.microbatch, context.key[0] == START and not self.starts
 
     def _new_seat(self) -> Seat:
-        worker = Worker(self._base, self.on_thread_start)
+        worker = Worker(self._base)
         self._workers.append(worker)
         return worker.seat
 

@@ -17,11 +17,13 @@ import contextlib
 import inspect
 import itertools
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
@@ -46,6 +48,7 @@ _PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = (int, float, complex)
+_WEAK = (weakref.WeakKeyDictionary, WeakIdKeyDictionary)
 _PLAIN = (*_NUMBERS, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 Key = tuple[Any, ...]
@@ -283,6 +286,7 @@ class Views:
         self._told: dict[int, int] = {}
         self._cells: dict[int, _Slot] = {}
         self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
+        self._weak: list[tuple[int, str, Any]] = []
         self._hooks: dict[int, int] = {}
         self._replaced: dict[tuple[type, str], bool] = {}
         self._log: dict[int, dict[Key, tuple[Stamp, Any]]] = {}
@@ -344,6 +348,9 @@ class Views:
         ]
         self._leaves = [[*leaf, mutable.state(leaf[-1])] for leaf in (self._look_inside() if self._in_turn else ())]
         self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
+        if self._learns:
+            roots = ((n, *root) for n, module in enumerate(self._modules) for root in _roots(module, self._outside))
+            self._weak = [root for root in roots if isinstance(root[2], _WEAK)]
         _views = self
         nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
         return self._in_turn
@@ -411,6 +418,12 @@ class Views:
                         slot = self._slot(module, (number, each))
                         slot.in_place = True
                         self._note(slot, turn, now)
+        for number, name, weak in self._weak:
+            if any(isinstance(key, torch.Tensor) and not isinstance(key, nn.Parameter) for key in list(weak)):
+                raise StepError(
+                    f"attribute {name!r} of module {self.title(number)} has tensors as weak keys: which of them "
+                    "another partition or microbatch finds cannot be as in one process\nUse a dictionary with names."
+                )
         for title, each, before in self._lent:
             if mutable.changed(each, before):
                 raise StepError(
@@ -555,6 +568,8 @@ class Views:
                 self.read(slot)  # that could not be seen: it counts, most likely
             self.note(slot, _physical(module, name))
             self._watch(slot.key, value)
+            if isinstance(value, _WEAK):
+                self._weak.append((slot.key[0], name, value))
 
     def read(self, slot: _Slot) -> Any:
         """Return what the running microbatch sees; UNSENT: none runs on this thread."""

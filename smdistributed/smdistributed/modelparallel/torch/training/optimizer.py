@@ -587,6 +587,11 @@ def _extended(extension: Hashable, base: Hashable) -> Any:
     return type("DistributedOptimizer", cast("tuple[type, ...]", (extension, base)), {})
 
 
+def _of_inner(name: str) -> Callable[..., Any]:
+    """Return a method that is the one of the optimizer inside."""
+    return lambda self, *args, **kwargs: getattr(self.optimizer, name)(*args, **kwargs)
+
+
 class _Around:
     """What is added in front of the class of a script's own optimizer, which has a torch optimizer inside.
 
@@ -604,26 +609,10 @@ class _Around:
         inner: Any = self.optimizer
         inner.smp_half = False
 
-    def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
-        """Return the part of the optimizer inside."""
-        inner: Any = self.optimizer
-        part: StateDict = inner.local_state_dict(gather_if_shard)
-        return part
-
-    def load_options(self, saved: StateDict) -> None:
-        """Load the options of the groups of the optimizer inside."""
-        inner: Any = self.optimizer
-        inner.load_options(saved)
-
-    def load_state(self, saved: StateDict) -> None:
-        """Load the state of the optimizer inside."""
-        inner: Any = self.optimizer
-        inner.load_state(saved)
-
-    def _param_id_to_index(self) -> dict[int, int]:
-        inner: Any = self.optimizer
-        indices: dict[int, int] = inner._param_id_to_index()  # noqa: SLF001
-        return indices
+    local_state_dict = _of_inner("local_state_dict")
+    load_options = _of_inner("load_options")
+    load_state = _of_inner("load_state")
+    _param_id_to_index = _of_inner("_param_id_to_index")
 
 
 def after_partition(action: Callable[[], None]) -> None:

@@ -15,11 +15,12 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from .inbox import Inbox
+from .payload import GroupPayload
 
 _SIZES = struct.Struct("<I")
 _BUFFER = 1 << 16
@@ -29,25 +30,6 @@ class Gone(NamedTuple):
     """What a link puts into the inbox when a peer's connection ends, with the system's words."""
 
     reason: str
-
-
-class Payload(Protocol):
-    """Carries tensors of a link."""
-
-    def carries(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor goes this way."""
-
-    def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Launch the sends of tensors, in this order."""
-
-    def receive(self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
-        """Receive the next tensors of a peer, in the order of its headers."""
-
-    def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Make the current stream wait for received tensors. Called by the thread that uses them."""
-
-    def close(self) -> None:
-        """Let everything go."""
 
 
 Item = tuple["Transport", int, Any, "list[torch.Tensor | None]"]
@@ -80,7 +62,7 @@ class Transport:
         connections: Mapping[int, socket.socket],
         kind: str = "pp_rank",
         inbox: Inbox[Item] | None = None,
-        payload: Payload | None = None,
+        payload: GroupPayload | None = None,
         device: torch.device | None = None,
     ) -> None:
         """Start to read from all connections.
