@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from jobs import forget
+
 STEPS, BATCH = 4, 8
 Loss = Callable[[Any, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -39,6 +41,18 @@ class Difference:
         return max(self.gradient, self.loss, self.output, self.parameter)
 
 
+def squares(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a model makes of x, and its mean squared distance from y."""
+    out = model(x)
+    return out, ((out - y) ** 2).mean()
+
+
+def rows(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets of width 4."""
+    both = torch.randn(2, count, 4, generator=torch.Generator().manual_seed(seed)).double()
+    return both[0], both[1]
+
+
 def compare(
     plain: nn.Module,
     loss_of: Loss,
@@ -55,7 +69,6 @@ def compare(
         owner: The partition of each module; None: as the configuration says.
     """
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     reference = copy.deepcopy(plain)
     reference_optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
@@ -118,7 +131,5 @@ def compare(
         [0.0, *((merged[key].to(whole[key].device) - whole[key]).abs().max().item() for key in whole)]
     )
     found.partitions = len(set(model.owner.values()))
-    # The next model of this process takes its place.
-    wrapped.model = None
-    wrapped.optimizers.clear()
+    forget()
     return found

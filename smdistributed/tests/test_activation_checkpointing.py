@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND, forget, train_step
 from ranks import RankError, run_ranks
 
 WIDTH, SAMPLES, MICROBATCHES = 8, 8, 4
@@ -54,12 +55,11 @@ class Model(nn.Module):
 def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     """Return gradients and runs of each way to checkpoint, in one process after another model was wrapped."""
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(config)
     results = {}
     for case in ("none", "each", "contiguous", "group_2", "late", "call each", "call contiguous"):
-        wrapped.model = None  # the next case wraps its own
+        forget()  # the next case wraps its own
         torch.manual_seed(1)
         # The order in which microbatches arrive at a partition, and so what they draw, differs from step to step.
         module = Model(
@@ -76,12 +76,7 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
         if case in ("each", "contiguous", "group_2"):
             check()
 
-        @smp.step
-        def step(model: Any, x: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = model(x)
-            model.backward(loss)
-            return loss
-
+        step = train_step(lambda model, x: model(x))
         x = torch.linspace(-1, 1, SAMPLES * WIDTH).view(SAMPLES, WIDTH)
         if case == "late":
             with torch.no_grad():
@@ -104,16 +99,7 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     ("ranks", "config", "cuts"),
     [
         (1, {"microbatches": MICROBATCHES}, [0] * 7),
-        (
-            2,
-            {
-                "pipeline_parallel_degree": 2,
-                "microbatches": MICROBATCHES,
-                "auto_partition": False,
-                "default_partition": 0,
-            },
-            [0, 0, 0, 1, 1, 0, 1],
-        ),
+        (2, {**BY_HAND, "microbatches": MICROBATCHES}, [0, 0, 0, 1, 1, 0, 1]),
     ],
     ids=["one", "two"],
 )
@@ -171,10 +157,7 @@ def _split(automatic: bool) -> list[str]:
     smp.set_activation_checkpointing(module)
     model = smp.DistributedModel(module)
 
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(model(x).sum())
-
+    step = train_step(lambda model, x: model(x).sum())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step(model, torch.ones(4, WIDTH))

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND, train_step
 from ranks import RankError, finish, run_ranks, start_program
 
-SPLIT = {"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0}
 TENSOR = {"tensor_parallel_degree": 2, "ddp": True, "prescaled_batch": True}
 ALONE = {"pipeline_parallel_degree": 1, "microbatches": 2}
 
@@ -64,11 +64,7 @@ def start(config: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[A
     )
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
-    @smp.step
-    def forward(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(model(ids).float(), labels)
-        model.backward(loss)
-        return loss
+    forward = train_step(lambda model, ids, labels: nn.functional.cross_entropy(model(ids).float(), labels))
 
     def train(number: int) -> float:
         optimizer.zero_grad()
@@ -91,7 +87,7 @@ def files(folder: Path) -> list[str]:
 def _names(path: str, tensor: bool) -> None:
     import smdistributed.modelparallel.torch as smp
 
-    config = {"tensor_parallel_degree": 2, "ddp": True} if tensor else {**SPLIT, "ddp": True}
+    config = {"tensor_parallel_degree": 2, "ddp": True} if tensor else {**BY_HAND, "ddp": True}
     smp.init(config)
     me = [smp.pp_rank(), smp.tp_rank(), smp.rdp_rank()]
     smp.save(me, f"{path}/plain", partial=True)
@@ -158,12 +154,12 @@ def _resume(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list
 @pytest.mark.parametrize(
     ("ranks", "config", "dtype", "more"),
     [
-        pytest.param(2, SPLIT, torch.float64, [], marks=pytest.mark.core),
+        pytest.param(2, BY_HAND, torch.float64, [], marks=pytest.mark.core),
         (2, TENSOR, torch.float32, []),
-        (2, {**SPLIT, "fp16": True}, torch.float16, ["fp16_states_0_0_0.pt", "fp16_states_1_0_0.pt"]),
+        (2, {**BY_HAND, "fp16": True}, torch.float16, ["fp16_states_0_0_0.pt", "fp16_states_1_0_0.pt"]),
         (
             4,
-            {**SPLIT, "ddp": True, "bf16": True, "shard_optimizer_state": True},
+            {**BY_HAND, "ddp": True, "bf16": True, "shard_optimizer_state": True},
             torch.bfloat16,
             [f"{name}_{pp}_0_{rdp}.pt" for name in ("fp16_states", "optimizer") for pp in (0, 1) for rdp in (0, 1)],
         ),
@@ -223,9 +219,9 @@ def _full(path: str, config: dict[str, Any]) -> list[float]:
 
 
 def test_another_pipeline_degree_needs_a_full_checkpoint(tmp_path: Path) -> None:
-    run_ranks(2, _save, str(tmp_path), SPLIT, torch.float64)
+    run_ranks(2, _save, str(tmp_path), BY_HAND, torch.float64)
     alone = run_ranks(1, _full, str(tmp_path), ALONE)
-    for losses in run_ranks(3, _full, str(tmp_path), {**SPLIT, "pipeline_parallel_degree": 3}):
+    for losses in run_ranks(3, _full, str(tmp_path), {**BY_HAND, "pipeline_parallel_degree": 3}):
         assert losses == pytest.approx(alone[0], abs=1e-12)
 
 
@@ -235,7 +231,7 @@ def test_another_pipeline_degree_needs_a_full_checkpoint(tmp_path: Path) -> None
 def _like_the_trainer(path: str) -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
-    model, optimizer, _, train = start(SPLIT)
+    model, optimizer, _, train = start(BY_HAND)
     for number in range(2):
         train(number)
     part = optimizer.local_state_dict(gather_if_shard=False)
@@ -256,7 +252,7 @@ def _like_the_trainer(path: str) -> list[float]:
 def _trainer_resumes(path: str) -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
-    model, _, scheduler, train = start(SPLIT)
+    model, _, scheduler, train = start(BY_HAND)
     smp.resume_from_checkpoint(path, tag="pytorch_model.bin", partial=False, load_optimizer=False)
     assert len(list(Path(path).glob("optimizer.pt_*"))) == 2
     for _ in range(2):
@@ -281,7 +277,7 @@ def test_the_trainers_files(tmp_path: Path) -> None:
 def _translated(path: str) -> None:
     import smdistributed.modelparallel.torch as smp
 
-    model, _, _, train = start(SPLIT)
+    model, _, _, train = start(BY_HAND)
     smp.state.module_manager.translate_functions.append(
         (
             lambda sd: {f"hf.{name}": value for name, value in sd.items()},
@@ -320,7 +316,7 @@ def _kept(path: str) -> None:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
-    model, optimizer, _, train = start(SPLIT)
+    model, optimizer, _, train = start(BY_HAND)
     for number in range(5):
         train(number)
         smp.save_checkpoint(path, f"t{number}", model=model, optimizer=optimizer, num_kept_partial_checkpoints=2)
@@ -353,7 +349,7 @@ def killed(path: str, where: str) -> None:
     """Save twice; the second time a rank dies."""
     import smdistributed.modelparallel.torch as smp
 
-    model, optimizer, scheduler, train = start(SPLIT)
+    model, optimizer, scheduler, train = start(BY_HAND)
     for number in range(2):
         train(number)
     smp.save_checkpoint(path, "good", model=model, optimizer=optimizer, user_content=scheduler.state_dict())
@@ -368,7 +364,7 @@ def killed(path: str, where: str) -> None:
 def _after_the_kill(path: str) -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
-    model, optimizer, scheduler, train = start(SPLIT)
+    model, optimizer, scheduler, train = start(BY_HAND)
     scheduler.load_state_dict(smp.resume_from_checkpoint(path))
     losses = [train(number) for number in range(2, 4)]
     smp.save_checkpoint(path, "later", model=model, optimizer=optimizer)
@@ -392,17 +388,17 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
 
 
 def test_a_job_killed_between_the_two_renames_is_found(tmp_path: Path) -> None:
-    saved = run_ranks(2, _save, str(tmp_path), SPLIT, torch.float64)
+    saved = run_ranks(2, _save, str(tmp_path), BY_HAND, torch.float64)
     # What a kill leaves after the old folder of the same tag was moved away, and before the new one has its name.
     shutil.copytree(tmp_path / "steps3_partial", tmp_path / "steps3_partial.saving-0")
     (tmp_path / "steps3_partial").rename(tmp_path / "steps3_partial.old-0")
-    assert run_ranks(2, _resume, str(tmp_path), SPLIT, torch.float64) == saved
+    assert run_ranks(2, _resume, str(tmp_path), BY_HAND, torch.float64) == saved
 
 
 def _incomplete(path: str) -> None:
     import smdistributed.modelparallel.torch as smp
 
-    start(SPLIT)
+    start(BY_HAND)
     smp.resume_from_checkpoint(path)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import equality
 import networks
+from jobs import BY_HAND
 from ranks import run_ranks
 
 WIDTH = 8
@@ -61,7 +62,7 @@ def _loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, t
 def _compiled(where: tuple[int, int, int, int, int], compiled: str) -> float:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+    smp.init({**BY_HAND, "microbatches": 4})
     torch.manual_seed(2)
     plain = Net(where, compiled).double()
     return equality.compare(plain, _loss, functools.partial(networks.data, "")).largest

@@ -23,6 +23,7 @@ import clock
 import pytest
 from clock import PATIENCE, assert_within, start_clock
 
+from jobs import BY_HAND
 from ranks import _FORKS, free_port, rank_variables, run_program, run_ranks
 
 RANKS = 4
@@ -74,9 +75,7 @@ def train(folder: str, fault: Fault) -> None:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch import initialize
 
-    smp.init(
-        {"pipeline_parallel_degree": 2, "microbatches": 2, "ddp": True, "auto_partition": False, "default_partition": 0}
-    )
+    smp.init({**BY_HAND, "ddp": True})
     armed = False
     if fault.how == "raise late" and smp.rank() == fault.rank:
         watch, told = initialize._watch, sys.excepthook

@@ -12,17 +12,8 @@ from torch import nn
 
 import equality
 import idioms
+from equality import rows, squares
 from ranks import RankError, run_ranks
-
-
-def data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    both = torch.randn(2, count, idioms.WIDTH, generator=torch.Generator().manual_seed(seed)).double()
-    return both[0], both[1]
-
-
-def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    out = model(x)
-    return out, ((out - y) ** 2).mean()
 
 
 def train(names: list[str], config: dict[str, Any]) -> dict[str, equality.Difference]:
@@ -35,7 +26,7 @@ def train(names: list[str], config: dict[str, Any]) -> dict[str, equality.Differ
         torch.manual_seed(3)
         model = table[name]().double()
         owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
-        found[name] = equality.compare(model, loss_of, data, owner=owner)
+        found[name] = equality.compare(model, squares, rows, owner=owner)
     smp.barrier()
     return found
 
@@ -56,8 +47,8 @@ def test_what_cannot_be_equal_is_refused(name: str) -> None:
 
 def attacked(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.detach().requires_grad_()
-    (grad,) = torch.autograd.grad(loss_of(model, x, y)[1], x)
-    return loss_of(model, (x + grad.sign()).detach(), y)
+    (grad,) = torch.autograd.grad(squares(model, x, y)[1], x)
+    return squares(model, (x + grad.sign()).detach(), y)
 
 
 def attacks() -> None:
@@ -66,7 +57,7 @@ def attacks() -> None:
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2})
     model = idioms.EQUAL["own __call__"]().double()
     owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
-    equality.compare(model, attacked, data, owner=owner)
+    equality.compare(model, attacked, rows, owner=owner)
 
 
 def test_a_gradient_in_the_step_function_is_refused() -> None:
@@ -87,7 +78,7 @@ def differs() -> list[str]:
     notes: Any = [] if smp.rank() == 0 else {}
     model.b.notes = notes
     owner = {n: int(n == "b" or n.startswith("b.")) for n, _ in model.named_modules()}
-    assert equality.compare(model, loss_of, data, owner=owner).largest <= 1e-9
+    assert equality.compare(model, squares, rows, owner=owner).largest <= 1e-9
     assert model.b.notes == ([] if smp.rank() == 0 else {"calls": 10})
     smp.barrier()
     return said

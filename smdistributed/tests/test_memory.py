@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from jobs import BY_HAND
 from ranks import run_ranks
 
 WIDTH, LAYERS = 2048, 16  # 16 MiB a layer
@@ -30,10 +31,7 @@ def _train(config: dict[str, Any]) -> dict[str, int]:
     before = _resident()
     model = smp.DistributedModel(plain)
 
-    @smp.step
-    def evaluate(model: Any, x: torch.Tensor) -> Any:
-        return model(x)
-
+    evaluate = smp.step(lambda model, x: model(x))
     model.eval()
     with torch.no_grad():
         evaluate(model, torch.ones(2, WIDTH))
@@ -72,16 +70,13 @@ def _views(config: dict[str, Any]) -> int:
         smp.set_partition(plain[i], i)
     model = smp.DistributedModel(plain)
 
-    @smp.step
-    def evaluate(model: Any, x: torch.Tensor) -> Any:
-        return model(x)
-
+    evaluate = smp.step(lambda model, x: model(x))
     out = evaluate(model, torch.ones(1, 2)).outputs[0]
     smp.barrier()
     return int(out.sum())
 
 
 def test_parameters_that_share_one_storage_are_kept_where_they_are_used() -> None:
-    config = {"pipeline_parallel_degree": 2, "auto_partition": False, "default_partition": 0}
+    config = {**BY_HAND, "microbatches": 1}
     x = torch.ones(1, 2) @ torch.arange(4.0).view(2, 2).T @ torch.arange(4.0, 8.0).view(2, 2).T
     assert run_ranks(2, _views, config) == [int(x.sum())] * 2

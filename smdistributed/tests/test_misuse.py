@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from jobs import BY_HAND
 from ranks import run_ranks
 
-HAND = {"pipeline_parallel_degree": 2, "auto_partition": False, "default_partition": 0}
+HAND = {**BY_HAND, "microbatches": 1}
 
 
 def said(call: Callable[[], Any]) -> str:

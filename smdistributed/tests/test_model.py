@@ -16,10 +16,10 @@ import torch
 from clock import assert_within, start_clock
 from torch import nn
 
+from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
 
 TWO = {"pipeline_parallel_degree": 2, "microbatches": 2}
-BY_HAND = {**TWO, "auto_partition": False, "default_partition": 0}
 REPLICAS = {"pipeline_parallel_degree": 1, "microbatches": 1, "ddp": True}
 
 
@@ -43,16 +43,8 @@ def start(config: dict[str, Any]) -> Any:
 
 
 def steps(smp: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    @smp.step  # type: ignore[untyped-decorator, unused-ignore]
-    def train(model: Any, x: torch.Tensor) -> Any:
-        loss = (model(x) ** 2).mean()
-        model.backward(loss)
-        return loss
-
-    @smp.step  # type: ignore[untyped-decorator, unused-ignore]
-    def forward(model: Any, x: torch.Tensor) -> Any:
-        return model(x)
-
+    train = train_step(lambda model, x: (model(x) ** 2).mean())
+    forward = smp.step(lambda model, x: model(x))
     return train, forward
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import equality
+from jobs import BY_HAND
 from kinds import ANY, REFUSED, TENSORS
 from ranks import run_ranks
 
@@ -194,7 +195,7 @@ def refused(where: str) -> dict[str, str]:
     """Return by kind what the step says; it fails on all ranks, and the next one starts anew."""
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "auto_partition": False, "default_partition": 0})
+    smp.init({**BY_HAND, "microbatches": 1})
     plain = Refused(where)
     smp.set_partition(plain.other, 1)
     model = smp.DistributedModel(plain)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
-
-SPLIT = {"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0}
 
 # Every optimizer of torch, with what it needs beside the parameters. LBFGS cannot be split.
 NAMES = sorted(
@@ -69,16 +68,8 @@ def split_model(config: dict[str, Any], first_on: tuple[int, ...] = (0, 0, 1)) -
     return smp.DistributedModel(model)
 
 
-def train_step() -> Any:
-    import smdistributed.modelparallel.torch as smp
-
-    @smp.step
-    def train(model: Any, data: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = loss_of(model(data))
-        model.backward(loss)
-        return loss
-
-    return train
+def model_loss(model: Any, data: torch.Tensor) -> Any:
+    return loss_of(model(data))
 
 
 # -- Every optimizer of torch, also on a rank that owns nothing -------------------------------------------------------
@@ -88,9 +79,9 @@ def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
-    model = split_model(SPLIT, first_on)
+    model = split_model(BY_HAND, first_on)
     start = copy.deepcopy(network().state_dict())
-    train = train_step()
+    train = train_step(model_loss)
     # As scripts do, before the partition: later, Muon would see the parameters of other ranks without their shape.
     plain = {name: make_named(name, model.parameters()) for name in NAMES if name not in ("LBFGS", "SparseAdam")}
     train(model, batch(0))
@@ -122,19 +113,14 @@ def test_every_optimizer_of_torch_equals_one_process(first_on: tuple[int, ...]) 
 def _sparse_adam() -> list[torch.Tensor]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init(SPLIT)
+    smp.init(BY_HAND)
     torch.manual_seed(0)
     table = nn.Embedding(10, 4, sparse=True)
     smp.set_partition(table, 1)
     model = smp.DistributedModel(nn.Sequential(table, nn.Tanh()))
     optimizer: Any = smp.DistributedOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=0.1))
 
-    @smp.step
-    def train(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(ids).pow(2).mean()
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, ids: model(ids).pow(2).mean())
     losses = []
     for _ in range(4):
         optimizer.zero_grad()
@@ -153,7 +139,7 @@ def test_sparse_gradients() -> None:
 def _lbfgs() -> None:
     import smdistributed.modelparallel.torch as smp
 
-    model = split_model(SPLIT)
+    model = split_model(BY_HAND)
     smp.DistributedOptimizer(torch.optim.LBFGS(model.parameters()))
 
 
@@ -169,8 +155,8 @@ def _object() -> None:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
-    model = split_model(SPLIT)
-    train = train_step()
+    model = split_model(BY_HAND)
+    train = train_step(model_loss)
     all_of_it: list[Any] = list(model.parameters())
     bias, rest = all_of_it[:1], all_of_it[1:]
     groups_of_two: list[dict[str, Any]] = [{"params": bias, "weight_decay": 0.0}, {"params": rest}]
@@ -243,8 +229,8 @@ def _scripts_own() -> list[float]:
         def param_groups(self) -> Any:
             return self.optimizer.param_groups
 
-    model = split_model({**SPLIT, "fp16_params": True})
-    train = train_step()
+    model = split_model({**BY_HAND, "fp16_params": True})
+    train = train_step(model_loss)
     own: Any = Own(torch.optim.Adam(model.parameters(), lr=0.05))
     optimizer: Any = smp.DistributedOptimizer(own)
     assert optimizer is own
@@ -275,8 +261,8 @@ def test_a_scripts_own_optimizer_keeps_its_methods() -> None:
 def _state(wait: bool) -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
-    model = split_model(SPLIT)
-    train = train_step()
+    model = split_model(BY_HAND)
+    train = train_step(model_loss)
     source = network()
     adam = torch.optim.AdamW(source.parameters(), lr=0.02)
     for number in range(3):
@@ -338,8 +324,8 @@ def test_state_goes_to_and_from_one_process(wait: bool) -> None:
 def _sharded(shard: bool) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
-    model = split_model({**SPLIT, "ddp": True, "shard_optimizer_state": shard})
-    train = train_step()
+    model = split_model({**BY_HAND, "ddp": True, "shard_optimizer_state": shard})
+    train = train_step(model_loss)
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
     norms = []
     for number in range(4):
@@ -462,7 +448,7 @@ def _fused(config: dict[str, Any]) -> list[Any]:
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     model = split_model(config)
-    train = train_step()
+    train = train_step(model_loss)
     start, results = copy.deepcopy(network().state_dict()), []
     for make in (make_lamb, make_novograd):
         model.load_state_dict(start)
@@ -478,7 +464,7 @@ def _fused(config: dict[str, Any]) -> list[Any]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_lamb_and_novograd_follow_their_papers(ranks: int) -> None:
-    config = {**SPLIT, "ddp": True, "shard_optimizer_state": ranks == 4}
+    config = {**BY_HAND, "ddp": True, "shard_optimizer_state": ranks == 4}
     for lamb, novograd in run_ranks(ranks, _fused, config):
         for got, want in ((lamb, lamb_reference(3)), (novograd, novograd_reference(3))):
             for value, wanted in zip(got.values(), want, strict=True):

@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 import strict
 import test_equality
+from jobs import BY_HAND, train_step
 from ranks import run_ranks
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.partitioning import placement
@@ -196,17 +197,12 @@ def used_where_made_ready() -> bool:
             seen.append(threads.get(value.data_ptr()) == threading.get_ident())
             return super().forward(value)
 
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+    smp.init({**BY_HAND, "microbatches": 4})
     with smp.partition(1):
         body = Body(4, 4)
     model = smp.DistributedModel(torch.nn.Sequential(torch.nn.Linear(4, 4), body))
 
-    @smp.step
-    def step(model: Any, value: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(value).mean()
-        model.backward(loss)
-        return loss
-
+    step = train_step(lambda model, value: model(value).mean())
     step(model, torch.ones(8, 4))
     smp.barrier()
     return all(seen) and len(seen) == (4 if smp.pp_rank() == 1 else 0)
@@ -218,7 +214,7 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    smp.init(BY_HAND)
     torch.manual_seed(1)
     plain: Any = networks.build("gpt2")
     plain.config.use_cache = use_cache
@@ -226,12 +222,7 @@ def sent_in_training(use_cache: bool) -> tuple[int, float]:
         smp.set_partition(layer, 1)
     model = smp.DistributedModel(plain)
 
-    @smp.step
-    def train(model: Any, ids: torch.Tensor) -> Any:
-        loss = model(input_ids=ids, labels=ids).loss
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, ids: model(input_ids=ids, labels=ids).loss)
     loss = float(train(model, torch.arange(240).reshape(40, 6) % 30).reduce_mean())
     runtime = present()
     assert runtime is not None

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND, train_step
 from ranks import run_ranks
-
-SPLIT = {"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0}
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -36,12 +35,7 @@ def wrapped(config: dict[str, Any], dtype: torch.dtype, places: tuple[int, int] 
     for layer, place in zip((0, 2), places, strict=True):
         smp.set_partition(model[layer], place)
 
-    @smp.step
-    def train(model: Any, data: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        loss: torch.Tensor = loss_of(model(data)) * factor
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, data, factor=1.0: loss_of(model(data)) * factor)
     return smp.DistributedModel(model), train
 
 
@@ -131,7 +125,7 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
     dtype = torch.float16 if name == "fp16" else torch.bfloat16
-    model, train = wrapped({**SPLIT, name: True}, dtype)
+    model, train = wrapped({**BY_HAND, name: True}, dtype)
     optimizer: Any = smp.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), lr=2e-3), static_loss_scale=scale, dynamic_loss_scale=False
     )
@@ -182,7 +176,7 @@ def _small_updates() -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
     dtype = torch.bfloat16
-    model, train = wrapped({**SPLIT, "bf16": True}, dtype)
+    model, train = wrapped({**BY_HAND, "bf16": True}, dtype)
     first = {index: p.detach().clone() for index, p in enumerate(model.parameters())}
     optimizer: Any = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=2e-4))
     losses, stuck = [], 0
@@ -209,7 +203,7 @@ def test_masters_add_up_updates_that_are_too_small_for_the_weights() -> None:
 def _overflow() -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
-    model, train = wrapped({**SPLIT, "fp16": True}, torch.float16)
+    model, train = wrapped({**BY_HAND, "fp16": True}, torch.float16)
     optimizer: Any = smp.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), lr=1e-2),
         static_loss_scale=None,
@@ -356,7 +350,7 @@ def _scaler() -> list[tuple[bool, float]]:
     off = smp.amp.GradScaler()
     assert not off.is_enabled()
     assert isinstance(off, torch.amp.GradScaler)
-    model, _ = wrapped(SPLIT, torch.float32, (1, 1))  # rank 0 owns nothing
+    model, _ = wrapped(BY_HAND, torch.float32, (1, 1))  # rank 0 owns nothing
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
     scaler = smp.amp.GradScaler(init_scale=64.0, growth_interval=2, enabled=True)
 

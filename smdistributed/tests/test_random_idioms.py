@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 import equality
+from equality import rows, squares
+from jobs import forget
 from ranks import run_ranks
 
 WIDTH = 4
@@ -296,16 +298,6 @@ def place(spec: Spec, degree: int) -> dict[str, int]:
     return owner
 
 
-def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    out = model(x)
-    return out, ((out - y) ** 2).mean()
-
-
-def data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    both = torch.randn(2, count, WIDTH, generator=torch.Generator().manual_seed(seed)).double()
-    return both[0], both[1]
-
-
 def drawn(chance: random.Random, depth: int = 0) -> Spec:
     count = chance.choice((0, 1, 1, 2, 3)[: 5 - depth]) if depth < 4 else 0
     return chance.choice(sorted(WAYS)), chance.randrange(4), [drawn(chance, depth + 1) for _ in range(count)]
@@ -315,18 +307,16 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     """Return how far each model is from one process, or the error that refuses it."""
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import StepError
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(config)
     found: list[equality.Difference | str] = []
     for spec in specs:
         torch.manual_seed(3)
         try:
-            found.append(equality.compare(Root(spec).double(), loss_of, data, owner=place(spec, smp.pp_size())))
+            found.append(equality.compare(Root(spec).double(), squares, rows, owner=place(spec, smp.pp_size())))
         except StepError as error:
             found.append(f"{error} {error.__cause__}")
-            wrapped.model = None
-            wrapped.optimizers.clear()
+            forget()
     smp.barrier()
     return found
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND, forget, train_step
 from ranks import run_ranks
 
 WIDTH, BATCH = 8, 8
@@ -37,10 +38,8 @@ class Drops(nn.Module):
 def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[str, Any]:
     """Train the same model several times, at other speeds of its modules; return the losses of each training."""
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
-    by_hand = {"auto_partition": False, "default_partition": 0}
-    smp.init({"microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **by_hand, **config})
+    smp.init({**BY_HAND, "microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **config})
     found, drawn = [], []
     for speeds in ([0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 2, 0], [0, 0, 2, 1, 3], [3, 1, 2, 0, 1]):
         torch.manual_seed(11)
@@ -53,12 +52,7 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
             smp.set_activation_checkpointing(plain)
         optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
-        @smp.step
-        def train(model: Any, x: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = (model(x) ** 2).mean()
-            model.backward(loss)
-            return loss
-
+        train = train_step(lambda model, x: (model(x) ** 2).mean())
         values = []
         for step in range(3):
             optimizer.zero_grad()
@@ -67,8 +61,7 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
             optimizer.step()
         found.append((values, torch.rand(()).item()))
         drawn = [tuple(module.seen.get().tolist()) for module in modules for _ in range(module.seen.qsize())]
-        wrapped.model = None
-        wrapped.optimizers.clear()
+        forget()
     smp.barrier()
     return {"losses": found, "drawn": len(drawn), "different": len(set(drawn))}
 

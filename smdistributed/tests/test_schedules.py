@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from jobs import BY_HAND, train_step
 from ranks import HERE, run_program, run_ranks
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.pipeline.schedule import actions, print_schedule
@@ -26,16 +27,7 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
-    smp.init(
-        {
-            "pipeline_parallel_degree": 2,
-            "microbatches": MICROBATCHES,
-            "pipeline": schedule,
-            "active_microbatches": active,
-            "auto_partition": False,
-            "default_partition": 0,
-        }
-    )
+    smp.init({**BY_HAND, "microbatches": MICROBATCHES, "pipeline": schedule, "active_microbatches": active})
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     smp.set_partition(second, 1)
     model = smp.DistributedModel(nn.Sequential(first, second))
@@ -147,7 +139,7 @@ def what_contexts_carry() -> dict[str, Any]:
     from smdistributed.modelparallel.torch.exceptions import StepError
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    smp.init(BY_HAND)
     seen: dict[str, Any] = {"hooks": 0}
 
     class Remote(nn.Module):
@@ -191,9 +183,7 @@ def what_contexts_carry() -> dict[str, Any]:
         model.backward(loss)
         return loss
 
-    @smp.step
-    def evaluate(model: Any, value: torch.Tensor, times: int) -> Any:
-        return model(value, times)["value"]
+    evaluate = smp.step(lambda model, value, times: model(value, times)["value"])
 
     @smp.step
     def twice(model: Any, value: torch.Tensor) -> Any:
@@ -262,7 +252,7 @@ def ends_before_the_others() -> float:
 
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 3, "microbatches": 8, "auto_partition": False, "default_partition": 0})
+    smp.init({**BY_HAND, "pipeline_parallel_degree": 3, "microbatches": 8})
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -306,7 +296,7 @@ def returns_more_when(flag: bool) -> list[Any]:
 
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    smp.init(BY_HAND)
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -364,16 +354,7 @@ def same_order_on_replicas() -> Any:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
-    smp.init(
-        {
-            "pipeline_parallel_degree": 2,
-            "microbatches": 4,
-            "ddp": True,
-            "deterministic_server": True,
-            "auto_partition": False,
-            "default_partition": 0,
-        }
-    )
+    smp.init({**BY_HAND, "microbatches": 4, "ddp": True, "deterministic_server": True})
     ran: list[tuple[str, int]] = []
 
     class Noted(nn.Module):
@@ -402,12 +383,7 @@ def same_order_on_replicas() -> Any:
 
     model = smp.DistributedModel(Net())
 
-    @smp.step
-    def train(model: Any, value: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(value).sum()
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, value: model(value).sum())
     for _ in range(3):
         train(model, torch.arange(4.0)[:, None].expand(4, 4).contiguous())
     runtime = present()

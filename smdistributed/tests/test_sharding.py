@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import equality
 import networks
+from jobs import train_step
 from ranks import run_ranks
 from test_equality import PLAIN, compare
 
@@ -115,10 +116,7 @@ def _plain_backward(settings: dict[str, Any], norm: float) -> list[torch.Tensor]
     optimizer = smp.DistributedOptimizer(torch.optim.Adagrad(plain.parameters(), lr=0.05))
     model = smp.DistributedModel(plain, backward_passes_per_step=2)
 
-    @smp.step
-    def evaluate(model: Any, x: torch.Tensor) -> Any:
-        return model(x)
-
+    evaluate = smp.step(lambda model, x: model(x))
     for number in range(6):
         x, y = networks.data("", number, 8)
         with torch.no_grad():  # between two passes that add up
@@ -179,12 +177,7 @@ def _against_fully_shard(name: str) -> list[bool]:
     model = smp.DistributedModel(network())
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
 
-    @smp.step
-    def train(model: Any, x: torch.Tensor) -> Any:
-        loss = error_of(model(x))
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, x: error_of(model(x)))
     equal = []
     for number in range(4):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(2 * number + smp.rank()))
@@ -424,11 +417,7 @@ def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
     model = smp.DistributedModel(Special().to(torch.float32 if smp.state.cfg.bf16 else torch.float64))
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
 
-    @smp.step
-    def forward(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
-        loss = functional.nll_loss(model(x), y)
-        model.backward(loss)
-        return loss
+    forward = train_step(lambda model, x, y: functional.nll_loss(model(x), y))
 
     def train(number: int) -> None:
         optimizer.zero_grad()
@@ -593,10 +582,7 @@ def _ways(way: str) -> str | list[torch.Tensor]:
         make = torch.optim.Rprop if way == "rprop" else torch.optim.SGD
         optimizer: Any = smp.DistributedOptimizer(make(model.parameters(), lr=0.05))
 
-        @smp.step
-        def train(model: Any, x: torch.Tensor) -> None:
-            model.backward(model(x).pow(2).mean())
-
+        train = train_step(lambda model, x: model(x).pow(2).mean())
         for number in range(6):
             optimizer.zero_grad()
             train(model, torch.full((2, 8), 0.1 * number + smp.rank(), dtype=torch.float64))

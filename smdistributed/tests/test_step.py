@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from jobs import BY_HAND
 from ranks import run_ranks
 
 FOUR = {"microbatches": 4}
@@ -209,7 +210,7 @@ def _empty_elsewhere(rank_of_data: int) -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
     torch.manual_seed(3)
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    smp.init(BY_HAND)
     with smp.partition(0):
         first = nn.Linear(4, 4)
     with smp.partition(1):

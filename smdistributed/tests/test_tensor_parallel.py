@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
 
 VOCABULARY, WIDTH, LENGTH, CLASSES, SAMPLES = 11, 8, 3, 4, 4
@@ -84,12 +85,7 @@ def _train(config: dict[str, Any], delayed: bool = False) -> dict[str, Any]:
     assert torch.equal(before, torch.get_rng_state())
     optimizer: Any = smp.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-2))
 
-    @smp.step
-    def step(model: Any, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(ids, targets)
-        model.backward(loss)
-        return loss
-
+    step = train_step(lambda model, ids, targets: model(ids, targets))
     replicas, replica = (
         (smp.rdp_size(), smp.rdp_rank())
         if smp.state.cfg.prescaled_batch
@@ -206,16 +202,7 @@ class Uneven(nn.Module):
 def _uneven() -> list[float]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init(
-        {
-            "ddp": True,
-            "tensor_parallel_degree": 2,
-            "pipeline_parallel_degree": 2,
-            "microbatches": 8,
-            "auto_partition": False,
-            "default_partition": 0,
-        }
-    )
+    smp.init({**BY_HAND, "ddp": True, "tensor_parallel_degree": 2, "microbatches": 8})
     torch.manual_seed(0)
     with smp.tensor_parallelism():
         layers = []
@@ -225,12 +212,7 @@ def _uneven() -> list[float]:
         module = nn.Sequential(*layers)
     model = smp.DistributedModel(module)
 
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(x).pow(2).mean()
-        model.backward(loss)
-        return loss
-
+    step = train_step(lambda model, x: model(x).pow(2).mean())
     generator = torch.Generator().manual_seed(smp.tp_rank())
     return [step(model, torch.randn(16, WIDTH, generator=generator)).reduce_mean().item() for _ in range(5)]
 
@@ -424,7 +406,7 @@ def test_modules_made_directly() -> None:
 def _late(width: int) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "auto_partition": False, "default_partition": 0})
+    smp.init({**BY_HAND, "microbatches": 1})
 
     def make(context: Any) -> nn.Sequential:
         torch.manual_seed(3)
@@ -532,12 +514,7 @@ def _gpt2() -> dict[str, Any]:
     model.module.double()
     plain.double()
 
-    @smp.step
-    def step(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
-        model.backward(loss)
-        return loss
-
+    step = train_step(lambda model, ids: model(input_ids=ids, labels=ids).loss)
     ids = torch.arange(64).view(8, 8) % 13
     mine = step(model, ids.chunk(2)[smp.tp_rank()]).reduce_mean()
     torch.autograd.backward(plain(input_ids=ids, labels=ids).loss)
@@ -585,15 +562,10 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
         smp.set_activation_checkpointing(layers, strategy="each")
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(module.parameters()))
 
-    @smp.step
-    def train_step(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)["loss"]
-        model.backward(loss)
-        return loss
-
+    train = train_step(lambda model, ids: model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)["loss"])
     model.module.double()
     ids = torch.arange(64).view(8, 8) % 13
-    loss = train_step(model, ids.chunk(smp.tp_size())[smp.tp_rank()]).reduce_mean()
+    loss = train(model, ids.chunk(smp.tp_size())[smp.tp_rank()]).reduce_mean()
     optimizer.step()
     assert list(model.state_dict()) == names
     expected = torch.stack([plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())])

@@ -1,0 +1,35 @@
+"""What the ranks of most tests do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+BY_HAND: dict[str, Any] = {
+    "pipeline_parallel_degree": 2,
+    "microbatches": 2,
+    "auto_partition": False,
+    "default_partition": 0,
+}
+"""Two partitions; modules are on the first one, but for those that the test places."""
+
+
+def train_step(loss_of: Callable[..., Any]) -> Any:
+    """Return a step function that trains a model, its first argument, by what ``loss_of`` computes."""
+    import smdistributed.modelparallel.torch as smp
+
+    @smp.step
+    def train(model: Any, *batch: Any) -> Any:
+        loss = loss_of(model, *batch)
+        model.backward(loss)
+        return loss
+
+    return train
+
+
+def forget() -> None:
+    """Let this process wrap another model."""
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
+
+    wrapped.model = None
+    wrapped.optimizers.clear()
