@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.errors import FactsError, LockError, UnknownNameError
-from trainworks.facts.rows import CheckRow, Facts, Lock, LockedBaseImage
+from trainworks.facts.rows import CheckRow, Facts, Lock, LockedArtifact, LockedBaseImage
 from trainworks.plan.checks import (
     DebianPackageCheck,
     ElfNeedsCheck,
@@ -293,6 +293,18 @@ def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Fact
     assert "has torch 2.4.0, the target's version is 2.4.1" in caught.value.message
     assert "has nvidia-nccl-cu12 2.19.3, the target's version is 2.20.5" in caught.value.message
     assert "build.py lock --only" in caught.value.hint
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["its row has them", "its row has none"])
+def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(facts: Facts, known: bool) -> None:
+    (row,) = [each for each in facts.artifacts if each.size and each.name == "rdma-core"]
+    locked = LockedArtifact(url=row.url, sha256="0" * 64, size=row.size + 1)
+    changed = row if known else replace(row, sha256="", size=0)
+    artifacts = tuple(changed if each == row else each for each in facts.artifacts)
+    changed_facts = replace(facts, artifacts=artifacts, locked_artifacts=(*facts.locked_artifacts, locked))
+    plan = make_plan(Request(framework="pytorch", cuda="cu121"), changed_facts)
+    found = {(each.sha256, each.size) for step in plan.steps for each in step.artifacts if each.url == row.url}
+    assert found == {(row.sha256, row.size) if known else (locked.sha256, locked.size)}
 
 
 def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> None:

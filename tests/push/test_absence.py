@@ -221,3 +221,20 @@ def test_a_login_stays_with_its_registry(authority: Authority, registries: Regis
         with pytest.raises(RegistryError, match="address without TLS; nothing was sent there"):
             registries.blob(f"{mine.host}/a", found.configuration)
         assert clear.seen == []
+
+
+def test_what_a_registry_repeats_of_a_login_is_not_printed(
+    asked: Hostile, registries: Registries, tmp_path: Path
+) -> None:
+    docker_configuration(tmp_path / "docker", {asked.host: (USER, PASSWORD)})
+    asked.login = True
+    words = json.dumps({"errors": [{"code": "DENIED", "message": f"{USER} with {PASSWORD} sent {BASIC}"}]})
+    asked.fault = lambda request: (
+        "/manifests/" in request.path
+        and request.headers.get("Authorization") == BASIC
+        and request.answer(400, words.encode())
+    )
+    with pytest.raises(RegistryError) as caught:
+        registries.manifest(f"{asked.host}/released", "v1")
+    said = str(caught.value)
+    assert f"{USER} with *** sent Basic ***" in said, said
