@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import typing
 import uuid
 from pathlib import Path
 
@@ -19,13 +18,14 @@ import pytest
 
 from image.libraries import Tree
 from image.support import ROOT, BuiltByCommand
-from image.test_imagetest import ask, ignore
-from trainworks.engine.protocol import BuildRequest, Completed
+from image.test_imagetest import answer, ask, ignore
+from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ImageTestError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import inventory, probe, questions
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.inside.files import DamagedFile, Image, InstalledFiles, Owners, pattern_of
+from trainworks.imagetest.inside.libraries import other_cuda
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
@@ -44,17 +44,9 @@ from trainworks.plan.resolve import make_plan
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def stock(root: Path, *owned: str, delivered: inventory.DeliveredRequest | None = None) -> inventory.InventoryAnswer:
-    """Run the inventory as it runs in an image, in a child, with a folder as the image's root."""
-    request: inventory.InventoryRequest = {
-        "root": str(root),
-        "owned": list(owned),
-        "contents": "",
-        "delivered": delivered,
-    }
-    command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
-    child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return questions.inventory_of(Completed(status=child.returncode, output=child.stdout))
+def stock(root: Path, *owned: str, delivered: dict[str, object] | None = None) -> InstalledFiles:
+    """Ask what is wrong with the files as an image is asked, in a child, with a folder as the image's root."""
+    return answer(root, files=(owned, delivered))["files"]
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -140,7 +132,7 @@ def damaged(root: Path, **parts: object) -> dict[str, str]:
         "privileged": [],
         **parts,
     }
-    found = stock(root, delivered=typing.cast("inventory.DeliveredRequest", request))["damaged"]
+    found = stock(root, delivered=request)["damaged"]
     return {each["path"]: f"{each['owner']}: {each['problem']}" for each in found}
 
 
@@ -346,7 +338,7 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
 
 
 def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
-    found: list[inventory.DamagedFile] = [
+    found: list[DamagedFile] = [
         {"owner": "python one", "path": "/a/x", "problem": "is missing"},
         {"owner": "python one", "path": "/a/y", "problem": "is missing"},
         {"owner": "python one", "path": "/a/z", "problem": "is empty"},
@@ -354,7 +346,7 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         {"owner": "", "path": "/c", "problem": "is empty"},
     ]
     for number in map(str, range(12)):
-        lost: inventory.DamagedFile = {"owner": "", "path": f"/info/{number}.md5sums", "problem": "is missing"}
+        lost: DamagedFile = {"owner": "", "path": f"/info/{number}.md5sums", "problem": "is missing"}
         lost["owner"] = f"package {number}"
         found += [lost]
     check = PythonPackageCheck(component="parts", distribution="One", version="1")
@@ -380,17 +372,17 @@ def test_programs_are_executable(tmp_path: Path) -> None:
 
 
 def test_patterns_of_owned_files() -> None:
-    pattern = inventory.pattern_of(["/opt/a/**", "/etc/*.conf", "/etc/rc?.d/*", "/plain.txt"])
+    pattern = pattern_of(["/opt/a/**", "/etc/*.conf", "/etc/rc?.d/*", "/plain.txt"])
     for path in ("/opt/a/b", "/opt/a/b/c", "/etc/x.conf", "/etc/rc3.d/S01", "/plain.txt"):
         assert pattern.fullmatch(path)
     for path in ("/opt/ab", "/etc/d/x.conf", "/etc/rc10.d/S01", "/plainxtxt", "/"):
         assert not pattern.fullmatch(path)
-    assert not inventory.pattern_of([]).fullmatch("")
+    assert not pattern_of([]).fullmatch("")
 
 
 def test_rpm_listings(tmp_path: Path) -> None:
     """What ``rpm`` 4.18 printed for a small package, built and installed with it, and for one that is not there."""
-    owners = inventory.Owners(str(tmp_path))
+    owners = Owners(Image(str(tmp_path), ""))
     owners.add_rpm_listing("demo-tools\t/etc/demo.conf\ndemo-tools\t/usr/bin/demo\nempty\t(none)\n")
     assert owners.owns("/usr/bin/demo")
     assert not owners.owns("/usr/bin/other")
@@ -489,7 +481,7 @@ def test_files_that_need_another_major_version_are_named_with_their_distribution
     ],
 )
 def test_cuda_that_a_distribution_is_for(name: str, version: str, cuda: str, other: str) -> None:
-    assert probe.other_cuda(name, version, cuda) == other
+    assert other_cuda(name, version, cuda) == other
 
 
 def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:

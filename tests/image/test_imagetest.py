@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -49,8 +48,9 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
-from trainworks.imagetest import inventory, packages, probe, questions, secrets
+from trainworks.imagetest import inside, questions, secrets
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
@@ -88,10 +88,10 @@ IMAGE = BuiltImage(
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
-def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
-    """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
+def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> Answer:
+    """Ask as an image is asked, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
-    request.update(typing.cast("probe.ProbeRequest", {"root": str(root), **parts}))
+    request.update(typing.cast("Request", {"root": str(root), **parts}))
     child = subprocess.run(
         questions.command_of(request, interpreter=sys.executable),
         env={"PATH": "/usr/bin:/bin", **(environment or {})},
@@ -105,38 +105,43 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
 
 
 def ask(root: Path, *checks: Check, environment: Mapping[str, str] | None = None) -> list[list[str]]:
-    """Return what the probe says of each check: what is wrong, and last what to do."""
+    """Return what is said of each check: what is wrong, and last what to do."""
     return answer(root, environment, checks=questions.request_of(checks, IMAGE)["checks"])["problems"]
 
 
 def missing(
-    root: Path, *roots: str, provided: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    tree: Tree, *roots: str, provided: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
 ) -> set[tuple[str, str]]:
-    check = SharedLibrariesCheck(component="c", roots=roots or ("/opt",), provided=provided)
-    (told,) = ask(root, check, environment=environment)
-    found = (re.match(r"(\S+).* does not find ([^;]+)", line) for line in told)
+    """Return what is not found: the file, as the tree calls it, and the name."""
+    roots = tuple(f"{tree.root}{root}" for root in roots or ("/opt",))
+    # The folder is the image's root for what looks at all files; the loader knows only this machine's.
+    check = SharedLibrariesCheck(component="c", roots=roots, provided=provided)
+    (told,) = ask(tree.root, check, environment=environment)
+    found = (re.match(r"(\S+).* does not find ([^;]+)", line.replace(str(tree.root), "")) for line in told)
     return {(match[1], match[2]) for match in found if match}
 
 
-@pytest.mark.parametrize("script", [probe, inventory, packages])
-def test_scripts_run_on_an_old_python_with_nothing_installed(script: ModuleType) -> None:
-    path = Path(str(script.__file__))
-    module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
-    imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
+    folder = Path(str(inside.__file__)).parent
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *questions.MODULES}
+    for path in folder.glob("*.py"):
+        module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+        imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+        imported -= {f"{inside.__name__}.{name}" for name in questions.MODULES}
+        assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
-    command = questions.command_of(questions.request_of((), IMAGE), script=path.name)
+    command = questions.command_of(questions.request_of((), IMAGE))
     assert all(len(argument) < 100_000 for argument in command)
 
 
 def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> None:
-    tree.library("/opt/a/liba.so", "libb.so", "libc.so")
+    tree.library("/opt/a/liba.so", "libb.so", "libz9.so")
     tree.library("/opt/b/libb.so")
-    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=("/opt",)))
-    *lines, advice = told
+    check = SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",))
+    *lines, advice = ask(tree.root, check)[0]
     assert {line.partition("; it lies in ")[0] for line in lines} == {
-        f"/opt/a/liba.so does not find {name}" for name in ("libb.so", "libc.so")
+        f"{tree.root}/opt/a/liba.so does not find {name}" for name in ("libb.so", "libz9.so")
     }
     (found,) = (line for line in lines if "libb.so" in line)
     assert "; it lies in " in found
@@ -145,56 +150,50 @@ def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> No
 
 
 @pytest.mark.parametrize("inherited", [False, True])
-@pytest.mark.parametrize("rpath", ["$ORIGIN/../b", "${ORIGIN}/../b", "/nowhere:/opt/b"])
+@pytest.mark.parametrize("rpath", ["$ORIGIN/../b", "${ORIGIN}/../b", "/nowhere:{root}/opt/b"])
 def test_library_is_found_by_rpath_and_runpath(tree: Tree, rpath: str, inherited: bool) -> None:
-    tree.library("/opt/a/liba.so", "libb.so", rpath=rpath, inherited=inherited)
+    tree.library("/opt/a/liba.so", "libb.so", rpath=rpath.replace("{root}", str(tree.root)), inherited=inherited)
     tree.library("/opt/b/libb.so")
-    assert missing(tree.root) == set()
+    assert missing(tree) == set()
 
 
-def test_origin_is_the_folder_of_the_link_that_was_found(tree: Tree) -> None:
+def test_a_file_is_asked_by_itself_unless_it_is_only_a_dependency(tree: Tree) -> None:
     tree.library("/opt/a/liba.so", "libb.so", rpath="$ORIGIN/links")
-    tree.library("/opt/real/libb.so", "libc.so", rpath="$ORIGIN")
-    tree.library("/opt/a/links/libc.so")
+    tree.library("/opt/real/libb.so", "libz9.so", rpath="$ORIGIN")
+    tree.library("/opt/a/links/libz9.so")
     (tree.root / "opt/a/links/libb.so").symlink_to("../../real/libb.so")
-    assert missing(tree.root, "/opt/a") == set()
-    # By itself, where nobody's link leads to it, the file finds nothing; as liba's dependency it does.
-    assert missing(tree.root, "/opt/real") == {("/opt/real/libb.so", "libc.so")}
+    assert missing(tree, "/opt/a") == set()
+    assert missing(tree, "/opt") == set()
+    # By itself, where no link leads to it, the file finds nothing.
+    assert missing(tree, "/opt/real") == {("/opt/real/libb.so", "libz9.so")}
 
 
-def test_rpath_holds_for_dependencies_of_dependencies_and_runpath_does_not(tree: Tree) -> None:
-    tree.library("/opt/a/liba.so", "libb.so", rpath="/opt/b", inherited=True)
-    tree.library("/opt/b/libb.so", "libc.so")
-    tree.library("/opt/b/libc.so")
-    assert missing(tree.root, "/opt/a") == set()
-    tree.library("/opt/a/liba.so", "libb.so", rpath="/opt/b", inherited=False)
-    assert missing(tree.root, "/opt/a") == {("/opt/b/libb.so", "libc.so")}
+def test_the_file_that_names_a_library_is_told_not_the_one_that_loads_it(tree: Tree) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", rpath=f"{tree.root}/opt/b", inherited=False)
+    tree.library("/opt/b/libb.so", "libz9.so")
+    tree.library("/opt/b/libz9.so")
+    assert missing(tree, "/opt/a") == {("/opt/b/libb.so", "libz9.so")}
 
 
-def test_library_path_default_folders_loader_cache_and_driver(tree: Tree) -> None:
-    tree.library("/opt/liba.so", "libb.so", "libc.so", "libd.so", "libcuda.so.1")
+def test_a_library_that_is_found_and_cannot_be_loaded_is_told(tree: Tree) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", rpath="$ORIGIN")
+    tree.library("/opt/site-packages/c.so", "libb.so", rpath=f"{tree.root}/opt/a")
+    (tree.root / "opt/a/libb.so").write_text("INPUT(libc.so.6)")
+    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",)))
+    assert [line.split(" cannot be loaded: ")[0].replace(str(tree.root), "") for line in told[:-1]] == [
+        "/opt/a/liba.so",
+        "/opt/site-packages/c.so",
+    ]
+
+
+def test_library_path_driver_and_what_python_brings(tree: Tree) -> None:
+    tree.library("/opt/liba.so", "libb.so", "libc.so.6", "libcuda.so.1")
+    tree.library("/opt/site-packages/a b/c.so", "libgone.so")
     tree.library("/srv/b/libb.so")
-    tree.library("/usr/lib/libc.so")
-    tree.library("/srv/d/libd.so")
-    assert missing(tree.root) == {("/opt/liba.so", name) for name in ("libb.so", "libd.so", "libcuda.so.1")}
-    write_loader_cache(tree.root / "etc/ld.so.cache", {"libd.so": "/srv/d/libd.so"})
-    environment = {"LD_LIBRARY_PATH": "/nowhere:/srv/b"}
-    assert missing(tree.root, provided=("libcuda.so.1",), environment=environment) == set()
-
-
-def write_loader_cache(path: Path, entries: Mapping[str, str]) -> None:
-    """Write a cache as ldconfig does (glibc-ld.so.cache1.1)."""
-    start = 48 + 24 * len(entries)
-    strings, table = b"", b""
-    for name, target in entries.items():
-        positions = []
-        for text in (name, target):
-            positions.append(start + len(strings))
-            strings += text.encode() + b"\0"
-        table += struct.pack("=iIIIQ", 0x0303, *positions, 0, 0)
-    path.parent.mkdir()
-    header = b"glibc-ld.so.cache1.1" + struct.pack("=II", len(entries), len(strings)) + bytes(20)
-    path.write_bytes(header + table + strings)
+    gone = ("/opt/site-packages/a", "libgone.so")
+    assert missing(tree) == {*(("/opt/liba.so", name) for name in ("libb.so", "libcuda.so.1")), gone}
+    environment = {"LD_LIBRARY_PATH": f"/nowhere:{tree.root}/srv/b"}
+    assert missing(tree, provided=("libcuda.so.1",), environment=environment) == {gone}
 
 
 def test_preloaded_library_counts_for_its_package_and_those_that_require_it(tree: Tree) -> None:
@@ -206,7 +205,7 @@ def test_preloaded_library_counts_for_its_package_and_those_that_require_it(tree
     tree.distribution("torch", "torch/lib/libtorch.so", "torch/lib/plugin.so")
     tree.distribution("vision", "vision/_C.so", requires=("Torch",))
     tree.distribution("stranger", "stranger/_C.so")
-    assert missing(tree.root) == {(f"{packages}/stranger/_C.so", "libcudart.so.12")}
+    assert missing(tree) == {(f"{packages}/stranger/_C.so", "libcudart.so.12")}
 
 
 def test_preload_needs_a_library_that_finds_it(tree: Tree) -> None:
@@ -214,7 +213,7 @@ def test_preload_needs_a_library_that_finds_it(tree: Tree) -> None:
     tree.library(f"{packages}/nvidia/lib/libcudart.so.12")
     tree.library(f"{packages}/torch/one.so", "libcudart.so.12")
     tree.library(f"{packages}/torch/two.so", "libcudart.so.12", rpath="$ORIGIN/wrong")
-    assert len(missing(tree.root)) == 2
+    assert len(missing(tree)) == 2
 
 
 def test_damaged_file_is_told_and_other_machines_are_passed_by(tree: Tree) -> None:
@@ -222,14 +221,16 @@ def test_damaged_file_is_told_and_other_machines_are_passed_by(tree: Tree) -> No
     content = bytearray((tree.root / "opt/ours.so").read_bytes())
     content[18:20] = struct.pack("<H", 190)  # EM_CUDA
     (tree.root / "opt/gpu.so").write_bytes(content)
-    (tree.root / "opt/damaged.so").write_bytes(
-        b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, 62) + b"\xff" * 44
-    )
+    head = bytes((tree.root / "opt/ours.so").read_bytes()[:20])
+    (tree.root / "opt/damaged.so").write_bytes(head + b"\xff" * 44)
+    (tree.root / "opt/short.so").write_bytes(head)
     (tree.root / "opt/text.so").write_text("INPUT(libc.so)")
-    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=("/opt", "/none")))
-    gone, damaged, missed, _ = told
+    roots = tuple(f"{tree.root}/{name}" for name in ("opt", "none"))
+    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=roots))
+    gone, *damaged, missed, _ = (line.replace(str(tree.root), "") for line in told)
     assert gone == "/none does not exist"
-    assert re.fullmatch(r"/opt/damaged\.so: .* \(the file is damaged\)", damaged)
+    for name, said in zip(("damaged", "short"), damaged, strict=True):
+        assert re.fullmatch(rf"/opt/{name}\.so: .* \(the file is damaged\)", said)
     assert missed.startswith("/opt/ours.so does not find libnone.so")
 
 
@@ -305,7 +306,7 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     assert good == []
     assert nothing == f"no file fits {patterns[2]}"
     assert cut.startswith(f"{tree.root}/opt/gone/libcut.so.1 cannot be opened: ")
-    assert lost.startswith(f"{tree.root}/opt/gone/liblost.so.1 cannot be opened: libgone.so.1")
+    assert lost == f"{tree.root}/opt/gone/liblost.so.1 does not find libgone.so.1"
     assert [line.split()[0].rpartition("/")[2] for line in circle] == ["libround.so.1", "libthere.so.1"]
 
 
@@ -625,7 +626,7 @@ def test_every_kind_of_promise_has_its_function() -> None:
     assert set(promises.PROMISES) == kinds
     for kind, function in promises.PROMISES.items():
         name = f"test_{kind.replace('-', '_')}"
-        assert function.__name__ == ("test_inside" if kind in probe.QUESTIONS and kind != "path" else name)
+        assert function.__name__ == ("test_inside" if kind in QUESTIONS and kind != "path" else name)
 
 
 def test_kept_and_broken_promises_in_the_order_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

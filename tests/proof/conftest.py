@@ -6,7 +6,7 @@ import pytest
 
 from proof.support import Proven, ask, make_tree, prove
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import packages
+from trainworks.imagetest.inside import packages
 from trainworks.proof.components import BillOfMaterials
 
 

@@ -14,7 +14,7 @@ from proof.support import BUILDER, Proven, cyclonedx_packages, cyclonedx_problem
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import OutputError, ProofError
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import packages
+from trainworks.imagetest.inside import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import BillOfMaterials, target_bill

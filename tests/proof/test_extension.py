@@ -22,7 +22,7 @@ from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
-from trainworks.imagetest import packages
+from trainworks.imagetest.inside import packages
 from trainworks.proof.components import ListedComponent, extension_bill, package_components
 from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Checkout, Documents, extension_provenance

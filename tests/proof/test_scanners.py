@@ -12,8 +12,8 @@ from packageurl import PackageURL
 
 from proof.support import Proven, prove
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import packages
-from trainworks.imagetest.packages import rpm_listing
+from trainworks.imagetest.inside import packages
+from trainworks.imagetest.inside.packages import rpm_listing
 
 TRIVY = "aquasecurity:trivy:"
 

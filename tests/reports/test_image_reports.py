@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import inventory, questions
+from trainworks.imagetest import questions
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
@@ -95,16 +95,9 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "usr/lib/libc.so.6").symlink_to("libc-2.36.so")
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
-    request: inventory.InventoryRequest = {
-        "root": str(tmp_path),
-        "owned": [],
-        "contents": "digests",
-        "delivered": None,
-    }
-    command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
+    command = questions.command_of({"root": str(tmp_path), "contents": "digests"}, interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    found = questions.inventory_of(Completed(status=child.returncode, output=child.stdout))["contents"]
-    assert found is not None
+    found = questions.answer_of(Completed(status=child.returncode, output=child.stdout))["contents"]
     assert dict(found["packages"]) == {"libc6": "2.36-9"}
     assert dict(found["python"]) == {"my-package": "1.0"}
     assert json.loads(found["manifest"]) == {"name": "x"}

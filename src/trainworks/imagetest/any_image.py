@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import BuildError, EngineError, ImageTestError
 from trainworks.imagetest import questions, secrets
-from trainworks.imagetest.inventory import DamagedFile, InventoryAnswer
+from trainworks.imagetest.inside.files import DamagedFile, InstalledFiles
 from trainworks.imagetest.results import CheckResult
 from trainworks.imagetest.test_promises import damages
 from trainworks.plan import checks as kinds
@@ -168,7 +168,7 @@ def _ask_inside(
     job = next((path for path in able if path in (*facts.get("python3", ()), *facts.get("python", ()))), able[0])
     _ask_torch(container, job, looked)
     start = time.monotonic()
-    request = questions.request_of(OF_LIBRARIES, image, python=job)
+    request = questions.request_of((*OF_LIBRARIES, delivered), image, python=job)
     request["distributions"] = True
     answer = questions.ask(container, request, interpreter=able[0])
     libraries, twice, *paths = answer["problems"]
@@ -178,9 +178,7 @@ def _ask_inside(
     # A folder that is not there may be mounted; one that is relative is another one for each program.
     wrong = [line for lines in paths for line in lines if "stray colon" in line or "not absolute" in line]
     looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", wrong, start)
-    start = time.monotonic()
-    names = [each["name"] for each in answer["distributions"]]
-    stock = questions.take_inventory(container, questions.inventory_request_of([delivered]), interpreter=able[0])
+    names, stock = [each["name"] for each in answer["distributions"]], answer["files"]
     title = f"{stock['packages']} system packages and {len(names)} Python distributions are as delivered"
     damaged = [line.replace("component system, ", "") for line in damages(_damaged(stock), ())]
     looked.say("files", title, damaged, start)
@@ -256,7 +254,7 @@ def _version(said: str) -> tuple[int, ...]:
     return tuple(map(int, said.split("."))) if re.fullmatch(r"\d+\.\d+", said) else (0,)
 
 
-def _damaged(stock: InventoryAnswer) -> list[DamagedFile]:
+def _damaged(stock: InstalledFiles) -> list[DamagedFile]:
     return [
         each
         for each in stock["damaged"]
@@ -268,7 +266,7 @@ def _damaged(stock: InventoryAnswer) -> list[DamagedFile]:
     ]
 
 
-def _changeable(stock: InventoryAnswer) -> list[str]:
+def _changeable(stock: InstalledFiles) -> list[str]:
     """Return programs, libraries and settings that every user can change, and folders for all without sticky bit."""
     return [
         f"{path} has mode {mode:04o}"

@@ -1,7 +1,7 @@
 """The image tests: one function for every kind of promise, run by ``trainworks.imagetest.run_checks`` for each promise.
 
 Each function says in plain words what is wrong and what to do; pytest's own view of the failing line would say neither.
-The name of a function is ``test_`` and the promise's ``kind``; the probe answers the others (``test_inside``).
+The name of a function is ``test_`` and the promise's ``kind``; ``inside`` answers the others (``test_inside``).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 
 from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
-from trainworks.imagetest import imports, inventory, questions, secrets
+from trainworks.imagetest import imports, questions, secrets
+from trainworks.imagetest.inside.answers import QUESTIONS, Answer
+from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.lanes import Lanes
-from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
@@ -45,13 +46,6 @@ BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, LAYERS_LABEL
 """Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000
-
-_INVENTORIED = {
-    kinds.OwnedFilesCheck,
-    kinds.DeliveredFilesCheck,
-    kinds.WorldWritableCheck,
-    kinds.PrivilegedFilesCheck,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +90,12 @@ class Asked:
     """What takes long, asked at once for all checks; calling a field waits for its answer.
 
     Attributes:
-        probe: What the probe says.
-        inventory: What the inventory found.
+        inside: What the program inside says.
         secrets: What the layers have that must not leave the build host.
         completed: How the program of a check ended.
     """
 
-    probe: Callable[[], ProbeAnswer] | None
-    inventory: Callable[[], inventory.InventoryAnswer] | None
+    inside: Callable[[], Answer]
     secrets: Callable[[], tuple[secrets.SecretFinding, ...]] | None
     completed: Mapping[kinds.Check, Callable[[], Completed]]
 
@@ -112,13 +104,10 @@ class Asked:
 def asked(subject: ImageUnderTest) -> Iterator[Asked]:
     """Ask everything that takes long; it is answered in this order, in several containers at once."""
     engine, image, checks = subject.engine, subject.image, subject.checks
-    found = {type(check) for check in checks}
     request = questions.request_of(checks, image)
 
-    def take_inventory(_: Container) -> inventory.InventoryAnswer:
-        # In a container of its own: the checks leave files in theirs (keras in HOME).
-        with engine.container(image.reference) as untouched:
-            return questions.take_inventory(untouched, questions.inventory_request_of(checks))
+    def ask(container: Container) -> Answer:
+        return {} if request == questions.request_of((), image) else questions.ask(container, request)
 
     def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
         published = [name for check in checks if isinstance(check, kinds.SecretsCheck) for name in check.published]
@@ -128,11 +117,10 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         return found
 
     with Lanes(engine, image.reference) as lanes:
-        probes = request["checks"] or request["distributions"] or request["sizes"]
+        # The first in its lane: the others leave files in their container (keras in HOME).
         yield Asked(
-            probe=lanes.ask(lambda container: questions.ask(container, request)) if probes else None,
-            inventory=lanes.ask(take_inventory) if found & _INVENTORIED else None,
-            secrets=lanes.ask(scan) if kinds.SecretsCheck in found else None,
+            inside=lanes.ask(ask),
+            secrets=lanes.ask(scan) if any(isinstance(check, kinds.SecretsCheck) for check in checks) else None,
             completed={
                 check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
             },
@@ -163,23 +151,21 @@ def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container
 
 
 @pytest.fixture(scope="session")
-def answer(asked: Asked) -> ProbeAnswer:
-    """Return what the probe says."""
-    assert asked.probe is not None
-    return asked.probe()
+def answer(asked: Asked) -> Answer:
+    """Return what the program inside says."""
+    return asked.inside()
 
 
 @pytest.fixture(scope="session")
-def problems(answer: ProbeAnswer, subject: ImageUnderTest) -> dict[kinds.Check, list[str]]:
-    """Return what the probe says is wrong, by check."""
+def problems(answer: Answer, subject: ImageUnderTest) -> dict[kinds.Check, list[str]]:
+    """Return what is wrong, by check."""
     return dict(zip(questions.probed(subject.checks), answer["problems"], strict=True))
 
 
 @pytest.fixture(scope="session")
-def stock(asked: Asked) -> inventory.InventoryAnswer:
-    """Return the inventory."""
-    assert asked.inventory is not None
-    found = asked.inventory()
+def stock(answer: Answer) -> InstalledFiles:
+    """Return what is wrong with the files."""
+    found = answer["files"]
     if found["error"] or not found["packages"]:
         reason = found["error"] or "the image has neither dpkg's nor rpm's database"
         raise ImageTestError(f"cannot list the packages of the image: {reason}")
@@ -200,7 +186,7 @@ def _lines(lines: list[str], limit: int = LINE_LIMIT) -> str:
 
 
 def test_inside(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
-    """A promise that the probe looks at, inside the image; it says what is wrong and what to do."""
+    """A promise that is looked at inside the image; it says what is wrong and what to do."""
     if problems[check]:
         _broken("\n".join(problems[check]))
 
@@ -262,7 +248,7 @@ def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsChec
     return f"{said}\n  {name} is installed, and fails: ask for another version of it"
 
 
-def test_python_package(check: kinds.PythonPackageCheck, answer: ProbeAnswer) -> None:
+def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
     if answer["distributions_error"]:
         _broken(answer["distributions_error"])
@@ -320,7 +306,7 @@ def upstream_version(version: str) -> str:
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
-def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
+def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> None:  # noqa: ARG001
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
@@ -330,8 +316,8 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAns
 
 
 def test_delivered_files(
-    check: kinds.DeliveredFilesCheck,  # noqa: ARG001  (the inventory has asked it)
-    stock: inventory.InventoryAnswer,
+    check: kinds.DeliveredFilesCheck,  # noqa: ARG001  (it was asked inside)
+    stock: InstalledFiles,
     subject: ImageUnderTest,
 ) -> None:
     """Every file is as its maker delivered it."""
@@ -343,9 +329,9 @@ def test_delivered_files(
         )
 
 
-def damages(found: Iterable[inventory.DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
+def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
     """Return a line for each damaged file; of many that have the same damage the first ones, and how many there are."""
-    alike: dict[tuple[str, str], list[inventory.DamagedFile]] = {}
+    alike: dict[tuple[str, str], list[DamagedFile]] = {}
     for each in found:
         owner = "" if each["path"].endswith(".md5sums") else each["owner"]
         alike.setdefault((owner, each["problem"]), []).append(each)
@@ -359,7 +345,7 @@ def damages(found: Iterable[inventory.DamagedFile], checks: Sequence[kinds.Check
     return lines
 
 
-def damage(found: inventory.DamagedFile, checks: Iterable[kinds.Check]) -> str:
+def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
     """Return what is wrong with a file, and whose it is: the component, as far as the plan says it, and the package."""
     kind, _, name = found["owner"].partition(" ")
     component = {"recipe": name, "package": "system"}.get(kind, "")
@@ -371,7 +357,7 @@ def damage(found: inventory.DamagedFile, checks: Iterable[kinds.Check]) -> str:
     return f"{one_line(found['path'])} {found['problem']}" + (f" ({', '.join(whose)})" if whose else "")
 
 
-def test_world_writable(check: kinds.WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
+def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) -> None:
     """No file can be changed by every user."""
     problems = []
     for path, mode in stock["open"]:
@@ -382,7 +368,7 @@ def test_world_writable(check: kinds.WorldWritableCheck, stock: inventory.Invent
         _broken(f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it")
 
 
-def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: inventory.InventoryAnswer) -> None:
+def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFiles) -> None:
     """Only known programs run with the rights of another user."""
     problems = [
         f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
@@ -409,7 +395,7 @@ def test_size(check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.F
         return
     reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
     try:
-        answer: ProbeAnswer = request.getfixturevalue("answer")
+        answer: Answer = request.getfixturevalue("answer")
         parts = [f"{size / 1e6:>8,.0f} MB  {component}" for component, size in answer["sizes"]]
     except TrainworksError as error:
         parts = [f"(not known: {error})"]

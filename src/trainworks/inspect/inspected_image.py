@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trainworks.engine import image_in
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
 from trainworks.facts.rows import Facts
-from trainworks.imagetest.inventory import pattern_of
+from trainworks.imagetest.inside.files import pattern_of
 from trainworks.imagetest.questions import take_contents
 from trainworks.terminal.progress import DISPLAY
 

@@ -27,7 +27,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.packages import BundledPackage, PackagesAnswer, PythonDistribution, SystemPackage
+from trainworks.imagetest.inside.packages import BundledPackage, PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering

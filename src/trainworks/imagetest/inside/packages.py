@@ -1,11 +1,7 @@
-"""Lists the packages of an image from inside: system packages, Python distributions, licences.
+"""What package managers keep of an image: system packages, Python distributions, licences.
 
-Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
-only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``PackagesRequest`` and
-prints one line, ``MARKER`` followed by a ``PackagesAnswer`` as JSON.
+Part of the program that runs inside (``trainworks.imagetest.inside``).
 """
-
-# ruff: noqa: PTH110, PTH118, PTH120, PTH123, PTH207
 
 from __future__ import annotations
 
@@ -15,10 +11,9 @@ import json
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Iterator
 from typing import TypedDict
 
-MARKER = "trainworks-packages: "
 RPM_TIMEOUT = 120.0
 
 MOST_BUNDLED = 5000
@@ -29,12 +24,6 @@ SUPPLIERS = ("Author", "Author-email", "Maintainer", "Maintainer-email")
 
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
 """Where Debian packages install their Python distributions; the list of system packages has these already."""
-
-
-class PackagesRequest(TypedDict):
-    """The folder that is the image's root."""
-
-    root: str
 
 
 class SystemPackage(TypedDict):
@@ -92,42 +81,56 @@ class PackagesAnswer(TypedDict):
     error: str
 
 
-def _text(path: str) -> str:
+def text_of(path: str, errors: str = "replace") -> str:
+    """Return a file as text, nothing where it cannot be read; ``errors`` is that of ``open``."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors=errors) as file:
             return file.read()
     except OSError:
         return ""
 
 
+def lines_of(path: str) -> list[str]:
+    """Return the lines of a file, which may be paths of any bytes; none where it cannot be read."""
+    return text_of(path, "surrogateescape").splitlines()
+
+
 def release(root: str) -> dict[str, str]:
     """Return ``os-release`` as a table."""
-    rows = (line.partition("=") for line in _text(root + "/etc/os-release").splitlines())
+    rows = (line.partition("=") for line in text_of(root + "/etc/os-release").splitlines())
     return {key: value.strip("\"'") for key, equals, value in rows if equals}
 
 
-def debian_packages(root: str) -> list[SystemPackage]:
-    """Return the installed packages in dpkg's status file."""
-    found: list[SystemPackage] = []
-    for paragraph in re.split(r"\n\s*\n", _text(root + "/var/lib/dpkg/status")):
-        fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
-        if not fields.get("Status", "").endswith(" installed"):
-            continue
+def debian_fields(root: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of every Debian package that is installed."""
+    for paragraph in text_of(root + "/var/lib/dpkg/status").split("\n\n"):
+        fields: dict[str, str] = {}
+        key = ""
+        for line in paragraph.strip("\n").split("\n"):
+            if line.startswith((" ", "\t")):
+                fields[key] = fields.get(key, "") + "\n" + line[1:]
+            else:
+                key, _, value = line.partition(":")
+                fields[key] = value.strip()
+        if fields.get("Status", "").endswith(" installed"):
+            yield fields
+
+
+def debian_packages(root: str) -> Iterator[SystemPackage]:
+    """Yield the installed packages in dpkg's status file."""
+    for fields in debian_fields(root):
         name, version = fields["Package"], fields["Version"]
         # "Source: gcc-12 (12.2.0-14)": the version only where it is another one than the package's.
         source = re.match(r"(\S+)(?: \((.*)\))?", fields.get("Source", ""))
-        found.append(
-            {
-                "name": name,
-                "version": version,
-                "architecture": fields.get("Architecture", ""),
-                "source": source[1] if source else name,
-                "source_version": (source[2] if source else "") or version,
-                "licenses": debian_licenses(_text(root + "/usr/share/doc/" + name + "/copyright")),
-                "supplier": fields.get("Maintainer", ""),
-            }
-        )
-    return found
+        yield {
+            "name": name,
+            "version": version,
+            "architecture": fields.get("Architecture", ""),
+            "source": source[1] if source else name,
+            "source_version": (source[2] if source else "") or version,
+            "licenses": debian_licenses(text_of(root + "/usr/share/doc/" + name + "/copyright")),
+            "supplier": fields.get("Maintainer", ""),
+        }
 
 
 def debian_licenses(text: str) -> list[str]:
@@ -147,16 +150,18 @@ def debian_licenses(text: str) -> list[str]:
     return sorted(found)
 
 
-def rpm_packages(root: str) -> tuple[list[SystemPackage], str]:
-    """Return the packages in rpm's database, and rpm's error message."""
-    form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
+def rpm(root: str, form: str, errors: str = "replace") -> tuple[str, str]:
+    """Return a line for each installed RPM package, or each of its files, and rpm's error message.
+
+    The database is Berkeley DB, NDB or SQLite, by version: only rpm itself reads them all.
+    """
     command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
     try:
         child = subprocess.run(command, capture_output=True, timeout=RPM_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [], str(error)
+        return "", str(error)
     complaint = child.stderr.decode("utf-8", "replace").strip()[-2000:] if child.returncode else ""
-    return rpm_listing(child.stdout.decode("utf-8", "replace")), complaint
+    return child.stdout.decode("utf-8", errors), complaint
 
 
 def rpm_listing(text: str) -> list[SystemPackage]:
@@ -192,7 +197,7 @@ def python_distributions(root: str) -> list[PythonDistribution]:
         if installed is None or (place + "/").startswith(OWN_FOLDER + "/"):
             continue
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
-            fields = email.parser.HeaderParser().parsestr(_text(path))
+            fields = email.parser.HeaderParser().parsestr(text_of(path))
             name = str(fields["Name"] or "")
             sboms = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")))
             found.append(
@@ -203,7 +208,7 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                     "inside": (installed[1] or "").split("/")[0],
                     "sboms": [each[len(root) :] for each in sboms],
                     "bundled": [
-                        row for each in sboms for row in bundled_packages(_text(each), name, each[len(root) :])
+                        row for each in sboms for row in bundled_packages(text_of(each), name, each[len(root) :])
                     ],
                     "supplier": next((" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""),
                     "expression": str(fields["License-Expression"] or ""),
@@ -244,16 +249,19 @@ def _rows(content: object, key: str) -> list[dict[str, object]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def answer_request(request: PackagesRequest) -> PackagesAnswer:
+_RPM_PACKAGE = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
+
+
+def all_packages(root: str) -> PackagesAnswer:
     """Return everything, sorted by name and place."""
-    root = request["root"].rstrip("/")
     system = release(root)
     kind, error = "deb", ""
     if os.path.exists(root + "/var/lib/dpkg/status"):
-        packages = debian_packages(root)
+        packages = [*debian_packages(root)]
     else:
         kind = "rpm"
-        packages, error = rpm_packages(root)
+        listing, error = rpm(root, _RPM_PACKAGE)
+        packages = rpm_listing(listing)
     return {
         "kind": kind,
         "distribution": system.get("ID", ""),
@@ -262,7 +270,3 @@ def answer_request(request: PackagesRequest) -> PackagesAnswer:
         "python": sorted(python_distributions(root), key=lambda row: (row["name"].lower(), row["path"])),
         "error": error,
     }
-
-
-if __name__ == "__main__":
-    print(MARKER + json.dumps(answer_request(json.loads(sys.argv[1]))))
