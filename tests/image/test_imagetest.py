@@ -389,11 +389,6 @@ def rules(files: Mapping[str, bytes], forbidden: tuple[str, ...] = ()) -> set[st
     return {finding.rule for finding in secrets.scan_layers([layer("one", files)], forbidden)}
 
 
-def certificate(text: str) -> bytes:
-
-    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(text.encode() * 9) + b"-----END CERTIFICATE-----\n"
-
-
 def test_clean_layers_have_no_finding() -> None:
     files = {
         "etc/passwd": b"root:x:0:0\n",
@@ -404,8 +399,6 @@ def test_clean_layers_have_no_finding() -> None:
         "root/.netrc": b"",
         "var/lib/apt/lists/lock": b"",
         "etc/pip.conf": b"[global]\nindex-url = https://mirror.example/simple\n",
-        "usr/share/ca-certificates/mozilla/A.crt": certificate("A"),
-        "etc/ssl/certs/ca-certificates.crt": certificate("A"),
         "opt/model.bin": b"\0" + PRIVATE_KEY,
     }
     assert secrets.scan_layers([layer("one", files)], ("http://proxy.example:3128", "", " ")) == ()
@@ -467,14 +460,6 @@ def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
 )
 def test_rules(path: str, content: bytes, rule: str) -> None:
     assert rules({path: content}) == {rule}
-
-
-def test_certificates_that_no_package_brought() -> None:
-    bundle = {"etc/ssl/certs/ca-certificates.crt": certificate("A") + certificate("private")}
-    package = {"usr/share/ca-certificates/mozilla/A.crt": certificate("A")}
-    (found,) = secrets.scan_layers([layer("one", bundle), layer("two", package)])
-    assert found.rule.startswith("1 of 2 certificates")
-    assert found.where == "layer one"
 
 
 def test_forbidden_string_is_found_and_never_shown() -> None:

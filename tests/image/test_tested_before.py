@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
-from trainworks.assemble.tested import CheckMemory
+from trainworks.assemble.tested import passed_before, remember, what_decides
 from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
 from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 IMAGE = BuiltImage(reference="name:1", identifier="sha256:1", size=1, labels={}, environment={})
 CHECKS = (ImportCheck(component="pytorch", module="torch"), ImportCheck(component="mpi4py", module="mpi4py"))
@@ -35,25 +33,35 @@ class Probed:
         return EngineInformation(name="docker", version=self.version, program="/usr/bin/docker")
 
 
-def memory(
-    cache: Path,
+def decides(
     *,
     image: BuiltImage = IMAGE,
     engine: object = None,
     checks: tuple[Check, ...] = CHECKS,
     forbidden: tuple[str, ...] = ("a-proxy", "an-index"),
     base: BuiltImage | None = None,
-) -> CheckMemory:
-    environment: Mapping[str, str] = {"XDG_CACHE_HOME": str(cache)}
-    probed = cast("Engine", engine or Probed())
-    return CheckMemory(image, probed, checks, forbidden=forbidden, base=base, environment=environment)
+) -> str:
+    return what_decides(image, cast("Engine", engine or Probed()), checks, forbidden=forbidden, base=base)
+
+
+def keep(cache: Path, results: tuple[CheckResult, ...] = PASSED) -> None:
+    remember(IMAGE, results, {"XDG_CACHE_HOME": str(cache)}, decided_by=decides())
+
+
+def known(cache: Path, **other: object) -> tuple[CheckResult, ...] | None:
+    image = cast("BuiltImage", other.get("image", IMAGE))
+    by = decides(**other)  # type: ignore[arg-type]
+    found = passed_before(image, {"XDG_CACHE_HOME": str(cache)}, decided_by=by)
+    return found.results if found else None
 
 
 def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
-    assert memory(tmp_path).passed() is None
-    kept = memory(tmp_path).remember(PASSED)
-    assert memory(tmp_path, forbidden=("an-index", "a-proxy")).passed() == kept
-    assert kept.results == PASSED
+    assert known(tmp_path) is None
+    keep(tmp_path)
+    assert known(tmp_path, forbidden=("an-index", "a-proxy")) == PASSED
+    whenever = passed_before(IMAGE, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert whenever is not None
+    assert datetime.fromisoformat(whenever.when) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +76,28 @@ def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
     ],
 )
 def test_anything_that_decides_a_result_makes_it_unknown(tmp_path: Path, other: dict[str, object]) -> None:
-    memory(tmp_path).remember(PASSED)
-    assert memory(tmp_path, **other).passed() is None  # type: ignore[arg-type]
+    keep(tmp_path)
+    assert known(tmp_path, **other) is None
 
 
 def test_a_failure_or_nothing_is_not_kept(tmp_path: Path) -> None:
-    memory(tmp_path).remember(())
-    memory(tmp_path).remember((PASSED[0], replace(PASSED[1], passed=False, detail="why")))
-    assert memory(tmp_path).passed() is None
+    keep(tmp_path, ())
+    keep(tmp_path, (PASSED[0], replace(PASSED[1], passed=False, detail="why")))
+    assert known(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"results": [{}], "when": ""}', '{"results": []}'])
 def test_a_broken_file_is_as_none(tmp_path: Path, content: str) -> None:
-    memory(tmp_path).remember(PASSED)
+    keep(tmp_path)
     (file,) = tmp_path.rglob("*.json")
     file.write_text(content, encoding="utf-8")
-    assert memory(tmp_path).passed() is None
+    assert known(tmp_path) is None
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "trainworks").write_text("a file in the place of the folder", encoding="utf-8")
-    assert memory(tmp_path).remember(PASSED).results == PASSED
-    assert memory(tmp_path).passed() is None
+    keep(tmp_path)
+    assert known(tmp_path) is None
 
 
 def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +106,5 @@ def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
     with pytest.raises(RuntimeError):
         Path.home()
-    nowhere = CheckMemory(IMAGE, cast("Engine", Probed()), CHECKS, forbidden=(), base=None, environment={})
-    assert nowhere.passed() is None
-    assert nowhere.remember(PASSED).results == PASSED
+    remember(IMAGE, PASSED, {}, decided_by=decides())
+    assert passed_before(IMAGE, {}) is None

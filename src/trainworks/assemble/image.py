@@ -16,7 +16,7 @@ from trainworks.assemble.base import OwnBase, ensure_base
 from trainworks.assemble.context import context_folder, replace_output, write_context
 from trainworks.assemble.order import BuildOptions
 from trainworks.assemble.own_layers import layers_of
-from trainworks.assemble.tested import CheckMemory, PassedChecks
+from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
@@ -312,7 +312,7 @@ def fill_context(spec: ImageSpec, folder: Path) -> None:
 
 
 def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> PassedChecks | None:
-    before = _check_memory(spec, image, engine).passed()
+    before = passed_before(image, os.environ, decided_by=_decides(spec, image, engine))
     if before is not None:
         say(
             f"{len(before.results)} checks passed on {before.when}, nothing changed since: "
@@ -351,8 +351,10 @@ def test_image(
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
-    return _check_memory(spec, image, engine).remember(results, whole=whole)
+    if whole:
+        remember(image, results, os.environ, decided_by=_decides(spec, image, engine))
+    return PassedChecks(results=results, when=now())
 
 
-def _check_memory(spec: ImageSpec, image: BuiltImage, engine: Engine) -> CheckMemory:
-    return CheckMemory(image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends, environment=os.environ)
+def _decides(spec: ImageSpec, image: BuiltImage, engine: Engine) -> str:
+    return what_decides(image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends)

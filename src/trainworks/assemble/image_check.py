@@ -6,14 +6,13 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from trainworks.assemble.image import ImageResult, test_image
 from trainworks.assemble.own_layers import compare_layers
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
-from trainworks.assemble.tested import when_tested
+from trainworks.assemble.tested import now, passed_before
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import BuildError, EngineError, UnknownNameError
@@ -62,10 +61,9 @@ def check_image(
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
-    if (tested := when_tested(image, os.environ)) and junit is None and not without_plan:
-        when, checks = tested
-        say(f"{reference} is, layer by layer, the image that passed {checks} checks on {when}")
-        return ImageResult(image=image, engine=engine, checks=(), tested=when, seconds=0, looked_at=True)
+    if (passed := passed_before(image, os.environ)) and junit is None and not without_plan:
+        say(f"{reference} is, layer by layer, the image that passed {len(passed.results)} checks on {passed.when}")
+        return ImageResult(image=image, engine=engine, checks=(), tested=passed.when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
     if named is None and INPUTS_LABEL in image.labels:
@@ -137,7 +135,7 @@ def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> 
         engine=engine,
         checks=tuple(looked.results),
         notes=tuple(looked.notes),
-        tested=datetime.now(UTC).isoformat(timespec="seconds"),
+        tested=now(),
         seconds=0,
         looked_at=True,
     )

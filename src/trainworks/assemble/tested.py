@@ -31,66 +31,59 @@ class PassedChecks:
     when: str
 
 
-class CheckMemory:
-    """What one image was asked before, in this user's cache (``host.cache``)."""
-
-    def __init__(
-        self,
-        image: BuiltImage,
-        engine: Engine,
-        checks: tuple[Check, ...],
-        *,
-        forbidden: tuple[str, ...],
-        base: BuiltImage | None,
-        environment: Mapping[str, str],
-    ) -> None:
-        """Name the results by what decides them; arguments as of ``imagetest.run.run_checks``."""
-        probe = engine.probe()
-        decides = (
-            *(image.identifier, base.identifier if base else "", probe.name, probe.version),
-            *(repr(check) for check in checks),
-            *sorted(forbidden),
-            _own_code(),
-        )
-        self._image = image
-        self._name = hashlib.sha256("\0".join(decides).encode()).hexdigest()
-        self._environment = environment
-
-    def passed(self) -> PassedChecks | None:
-        """Return what passed before; ``None`` where nothing is known, or the file cannot be read."""
-        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
-            found = json.loads(self._path().read_bytes())
-            return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
-        return None
-
-    def remember(self, results: tuple[CheckResult, ...], *, whole: bool = False) -> PassedChecks:
-        """Keep results that all passed; a cache that cannot be written, or a user without one, keeps nothing.
-
-        ``whole``: whether these are all checks of the image, so that it counts as tested.
-        """
-        now = PassedChecks(results=results, when=datetime.now(UTC).isoformat(timespec="seconds"))
-        if results and all(each.passed for each in results):
-            with suppress(OSError, RuntimeError):
-                write_cached(self._path(), json.dumps(asdict(now)).encode())
-                if whole:
-                    text = json.dumps({"when": now.when, "checks": len(results)})
-                    write_cached(_path_of(self._image, self._environment), text.encode())
-        return now
-
-    def _path(self) -> Path:
-        return cache_folder(self._environment, "tested", f"{self._name}.json")
+def what_decides(
+    image: BuiltImage,
+    engine: Engine,
+    checks: tuple[Check, ...],
+    *,
+    forbidden: tuple[str, ...],
+    base: BuiltImage | None,
+) -> str:
+    """Return the digest of all that decides the results; arguments as of ``imagetest.run.run_checks``."""
+    probe = engine.probe()
+    decides = (
+        *(image.identifier, base.identifier if base else "", probe.name, probe.version),
+        *(repr(check) for check in checks),
+        *sorted(forbidden),
+        _own_code(),
+    )
+    return hashlib.sha256("\0".join(decides).encode()).hexdigest()
 
 
-def when_tested(image: BuiltImage, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return when an image passed all its checks on this machine, and how many; ``None`` where that is not known."""
+def passed_before(
+    image: BuiltImage, environment: Mapping[str, str], *, decided_by: str | None = None
+) -> PassedChecks | None:
+    """Return what an image passed on this machine; ``None`` where nothing is known, or the file cannot be read.
+
+    Args:
+        image: The image.
+        environment: The process's environment, which says where this user's cache lies (``host.cache``).
+        decided_by: What has to have decided the results; ``None``: whatever it was.
+    """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
         found = json.loads(_path_of(image, environment).read_bytes())
-        return str(found["when"]), int(found["checks"])
+        if decided_by in (None, found["decided_by"]):
+            return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
     return None
 
 
+def remember(
+    image: BuiltImage, results: tuple[CheckResult, ...], environment: Mapping[str, str], *, decided_by: str
+) -> None:
+    """Keep the results of all checks of an image, if all passed; a cache that cannot be written keeps nothing."""
+    if results and all(each.passed for each in results):
+        kept = asdict(PassedChecks(results=results, when=now())) | {"decided_by": decided_by}
+        with suppress(OSError, RuntimeError):
+            write_cached(_path_of(image, environment), json.dumps(kept).encode())
+
+
+def now() -> str:
+    """Return the time as ``PassedChecks`` has it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _path_of(image: BuiltImage, environment: Mapping[str, str]) -> Path:
-    return cache_folder(environment, "content", f"{image.identifier.rpartition(':')[2]}.json")
+    return cache_folder(environment, "tested", f"{image.identifier.rpartition(':')[2]}.json")
 
 
 @cache

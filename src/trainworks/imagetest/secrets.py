@@ -7,7 +7,6 @@ the image, for everybody who unpacks the layer. Names are looked at first; conte
 from __future__ import annotations
 
 import base64
-import binascii
 import csv
 import hashlib
 import posixpath
@@ -55,87 +54,70 @@ class SecretFinding:
         return f"{place}: {self.rule}{late}; {self.advice}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PathRule:
-    """Files of this name are not allowed; with ``content``, only those in which it occurs."""
-
-    rule: str
-    path: str
-    advice: str
-    content: re.Pattern[bytes] | None = None
-
-
-_URL_CREDENTIALS = re.compile(rb"[a-z][a-z0-9+]*://[^/\s:@'\"]+:[^/\s@'\"]+@", re.IGNORECASE)
+_URL_CREDENTIALS = rb"(?i)[a-z][a-z0-9+]*://[^/\s:@'\"]+:[^/\s@'\"]+@"
 _MOUNT = "give it to the step as a build secret (RUN --mount=type=secret)"
 _CLEAN = "let the step use a cache mount, or delete it in the step that makes it"
 
-PATH_RULES = (
-    PathRule(
-        rule="ssh host key",
-        path=r"etc/ssh/ssh_host_[^/]*_key",
-        advice="every container of the image would share it: delete it in the step that installs openssh-server, and "
+_FILES: tuple[tuple[str, str, str, bytes | None], ...] = (
+    (
+        "ssh host key",
+        r"etc/ssh/ssh_host_[^/]*_key",
+        "all containers would share it: delete it in the step that makes it, and make keys when the container starts",
+        None,
+    ),
+    (
+        "ssh key or authorization of a user",
+        r"(?:.*/)?\.ssh/(?:id_[^/.]+|identity|authorized_keys2?)",
         "make keys when the container starts",
+        None,
     ),
-    PathRule(
-        rule="ssh key or authorization of a user",
-        path=r"(?:.*/)?\.ssh/(?:id_[^/.]+|identity|authorized_keys2?)",
-        advice="make keys when the container starts",
+    ("credentials (.netrc)", r"(?:.*/)?[._]netrc", _MOUNT, None),
+    ("AWS credentials", r"(?:.*/)?\.aws/credentials", _MOUNT, None),
+    ("git credentials", r"(?:.*/)?\.git-credentials", _MOUNT, None),
+    (
+        "Google Cloud credentials",
+        r"(?:.*/)?gcloud/(?:application_default_credentials\.json|credentials\.db)",
+        _MOUNT,
+        None,
     ),
-    PathRule(rule="credentials (.netrc)", path=r"(?:.*/)?[._]netrc", advice=_MOUNT),
-    PathRule(rule="AWS credentials", path=r"(?:.*/)?\.aws/credentials", advice=_MOUNT),
-    PathRule(rule="git credentials", path=r"(?:.*/)?\.git-credentials", advice=_MOUNT),
-    PathRule(
-        rule="Google Cloud credentials",
-        path=r"(?:.*/)?(?:gcloud/application_default_credentials\.json|gcloud/credentials\.db)",
-        advice=_MOUNT,
+    ("Hugging Face token", r"(?:.*/)?\.?(?:cache/)?huggingface/token", _MOUNT, None),
+    ("Kubernetes credentials", r"(?:.*/)?\.kube/config", _MOUNT, None),
+    ("apt credentials", r"etc/apt/auth\.conf(?:\.d/[^/]+)?", _MOUNT, None),
+    ("file of a build secret", r"(?:var/)?run/secrets/.+", "do not copy secrets", None),
+    (
+        "registry credentials",
+        r"(?:.*/)?(?:\.docker/config\.json|\.dockercfg|containers/auth\.json)",
+        _MOUNT,
+        rb'"(?:auth|identitytoken|password)"\s*:\s*"[^"]',
     ),
-    PathRule(rule="Hugging Face token", path=r"(?:.*/)?\.?(?:cache/)?huggingface/token", advice=_MOUNT),
-    PathRule(rule="Kubernetes credentials", path=r"(?:.*/)?\.kube/config", advice=_MOUNT),
-    PathRule(rule="apt credentials", path=r"etc/apt/auth\.conf(?:\.d/[^/]+)?", advice=_MOUNT),
-    PathRule(rule="file of a build secret", path=r"(?:var/)?run/secrets/.+", advice="do not copy secrets"),
-    PathRule(
-        rule="registry credentials",
-        path=r"(?:.*/)?(?:\.docker/config\.json|\.dockercfg|containers/auth\.json)",
-        advice=_MOUNT,
-        content=re.compile(rb'"(?:auth|identitytoken|password)"\s*:\s*"[^"]'),
+    (
+        "package index credentials",
+        r"(?:.*/)?(?:pip\.conf|pip\.ini|uv\.toml|\.condarc|\.gitconfig)|etc/apt/sources\.list(?:\.d/[^/]+)?",
+        _MOUNT,
+        _URL_CREDENTIALS,
     ),
-    PathRule(
-        rule="package index credentials",
-        path=r"(?:.*/)?(?:pip\.conf|pip\.ini|uv\.toml|\.condarc|\.gitconfig)|etc/apt/sources\.list(?:\.d/[^/]+)?",
-        advice=_MOUNT,
-        content=_URL_CREDENTIALS,
+    (
+        "package index credentials",
+        r"(?:.*/)?(?:\.pypirc|\.npmrc)",
+        _MOUNT,
+        rb"(?:_authToken|_password|_auth|password)\s*[=:]\s*\S",
     ),
-    PathRule(
-        rule="package index credentials",
-        path=r"(?:.*/)?(?:\.pypirc|\.npmrc)",
-        advice=_MOUNT,
-        content=re.compile(rb"(?:_authToken|_password|_auth|password)\s*[=:]\s*\S"),
+    (
+        "proxy of the build host",
+        r"etc/(?:apt/apt\.conf(?:\.d/[^/]+)?|environment|pip\.conf|profile\.d/[^/]+|wgetrc)|(?:.*/)?\.(?:curlrc|wgetrc)",
+        "pass the proxy as a predefined build argument, never write it to a file",
+        rb"(?im)^\s*(?:Acquire::\S*::Proxy\s+\"\w|(?:export\s+)?(?:https?_|ftp_|all_)?proxy\s*=\s*[\"']?\w)",
     ),
-    PathRule(
-        rule="proxy of the build host",
-        path=r"etc/(?:apt/apt\.conf(?:\.d/[^/]+)?|environment|pip\.conf|profile\.d/[^/]+|wgetrc)|(?:.*/)?\.(?:curlrc|wgetrc)",
-        advice="pass the proxy as a predefined build argument, never write it to a file",
-        content=re.compile(
-            rb"^\s*(?:Acquire::\S*::Proxy\s+\"\w|(?:export\s+)?(?:https?_|ftp_|all_)?proxy\s*=\s*[\"']?\w)",
-            re.IGNORECASE | re.MULTILINE,
-        ),
+    (
+        "certificate authority of the build host",
+        r"usr/local/share/ca-certificates/.+",
+        "use the host's CA bundle as a build secret for the time of the step",
+        None,
     ),
-    PathRule(
-        rule="certificate authority of the build host",
-        path=r"usr/local/share/ca-certificates/.+",
-        advice="use the host's CA bundle as a build secret for the time of the step",
-    ),
-    PathRule(
-        rule="package cache (apt)",
-        path=r"var/cache/apt/(?:.*/)?[^/]+\.(?:bin|deb)|var/lib/apt/lists/.+",
-        advice=_CLEAN,
-    ),
-    PathRule(
-        rule="package cache",
-        path=r"(?:root|home/[^/]+)/\.cache/.+|(?:.*/)?(?:\.cache|var/cache)/(?:pip|uv)/.+",
-        advice=_CLEAN,
-    ),
+    ("package cache (apt)", r"var/cache/apt/(?:.*/)?[^/]+\.(?:bin|deb)|var/lib/apt/lists/.+", _CLEAN, None),
+    ("package cache", r"(?:root|home/[^/]+)/\.cache/.+|(?:.*/)?(?:\.cache|var/cache)/(?:pip|uv)/.+", _CLEAN, None),
 )
+"""What is not allowed, its path, what to do, and what is in a file that is not allowed: any, where nothing is said."""
 
 ALLOWED_PATHS = (
     # A wheel's own tests: keys made to be public, the same in every copy of the wheel on the package index.
@@ -150,8 +132,7 @@ ALLOWED_PATHS = (
 _RECORD = re.compile(r"(?P<folder>.+/(?:site|dist)-packages)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD")
 
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED_PATHS))
-_NAMES = tuple((re.compile(rule.path), rule) for rule in PATH_RULES)
-_ANY_NAME = re.compile("|".join(f"(?:{rule.path})" for rule in PATH_RULES))
+_ANY_NAME = re.compile("|".join(f"(?:{path})" for _, path, *_ in _FILES))
 
 # A whole block, with a body: programs that read keys have the first line alone in their text. A line end may be written
 # as two characters, as in the JSON of a service account.
@@ -166,10 +147,6 @@ _VARIABLE_SECRET = re.compile(
     rb"\b[A-Z0-9_]*(?:PASSWORD|SECRET_ACCESS_KEY|SESSION_TOKEN|_TOKEN|API_KEY)=[\"']?[^\s\"'$]{8,}"
 )
 _BINARY_NAME = re.compile(r".*\.(?:so|pyc|gz|xz|bz2|zst|zip|whl|deb|png|jpg|gif|mo|a|o|npy|npz|bin|cubin|fatbin|gpg)")
-
-_BUNDLE = re.compile(r"etc/ssl/certs/.+|etc/ssl/cert\.pem|usr/lib/ssl/certs/.+")
-_PACKAGED = re.compile(r"usr/share/ca-certificates/.+")
-_CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END")
 
 
 def scan(
@@ -199,7 +176,7 @@ def scan_layers(
     layers: Iterable[Layer], forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
 ) -> tuple[SecretFinding, ...]:
     """Look through layers, each read once; their order does not matter. Arguments as of ``scan``."""
-    scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden), published=frozenset(published))
+    scanner = _LayerScanner(forbidden=_numbered(forbidden), published=frozenset(published))
     for layer in layers:
         scanner.scan(layer)
     return scanner.finish()
@@ -207,7 +184,7 @@ def scan_layers(
 
 def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
     """Look through texts that are not files: pairs of a place and its text."""
-    strings = _Forbidden.of(forbidden)
+    strings = _numbered(forbidden)
     found: list[SecretFinding] = []
     for where, text in texts:
         data = text.encode()
@@ -218,7 +195,7 @@ def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()
             (_VARIABLE_SECRET, "secret in a variable", _MOUNT),
             (_URL_CREDENTIALS, "credentials in a URL", _MOUNT),
         ):
-            if pattern.search(data):
+            if re.search(pattern, data):
                 found.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
     return tuple(found)
 
@@ -232,44 +209,34 @@ def _texts(image: BuiltImage, history: tuple[HistoryEntry, ...]) -> Iterator[tup
         yield f"environment variable {name}", f"{name}={value}"
 
 
-@dataclass(frozen=True)
-class _Forbidden:
-    """The forbidden strings as bytes.
+def _numbered(forbidden: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
+    """Return the forbidden strings as bytes, with their numbers.
 
-    One search for each: CPython looks for a literal many times faster than for an alternative of literals, which it
-    tries letter by letter.
+    Each is searched for itself: CPython looks for a literal many times faster than for an alternative of literals.
     """
-
-    strings: tuple[tuple[int, bytes], ...]
-
-    @classmethod
-    def of(cls, strings: tuple[str, ...]) -> _Forbidden:
-        return cls(tuple((number, text.strip().encode()) for number, text in enumerate(strings, 1) if text.strip()))
-
-    def within(self, data: bytes) -> Iterator[int]:
-        return (number for number, text in self.strings if text in data)
+    return tuple((number, text.strip().encode()) for number, text in enumerate(forbidden, 1) if text.strip())
 
 
-def _content_rules(data: bytes, forbidden: _Forbidden, *, allowed: bool) -> Iterator[tuple[str, str]]:
+def _content_rules(
+    data: bytes, forbidden: tuple[tuple[int, bytes], ...], *, allowed: bool
+) -> Iterator[tuple[str, str]]:
     if not allowed:
         # The plain search first: the patterns would cost seconds over a whole image.
         if b"PRIVATE KEY" in data and _PRIVATE_KEY.search(data):
             yield "private key", "delete it in the step that makes it, or make it when the container starts"
         if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY.search(data):
             yield "AWS access key", _MOUNT
-    for number in forbidden.within(data):
+    for number in (number for number, text in forbidden if text in data):
         yield f"{_HOST_SETTING} (number {number} of the forbidden strings)", _MOUNT
 
 
 @dataclass(kw_only=True)
 class _LayerScanner:
-    forbidden: _Forbidden
+    forbidden: tuple[tuple[int, bytes], ...]
     published: frozenset[str] = frozenset()
     found: list[SecretFinding] = field(default_factory=list)
     keys: dict[SecretFinding, str] = field(default_factory=dict)
     records: set[tuple[str, str, str]] = field(default_factory=set)
-    packaged: set[str] = field(default_factory=set)
-    bundled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     deleted: dict[str, str] = field(default_factory=dict)
 
     def scan(self, layer: Layer) -> None:
@@ -301,29 +268,22 @@ class _LayerScanner:
                     self.records |= {(where, *line) for line in _recorded(record["folder"], data)}
 
     def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
-        for number in self.forbidden.within(path.encode("utf-8", "surrogateescape")):
+        name = path.encode("utf-8", "surrogateescape")
+        for number in (number for number, text in self.forbidden if text in name):
             rule = f"{_HOST_SETTING} (number {number} of the forbidden strings) in the file's name"
             # The path holds the string itself: name the folder only.
             self._add(layer, posixpath.dirname(path) if "/" in path else "", rule, _CLEAN)
         if not _ANY_NAME.fullmatch(path):
             return
-        for pattern, named in _NAMES:
-            if pattern.fullmatch(path) and (
-                named.content is None or (data is not None and named.content.search(data) is not None)
-            ):
-                self._add(layer, path, named.rule, named.advice)
+        for rule, pattern, advice, content in _FILES:
+            if re.fullmatch(pattern, path) and (content is None or (data is not None and re.search(content, data))):
+                self._add(layer, path, rule, advice)
 
     def _check_content(self, layer: str, path: str, data: bytes) -> None:
         for rule, advice in _content_rules(data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None):
             self._add(layer, path, rule, advice)
             if not rule.startswith(_HOST_SETTING):
                 self.keys[self.found[-1]] = _digest(data)
-        if _PACKAGED.fullmatch(path):
-            self.packaged |= _fingerprints(data)
-        elif _BUNDLE.fullmatch(path):
-            certificates = _fingerprints(data)
-            if certificates:
-                self.bundled[layer, path] = certificates
 
     def _add(self, layer: str, path: str, rule: str, advice: str) -> None:
         finding = SecretFinding(where=layer, path=path, rule=rule, advice=advice)
@@ -341,20 +301,7 @@ class _LayerScanner:
         return ""
 
     def finish(self) -> tuple[SecretFinding, ...]:
-        """Add the findings that need all layers: certificates that no package brought."""
-        for (layer, path), certificates in self.bundled.items():
-            foreign = sorted(certificates - self.packaged)
-            if foreign:
-                some = ", ".join(fingerprint[:16] for fingerprint in foreign[:3])
-                self.found.append(
-                    SecretFinding(
-                        where=layer,
-                        path=path,
-                        rule=f"{len(foreign)} of {len(certificates)} certificates are not from the image's own "
-                        f"ca-certificates package (SHA-256 {some}{', ...' if len(foreign) > 3 else ''})",
-                        advice="use the host's CA bundle as a build secret for the time of the step",
-                    )
-                )
+        """Return what was found, but for the keys that a published wheel lists as its own."""
         return tuple(
             replace(finding, deleted_in=self._deleted_in(finding))
             for finding in self.found
@@ -372,17 +319,6 @@ def _recorded(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
     for row in csv.reader(record.decode("utf-8", "replace").splitlines()):
         if len(row) > 1 and row[1].startswith("sha256="):
             yield posixpath.normpath(posixpath.join(folder, row[0])), row[1].removeprefix("sha256=")
-
-
-def _fingerprints(data: bytes) -> set[str]:
-    found = set()
-    for match in _CERTIFICATE.finditer(data):
-        try:
-            found.add(hashlib.sha256(base64.b64decode(b"".join(match[1].split()))).hexdigest())
-        except binascii.Error:
-            # Not a certificate that anything would trust: nothing to compare.
-            continue
-    return found
 
 
 def summary(findings: tuple[SecretFinding, ...]) -> str:
