@@ -37,10 +37,7 @@ _SMDISTRIBUTED_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"dataparallel": ("enabled", "custom_mpi_options"), "modelparallel": ("enabled", "parameters")}
 )
 _TRAINER_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "torchrun": ("process_count_per_node", "smp"),
-        "mpi": ("process_count_per_node", "mpi_additional_options"),
-    }
+    {"torchrun": ("process_count_per_node", "smp"), "mpi": ("process_count_per_node", "mpi_additional_options")}
 )
 """Class of the third line, in small letters -> its fields (sagemaker.train.distributed)."""
 

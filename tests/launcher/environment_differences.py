@@ -467,12 +467,7 @@ ENDED = (
         "no hyperparameters, no channels, only this host",
         Case(None, None, None, variables={"SAGEMAKER_PROGRAM": "train.py"}),
     ),
-    (
-        "one host, and `current_host` is missing",
-        "KeyError",
-        "it is that host",
-        Case(config={"hosts": ["algo-1"]}),
-    ),
+    ("one host, and `current_host` is missing", "KeyError", "it is that host", Case(config={"hosts": ["algo-1"]})),
     (
         "a hyperparameter that is nested a thousand levels deep",
         "RecursionError",

@@ -111,15 +111,7 @@ KINDS: tuple[str, ...] = (
     "without",
 )
 KINDS += ("finish", "bye", "alive", "probe", "samples")
-FIELDS: tuple[str, ...] = (
-    "host",
-    "job",
-    "nonce",
-    "proof",
-    "reason",
-    "outcome",
-    "status",
-)
+FIELDS: tuple[str, ...] = ("host", "job", "nonce", "proof", "reason", "outcome", "status")
 FIELDS += ("text", "age", "rank", "count", "secret")
 MESSAGES = st.builds(
     lambda kind, fields: {**fields, "type": kind},
@@ -827,10 +819,7 @@ def test_a_lost_host_that_is_started_again_is_told(tmp_path: Path) -> None:
     with elastic_job(tmp_path, 2, port=port) as (leader, _, third):
         third.process.kill()
         leader.read_until("going on with 2 of 3 hosts")
-        env = {
-            "TRAINWORKS_CONTROL_PORT": str(port),
-            "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "image.json"),
-        }
+        env = {"TRAINWORKS_CONTROL_PORT": str(port), "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "image.json")}
         with Launcher(tmp_path / THIRD, variables=env) as again:
             assert again.wait() == 66
         assert again.failure == f"lost host {THIRD}: it closed the connection; the job goes on without it"

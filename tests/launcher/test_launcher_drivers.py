@@ -45,11 +45,7 @@ def write(
         (base / "input/data/sm_drivers/distributed.json").write_text(json.dumps(distributed), encoding="utf-8")
     programs = {"python": sys.executable, "bash": "/bin/bash", "mpirun": "/bin/true", "torchrun": "/bin/true"}
     manifest = write_manifest(base / "image.json", programs)
-    return {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "PATH": "/usr/bin:/bin",
-        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
-    }
+    return {"SAGEMAKER_BASE_DIR": str(base), "PATH": "/usr/bin:/bin", "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
 
 
 def job(base: Path, source: Json, distributed: Json = None, hyperparameters: Mapping[str, Json] | None = None) -> Job:
@@ -243,11 +239,7 @@ def test_the_real_sdks_files_are_understood() -> None:
             "sagemaker_mpi_num_of_processes_per_host": 2,
         },
         "smp": {**script, "sagemaker_torch_distributed_enabled": True},
-        "mpi": {
-            **script,
-            "sagemaker_mpi_enabled": True,
-            "sagemaker_mpi_custom_mpi_options": "-x 'A=two words'",
-        },
+        "mpi": {**script, "sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": "-x 'A=two words'"},
     }
     assert (read["command"].command, read["command"].arguments) == ('python train.py "$@"', ("--epochs", "3"))
     assert read["mpi"].requirements == "needs.txt"

@@ -20,10 +20,7 @@ from trainworks_launcher.contract.values import Json
 pytestmark = pytest.mark.engine
 
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
-TORCH: dict[str, Json] = {
-    "sagemaker_torch_distributed_enabled": "true",
-    "sagemaker_mpi_num_of_processes_per_host": "2",
-}
+TORCH: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
 HELLO = """
 import os, socket, sys
 from mpi4py import MPI
@@ -108,10 +105,7 @@ def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, man
     assert statuses == [1, 1]
     assert launchers[0].failure == launchers[1].failure
     lines = launchers[0].failure.splitlines()
-    assert lines[:2] == [
-        "ValueError: the last rank fails",
-        "train.py on host algo-2, rank 3 (mode mpi): exit status 1",
-    ]
+    assert lines[:2] == ["ValueError: the last rank fails", "train.py on host algo-2, rank 3 (mode mpi): exit status 1"]
     assert lines[-1] == lines[0]
 
 

@@ -108,10 +108,7 @@ def test_an_upload_that_does_not_happen_is_said() -> None:
     ("hyperparameters", "expected"),
     [
         ({"x": "a\0b"}, "its value has a NUL character (hyperparameter 'x')"),
-        (
-            {"x": "\ud800"},
-            "its value has half of a surrogate pair (U+D800), which is not a character (hyper",
-        ),
+        ({"x": "\ud800"}, "its value has half of a surrogate pair (U+D800), which is not a character (hyper"),
         ({"x": {"k": "a\0b"}}, "its value has a NUL character (hyperparameter 'x')"),
         (
             {"x": ["a\0b"], "sagemaker_argument_style": "key=value"},

@@ -451,10 +451,7 @@ def job_from(address: str, base: Path, location: str, client: str, **more: str) 
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"])
 def test_code_from_s3_wins_over_what_the_image_has(tmp_path: Path, store: str, client: str, variable: str) -> None:
-    files = {
-        "train.py": "import helper, sys; print(helper.WORDS, sys.argv[1:])",
-        "helper.py": "WORDS = 'GOT S3'",
-    }
+    files = {"train.py": "import helper, sys; print(helper.WORDS, sys.argv[1:])", "helper.py": "WORDS = 'GOT S3'"}
     location = upload(store, tmp_path, "job/sourcedir.tar.gz", files)
     made = job_from("", tmp_path, location, client, **{variable: store})
     assert made.status == 0, made.text
@@ -509,11 +506,7 @@ def test_every_host_fetches_for_itself(tmp_path: Path, store: str, program: str,
 @pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 @pytest.mark.parametrize(
-    ("location", "words"),
-    [
-        ("s3://bucket/absent.tar.gz", "404"),
-        ("s3://no-such-bucket/code.tar.gz", "404"),
-    ],
+    ("location", "words"), [("s3://bucket/absent.tar.gz", "404"), ("s3://no-such-bucket/code.tar.gz", "404")]
 )
 def test_what_is_not_there_is_the_reason(tmp_path: Path, store: str, client: str, location: str, words: str) -> None:
     made = job_from(store, tmp_path, location, client)

@@ -152,11 +152,7 @@ def test_parameter_servers_outlive_their_hosts_program_and_end_with_the_job(tmp_
         assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
         assert left_behind(made) == []
     first, second = HOSTS
-    cluster = {
-        "master": [f"{first}:2222"],
-        "ps": [f"{first}:2223", f"{second}:2223"],
-        "worker": [f"{second}:2222"],
-    }
+    cluster = {"master": [f"{first}:2222"], "ps": [f"{first}:2223", f"{second}:2223"], "worker": [f"{second}:2222"]}
     assert f"task master 0 of {json.dumps(cluster)}" in made[0].text
     assert f"task worker 0 of {json.dumps(cluster)}" in made[1].text
     assert "[TensorFlow parameter server] ps 0 serves, GPUs: ''" in made[0].text

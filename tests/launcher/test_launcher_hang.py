@@ -94,16 +94,8 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
             f"rank 0 on algo-1 waits in barrier (train.py:52); {OTHERS}",
             [0],
         ),
-        (
-            [WAITS, (BARRIER, "S", "", "")],
-            f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)",
-            [],
-        ),
-        (
-            [WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS],
-            f"rank 2 on algo-2 {STOPPED}; {OTHERS}",
-            [2],
-        ),
+        ([WAITS, (BARRIER, "S", "", "")], f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)", []),
+        ([WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS], f"rank 2 on algo-2 {STOPPED}; {OTHERS}", [2]),
         ([WAITS, ((), "T", "", "")], f"rank 1 on algo-1 {STOPPED}; {OTHER}", [1]),
         (
             [WAITS, (stack(("read", SCRIPT, 7), MAIN), "S", "", "open of /data/fifo")],
@@ -334,15 +326,7 @@ def polling(
 
     waited: seconds of 30 in which its main thread had no CPU, though it was ready to run."""
     begin = (10**9, 10**9)
-    old = Process(
-        "1",
-        python=True,
-        cpu=50.0,
-        threads={10: begin},
-        stack=POLLS,
-        wrote=0,
-        sleeps=sleeps,
-    )
+    old = Process("1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, wrote=0, sleeps=sleeps)
     later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
     now_ = (begin[0] + int(ran * 1e9), begin[1] + int(waited * 1e9))
     new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later, wrote=wrote)

@@ -36,10 +36,7 @@ PAUSE_LIMIT = 4
 CROWD = 4
 """Threads that want a processor, above which what a rank does within the limit cannot be seen."""
 
-MODE: dict[str, Json] = {
-    "sagemaker_torch_distributed_enabled": "true",
-    "sagemaker_mpi_num_of_processes_per_host": 2,
-}
+MODE: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2}
 RANKS = (
     GLOO_ENDS
     + """

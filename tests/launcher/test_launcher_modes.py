@@ -11,7 +11,7 @@ import pytest
 from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manifest_document, plan
 
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.registry import MODES, SWITCHES
+from trainworks_launcher.contract.registry import SWITCHES
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.entry import Code
 from trainworks_launcher.given.environment import Devices, Environment
@@ -118,11 +118,6 @@ def test_a_framework_that_is_too_old_is_refused(asked: Mapping[str, Json], versi
         assert refused in refusal(made)
     else:
         assert plan(made).argv
-
-
-@pytest.mark.parametrize("mode", [name for name, row in MODES.items() if row.minimum[0]])
-def test_a_minimum_version_has_its_source(mode: str) -> None:
-    assert MODES[mode].source
 
 
 @pytest.mark.parametrize(
@@ -414,8 +409,7 @@ def test_smddpmprun_is_used_where_it_is_and_the_backend_is_auto(
 
 
 @pytest.mark.parametrize(
-    ("torch", "expected"),
-    [("", (None, None)), ("1.13.1", ("simple", None)), ("2.4.1", ("simple", "ring"))],
+    ("torch", "expected"), [("", (None, None)), ("1.13.1", ("simple", None)), ("2.4.1", ("simple", "ring"))]
 )
 def test_nccl_is_set_for_smp_by_the_version_of_torch(torch: str, expected: tuple[str | None, str | None]) -> None:
     env = plan(with_components(gpus(SMP), torch=torch)).env

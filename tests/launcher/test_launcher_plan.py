@@ -88,7 +88,7 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
             devices=Devices(neuron_devices=16, efa=("rdmap16s27",), interfaces=("eth0", "lo")),
             variables={"PATH": "/usr/bin:/bin", "RUN_NEURON_PARALLEL_COMPILE": "1"},
             programs=MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/usr/bin/neuron_parallel_compile"}),
-        ),
+        )
     ),
     "modelparallel-two-hosts-leader": lambda: mode(
         "sagemaker_mpi_enabled", hyperparameters=decode_values({**SMP, "sagemaker_program": "train.py"})
@@ -119,7 +119,7 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "group-host-outside": lambda: plan(
         environment(
             {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
-        ),
+        )
     ),
     "torch-module": lambda: plan(environment({**TORCH, "sagemaker_program": "-m package.train"})),
 }

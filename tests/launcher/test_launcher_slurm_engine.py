@@ -86,8 +86,7 @@ def srun(slurm: Slurm, tmp_path: Path, variables: dict[str, str], *words: str) -
 
 
 @pytest.mark.parametrize(
-    "listed",
-    ["one", "fn[1-12]", "gpu[08-10,020]", "a,b[2,4],c", "r[1-2]n[0-1]", "g[009-011]-ib[0-1],h7"],
+    "listed", ["one", "fn[1-12]", "gpu[08-10,020]", "a,b[2,4],c", "r[1-2]n[0-1]", "g[009-011]-ib[0-1],h7"]
 )
 def test_node_lists_are_read_as_slurm_reads_them(slurm: Slurm, listed: str) -> None:
     assert slurm.run("scontrol", "show", "hostnames", listed).stdout.split() == list(expand_nodes(listed))

@@ -138,11 +138,7 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
 
 
 # --------------------------------------------------------------------------------- the platform's time, its restarts
-BATCH = {
-    "AWS_BATCH_JOB_NUM_NODES": "1",
-    "AWS_BATCH_JOB_NODE_INDEX": "0",
-    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-}
+BATCH = {"AWS_BATCH_JOB_NUM_NODES": "1", "AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
 SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_NODEID": "0"}
 
 

@@ -56,12 +56,15 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
         gpus: What nvidia-smi said; None if it was not asked.
     """
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
+    places = {name: _file_system(name) for name in directories}
+    flags = text_of(f"/sys/class/net/{interface}/flags").strip() if interface else ""
+    carrier = text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""  # both: sysfs-class-net
     return Seen(
         driver=driver or (gpus.driver if gpus is not None else ""),
         gpus=gpus,
         shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
-        free={name: room for name in directories for room in (_room(name),) if room is not None},
-        interface_up=_is_up(interface) if interface else None,
+        free={name: at.f_frsize * at.f_bavail for name, at in places.items() if at is not None and at.f_blocks},
+        interface_up=bool(int(flags, 16) & 1) and carrier != "0" if flags else None,
     )
 
 
@@ -72,12 +75,6 @@ def size_of(path: str) -> int | None:
     except OSError:
         return None
     return found.f_frsize * found.f_blocks
-
-
-def _room(path: str) -> int | None:
-    """Return the bytes that can be written below a path; None for a file system that does not say."""
-    found = _file_system(path)
-    return found.f_frsize * found.f_bavail if found is not None and found.f_blocks else None
 
 
 def is_full(path: str) -> bool:
@@ -96,11 +93,3 @@ def _file_system(path: str) -> os.statvfs_result | None:
         with contextlib.suppress(OSError):
             return os.statvfs(str(parent))
     return None
-
-
-def _is_up(interface: str) -> bool | None:
-    """Return whether an interface is up, by its flag IFF_UP and its carrier (sysfs-class-net); None if unknown."""
-    flags = text_of(f"/sys/class/net/{interface}/flags").strip()
-    if not flags:
-        return None
-    return bool(int(flags, 16) & 1) and text_of(f"/sys/class/net/{interface}/carrier").strip() != "0"

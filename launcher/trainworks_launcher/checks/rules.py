@@ -43,13 +43,11 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
         from trainworks_launcher.checks.gpus import judge_gpus  # a host without GPUs starts sooner
 
         found = list(judge_gpus(asked, seen.gpus))
-    found += [
-        *_driver(asked, seen),
-        *_counts(asked, seen),
-        *_shared_memory(asked, seen),
-        *_disk(seen),
-        *_interface(asked, seen),
-    ]
+    found += [*_driver(asked, seen), *_counts(asked, seen), *_places(asked, seen)]
+    if asked.interface and seen.interface_up is False:
+        what = f"the network interface {asked.interface} is down, and the other hosts are reached by it"
+        advice = "bring it up, or name another one; replace the host if its link is broken"
+        found.append(Finding(FAILED, what, advice))
     return tuple(sorted(found, key=lambda finding: finding.severity != FAILED))
 
 
@@ -71,33 +69,22 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if asked.row_gpus > present and not asked.without_cuda:
         what = f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has {present}"
         yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
-    if (
-        asked.efa and asked.efa < asked.row_efa
-    ):  # none at all is said where EFA is chosen: it matters between hosts only
+    if asked.efa and asked.efa < asked.row_efa:  # none at all is said where EFA is chosen: it matters between hosts
         what = f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container has {asked.efa}"
         yield Finding(WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}")
 
 
-def _shared_memory(asked: Checks, seen: Seen) -> Iterator[Finding]:
+def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
     size = seen.shared_memory
     least = SHARED_MEMORY_BYTES if asked.shared_memory else _DEFAULT_SHARED_MEMORY
     if size is not None and size < least:
         what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
         advice = "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium Memory"
         yield Finding(WARNING, what, advice)
-
-
-def _disk(seen: Seen) -> Iterator[Finding]:
     for directory, free in seen.free.items():
         if free < DISK_BYTES:
             severity = FAILED if free < DISK_FULL_BYTES else WARNING
             yield Finding(severity, f"{directory} has {_size(free)} of free disk", "use a larger volume, or free some")
-
-
-def _interface(asked: Checks, seen: Seen) -> Iterator[Finding]:
-    if asked.interface and seen.interface_up is False:
-        what = f"the network interface {asked.interface} is down, and the other hosts are reached by it"
-        yield Finding(FAILED, what, "bring it up, or name another one; replace the host if its link is broken")
 
 
 # ------------------------------------------------------------------------------------------------------ between hosts

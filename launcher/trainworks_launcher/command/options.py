@@ -63,12 +63,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "explain",
         "print every flag and variable with its origin and reason; run nothing",
-        (
-            _HOST,
-            Option("--format", "FORMAT", "table (default) or json", ("table", "json")),
-            SECRETS,
-            *_HOW,
-        ),
+        (_HOST, Option("--format", "FORMAT", "table (default) or json", ("table", "json")), SECRETS, *_HOW),
     ),
     Command(
         "check",

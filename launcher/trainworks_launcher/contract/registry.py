@@ -24,11 +24,9 @@ class Mode(NamedTuple):
         one_per_host: Each host gets one process, whatever its devices.
         needs_count: The processes per host must be given.
         programs: Programs that start it.
-        by_mpirun: mpirun starts its ranks, on hosts without a launcher too.
         by_name: Its processes are told how all hosts are called, and reach them by that.
         trainium: It works on hosts with Neuron cores.
-        minimum: Component and the lowest version that it works with.
-        source: Source of ``minimum``.
+        minimum: Component and the lowest version that it works with. Source: MINIMUM_SOURCE.
         packages: Python packages whose presence in the image decides how it is started.
         library: Component without which it starts but does not do what it is for; ``""`` for none.
     """
@@ -40,98 +38,95 @@ class Mode(NamedTuple):
     one_per_host: bool = False
     needs_count: bool = False
     programs: tuple[str, ...] = ()
-    by_mpirun: bool = False
     by_name: bool = False
     trainium: bool = False
     minimum: tuple[str, str] = ("", "")
-    source: str = ""
     packages: tuple[str, ...] = ()
     library: str = ""
+
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether mpirun starts its ranks, on hosts without a launcher too."""
+        return self.programs == _MPIRUN
 
     def programs_for(self, served: bool) -> tuple[str, ...]:
         """Return the programs that each host needs. served: no launcher runs on the other hosts."""
         return (*self.programs, "ssh") if served else self.programs
 
 
-_DISTRIBUTED_GUIDE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
+MINIMUM_SOURCE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
 
-MODES: Mapping[str, Mode] = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            Mode("none", "none", one_per_host=True, trainium=True),
-            # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
-            Mode("tasks", "tasks", trainium=True),
-            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), by_mpirun=True),
-            Mode(
-                # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
-                "smdistributed.modelparallel",
-                "modelparallel",
-                options=names.MPI_OPTIONS,
-                needs_count=True,
-                programs=("mpirun",),
-                by_mpirun=True,
-                library="smp",
-            ),
-            Mode(
-                "smdistributed.dataparallel",
-                "dataparallel",
-                names.DATA_PARALLEL_ENABLED,
-                options=names.DATA_PARALLEL_OPTIONS,
-                programs=("mpirun",),
-                by_mpirun=True,
-                library="smddp",
-            ),
-            Mode(
-                "pytorchddp",
-                "dataparallel",
-                names.PYTORCH_DDP_ENABLED,
-                options=names.DATA_PARALLEL_OPTIONS,
-                programs=("mpirun",),
-                by_mpirun=True,
-                minimum=("torch", "1.12"),
-                source=_DISTRIBUTED_GUIDE,
-                packages=("torch",),
-                library="smddp",
-            ),
-            Mode(
-                "torch_distributed",
-                "torch_distributed",
-                names.TORCH_DISTRIBUTED_ENABLED,
-                programs=("torchrun",),
-                trainium=True,
-                minimum=("torch", "1.13"),
-                source=_DISTRIBUTED_GUIDE,
-                packages=("torch",),
-            ),
-            Mode("ray", "ray", names.RAY_ENABLED, one_per_host=True, trainium=True, programs=("ray", "python")),
-            Mode(
-                "pytorchxla",
-                "pytorchxla",
-                names.PYTORCH_XLA_ENABLED,
-                by_name=True,
-                programs=("python",),
-                packages=("torch_xla",),
-            ),
-            Mode(
-                "parameter_server",
-                "parameter_server",
-                names.PARAMETER_SERVER_ENABLED,
-                by_name=True,
-                one_per_host=True,
-                packages=("tensorflow", "mxnet", "torch"),
-            ),
-            Mode(
-                "multi_worker_mirrored_strategy",
-                "multi_worker_mirrored_strategy",
-                names.MULTI_WORKER_MIRRORED_ENABLED,
-                by_name=True,
-                one_per_host=True,
-                packages=("tensorflow",),
-            ),
-        )
-    }
+_MPIRUN = ("mpirun",)
+_TORCH = ("torch",)
+
+_ROWS = (
+    Mode("none", "none", one_per_host=True, trainium=True),
+    # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
+    Mode("tasks", "tasks", trainium=True),
+    Mode("mpi", "mpi", names.MPI_ENABLED, names.MPI_OPTIONS, programs=_MPIRUN),
+    # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
+    Mode(
+        "smdistributed.modelparallel",
+        "modelparallel",
+        options=names.MPI_OPTIONS,
+        needs_count=True,
+        programs=_MPIRUN,
+        library="smp",
+    ),
+    Mode(
+        "smdistributed.dataparallel",
+        "dataparallel",
+        names.DATA_PARALLEL_ENABLED,
+        names.DATA_PARALLEL_OPTIONS,
+        programs=_MPIRUN,
+        library="smddp",
+    ),
+    Mode(
+        "pytorchddp",
+        "dataparallel",
+        names.PYTORCH_DDP_ENABLED,
+        names.DATA_PARALLEL_OPTIONS,
+        programs=_MPIRUN,
+        minimum=("torch", "1.12"),
+        packages=_TORCH,
+        library="smddp",
+    ),
+    Mode(
+        "torch_distributed",
+        "torch_distributed",
+        names.TORCH_DISTRIBUTED_ENABLED,
+        programs=("torchrun",),
+        trainium=True,
+        minimum=("torch", "1.13"),
+        packages=_TORCH,
+    ),
+    Mode("ray", "ray", names.RAY_ENABLED, one_per_host=True, trainium=True, programs=("ray", "python")),
+    Mode(
+        "pytorchxla",
+        "pytorchxla",
+        names.PYTORCH_XLA_ENABLED,
+        by_name=True,
+        programs=("python",),
+        packages=("torch_xla",),
+    ),
+    Mode(
+        "parameter_server",
+        "parameter_server",
+        names.PARAMETER_SERVER_ENABLED,
+        by_name=True,
+        one_per_host=True,
+        packages=("tensorflow", "mxnet", "torch"),
+    ),
+    Mode(
+        "multi_worker_mirrored_strategy",
+        "multi_worker_mirrored_strategy",
+        names.MULTI_WORKER_MIRRORED_ENABLED,
+        by_name=True,
+        one_per_host=True,
+        packages=("tensorflow",),
+    ),
 )
+MODES: Mapping[str, Mode] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> row, in the order in which people meet them."""
 
 SWITCHES: Mapping[str, str] = MappingProxyType({row.switch: row.name for row in MODES.values() if row.switch})

@@ -148,27 +148,16 @@ _BACKSLASHES_BEFORE_QUOTE = r"\\+(?='|\Z)"
 
 def _hydra_text(value: Json) -> str:
     """One value. Strings are quoted unless they are plain words that mean themselves, so that none is read as a number,
-    a list or a sweep, and a word can still choose a config group."""
-    if isinstance(value, str):
-        return _hydra_string(value)
+    a list or a sweep, and a word can still choose a config group. In a key what has a meaning is escaped."""
     if isinstance(value, list):
         return "[" + ",".join(_hydra_text(entry) for entry in value) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_hydra_key(key)}:{_hydra_text(entry)}" for key, entry in value.items()) + "}"
-    return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
-
-
-def _hydra_string(value: str) -> str:
-    """Return a string: a plain word as it is, else in single quotes.
-
-    Backslashes count only before a quote, where each is doubled.
-    """
+        keys = (re.sub(r"[\\()\[\]{}:=, \t]", lambda found: f"\\{found.group()}", key) for key in value)
+        return "{" + ",".join(f"{key}:{_hydra_text(entry)}" for key, entry in zip(keys, value.values())) + "}"
+    if not isinstance(value, str):
+        return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
     if re.fullmatch(_PLAIN, value) and value.lower() not in _READ_AS_SOMETHING_ELSE:
         return value
+    # Backslashes count only before a quote, where each is doubled.
     doubled = re.sub(_BACKSLASHES_BEFORE_QUOTE, lambda found: found.group() * 2, value)
     return "'" + doubled.replace("'", "\\'") + "'"
-
-
-def _hydra_key(key: str) -> str:
-    """Return a key of an object inside a list: what has a meaning in the grammar is escaped."""
-    return re.sub(r"[\\()\[\]{}:=, \t]", lambda found: f"\\{found.group()}", key)

@@ -119,9 +119,15 @@ def check(value: Json, where: str) -> list[Problem]:
     """Everything that is wrong with the parameters."""
     if not isinstance(value, dict):
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
-    given = {name: entry for name, entry in value.items() if entry is not None or not _may_be_null(name)}
-    found = [*_wrong_values(given), *_wrong_together(given)]
-    return [Problem(text, where, advice) for text, advice in found]
+    ranges = _table().ranges
+    nullable = {name for name, each in ranges.items() if each.may_be_null}
+    given = {name: entry for name, entry in value.items() if entry is not None or name not in nullable}
+    found = [
+        (f"{name} is {given[name]!r}", each.advice(given[name]))
+        for name, each in ranges.items()
+        if name in given and not each.has(given[name])
+    ]
+    return [Problem(text, where, advice) for text, advice in (*found, *_wrong_together(given))]
 
 
 def unknown(value: Json) -> list[str]:
@@ -187,19 +193,6 @@ def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list
 def _release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, without what follows them."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
-
-
-def _may_be_null(name: str) -> bool:
-    return name in _table().ranges and _table().ranges[name].may_be_null
-
-
-def _wrong_values(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return (what is wrong, advice) of single parameters."""
-    return [
-        (f"{name} is {value[name]!r}", each.advice(value[name]))
-        for name, each in _table().ranges.items()
-        if name in value and not each.has(value[name])
-    ]
 
 
 def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:

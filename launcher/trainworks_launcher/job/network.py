@@ -77,7 +77,9 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         environment.devices.locked_memory if here else None,
     )
     platform = environment.platform
-    hang = _hang_limit(reader)
+    hang = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
+    if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off":
+        hang = 0.0
     if placement.served and hang:
         # No launcher is where the ranks are: a job whose ranks print nothing would look like one that hangs.
         hang = 0.0
@@ -121,12 +123,6 @@ def _absent(environment: Environment) -> list[str]:
         if has and words and not meant and not value.startswith("^"):
             found.append(f"{variable}={value}: this host has no such network interface; it has {', '.join(has)}")
     return found
-
-
-def _hang_limit(reader: Reader) -> float:
-    """Return the seconds without progress after which a job hangs; 0 if it is not looked at."""
-    limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
-    return 0.0 if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off" else limit
 
 
 def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.hyperparameters import split_reserved, truth
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.contract.registry import MINIMUM_SOURCE, MODES, SWITCHES, Mode
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import text, texts, without_brackets
 from trainworks_launcher.given import cluster
@@ -291,7 +291,7 @@ def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None
     installed = version_of(environment, component)
     if installed and installed < _numbers(lowest):
         has = environment.manifest.components[component]
-        advice = f"use an image with {component} {lowest} or later ({mode.source})"
+        advice = f"use an image with {component} {lowest} or later ({MINIMUM_SOURCE})"
         reader.refuse(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice)
 
 

@@ -25,19 +25,10 @@ from trainworks_launcher.job.placement import MODEL_PARALLEL
 
 HOST_SPECIFIC = frozenset(
     (
-        "CURRENT_HOST",
-        "SM_CURRENT_HOST",
-        "SM_CURRENT_HOST_RANK",
-        "SM_CURRENT_INSTANCE_GROUP",
-        "SM_CURRENT_INSTANCE_GROUP_HOSTS",
-        "SM_CURRENT_INSTANCE_TYPE",
-        "SM_DISTRIBUTION_INSTANCE_GROUPS",
-        "SM_NETWORK_INTERFACE_NAME",
-        "SM_NUM_CPUS",
-        "SM_NUM_GPUS",
-        "SM_NUM_NEURONS",
-        "SM_RESOURCE_CONFIG",
-        "SM_TRAINING_ENV",
+        *("CURRENT_HOST", "SM_CURRENT_HOST", "SM_CURRENT_HOST_RANK", "SM_CURRENT_INSTANCE_GROUP"),
+        *("SM_CURRENT_INSTANCE_GROUP_HOSTS", "SM_CURRENT_INSTANCE_TYPE", "SM_DISTRIBUTION_INSTANCE_GROUPS"),
+        *("SM_NETWORK_INTERFACE_NAME", "SM_NUM_CPUS", "SM_NUM_GPUS", "SM_NUM_NEURONS", "SM_RESOURCE_CONFIG"),
+        *("SM_TRAINING_ENV",),
     )
 )
 """Variables that differ between the hosts of one job; a user's ``-x`` of one of them would copy the leader's."""
@@ -122,8 +113,9 @@ def _of_host(job: Job) -> dict[str, str]:
         "CURRENT_HOST": placement.host,
         "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
         **environment.locale,
-        **_log_variables(environment),
     }
+    if "PYTHONUNBUFFERED" not in environment.variables:  # a log that appears only at the end is of no use
+        exported["PYTHONUNBUFFERED"] = "1"
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
     if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].by_mpirun):
         exported.update(_hostname_variables(environment, placement.host))
@@ -138,16 +130,9 @@ def _of_host(job: Job) -> dict[str, str]:
 
 _ONLY_AS_PROPERTY = frozenset(
     (
-        "additional_framework_parameters",
-        "channel_input_dirs",
-        "distribution_hosts",
-        "hyperparameters",
-        "is_master",
-        "is_modelparallel_enabled",
-        "is_smddpmprun_installed",
-        "is_smddprun_installed",
-        "master_hostname",
-        "topology",
+        *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts", "hyperparameters"),
+        *("is_master", "is_modelparallel_enabled", "is_smddpmprun_installed", "is_smddprun_installed"),
+        *("master_hostname", "topology"),
     )
 )
 """Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""
@@ -156,6 +141,10 @@ _ONLY_AS_PROPERTY = frozenset(
 def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> dict[str, Json]:
     """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
     environment, entry = job.environment, job.program.entry
+    row = environment.manifest.instances.get(job.placement.instance_type)
+    # The platform's usual interface where none is named, if it exists on this host.
+    known, named = environment.devices.interfaces, environment.resource_config.get("network_interface_name")
+    usual = names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
     parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     framework_parameters: dict[str, Json] = {
         name: truth(value) if name in SWITCHES else value
@@ -174,10 +163,10 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
         "is_smddprun_installed": "smddprun" in environment.programs,
         "log_level": log_level(environment.variables, reserved),
         "module_name": entry.module_name,
-        "network_interface_name": job.network.interface or _default_interface(environment),
+        "network_interface_name": job.network.interface or usual,
         "num_cpus": environment.devices.cpus,
         "num_gpus": environment.devices.gpus,
-        "num_neurons": _neuron_cores(environment, job.placement.instance_type),
+        "num_neurons": row.neuron_cores if row and environment.devices.neuron_devices else 0,
         "user_entry_point": entry.name,
     }
 
@@ -236,19 +225,6 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
     }
 
 
-def _default_interface(environment: Environment) -> str:
-    """Return the platform's usual interface where none is named, if it exists on this host."""
-    known = environment.devices.interfaces
-    named = environment.resource_config.get("network_interface_name")
-    return names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
-
-
-def _neuron_cores(environment: Environment, instance_type: str) -> int:
-    """Neuron cores of this host: the instance table's figure, if there are Neuron devices at all."""
-    row = environment.manifest.instances.get(instance_type)
-    return row.neuron_cores if row and environment.devices.neuron_devices else 0
-
-
 def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
     """Return the variables of the hostname shim, if the kernel's hostname is not this host's name in the job.
 
@@ -259,10 +235,3 @@ def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
     preload = environment.variables.get("LD_PRELOAD", "")
     libraries = [environment.hostname_shim] + [word for word in preload.split(":") if word]
     return {"LD_PRELOAD": ":".join(libraries), names.HOSTNAME_VARIABLE: host}
-
-
-def _log_variables(environment: Environment) -> dict[str, str]:
-    """Unbuffered Python output unless the user chose otherwise: a log that appears only at the end is of no use."""
-    if "PYTHONUNBUFFERED" in environment.variables:
-        return {}
-    return {"PYTHONUNBUFFERED": "1"}

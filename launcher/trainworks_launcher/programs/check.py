@@ -25,13 +25,9 @@ def main(document: str) -> int:
     asked = Checks(**fields)
     found = run(asked)
     for finding in found:
-        _log(line_of(finding))
+        sys.stderr.write(f"trainworks: {line_of(finding)}\n")
+        sys.stderr.flush()
     return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
-
-
-def _log(line: str) -> None:
-    sys.stderr.write(f"trainworks: {line}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

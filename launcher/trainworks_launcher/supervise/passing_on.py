@@ -23,12 +23,7 @@ class PassingOn:
     """The signals of one host that its ranks have still to get. Every method runs in the loop's thread."""
 
     def __init__(
-        self,
-        loop: Loop,
-        plan: NodePlan,
-        running: Running,
-        phase: Callable[[], Phase],
-        log: Callable[[str], None],
+        self, loop: Loop, plan: NodePlan, running: Running, phase: Callable[[], Phase], log: Callable[[str], None]
     ) -> None:
         """None has come yet. phase: returns how far the run is. log: prints a line."""
         self._loop = loop

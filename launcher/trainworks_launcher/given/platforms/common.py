@@ -190,11 +190,7 @@ def described_by_addresses(
     here = hosts[index]
     if first in hosts:  # the leader first, whatever its index
         hosts = (first, *(host for host in hosts if host != first))
-    return Description(
-        resource_config=config_of(hosts, here),
-        where=addresses,
-        gpus=_gpus(reader.optional(gpus)),
-    )
+    return Description(resource_config=config_of(hosts, here), where=addresses, gpus=_gpus(reader.optional(gpus)))
 
 
 def _gpus(said: str) -> int | None:

@@ -75,11 +75,7 @@ def plan_ranks(
     ]
     if user.rest:
         line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
-    line += [
-        _wrapper(job, exports),
-        *before,
-        *_program(job),
-    ]
+    line += [_wrapper(job, exports), *before, *_program(job)]
     left_out_why = tuple(Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported))
     worker = job.placement.host != job.placement.leader and not served
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through this launcher"),)

@@ -100,7 +100,9 @@ def _mxnet(job: Job) -> NodePlan:
             Variable("DMLC_INTERFACE", job.network.interface, f"the servers listen there: {job.network.interface_why}")
         )
     roles = ("scheduler", "server") if job.placement.host == job.placement.leader else ("server",)
-    look_up = _look_up(job)
+    environment = job.environment
+    program = f"{environment.launcher_directory}/programs/resolve.py"
+    look_up = (environment.launcher_python, "-I", program, _SCHEDULER, "--")  # its name becomes an address on the host
     servers = tuple(
         Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role}) for role in roles
     )
@@ -111,13 +113,6 @@ def _mxnet(job: Job) -> NodePlan:
 
 
 _SCHEDULER = "DMLC_PS_ROOT_URI"
-
-
-def _look_up(job: Job) -> tuple[str, ...]:
-    """Return words in front of a program that replace the scheduler's name by its address on the host."""
-    environment = job.environment
-    program = f"{environment.launcher_directory}/programs/resolve.py"
-    return (environment.launcher_python, "-I", program, _SCHEDULER, "--")
 
 
 def _torch(job: Job) -> NodePlan:

@@ -13,12 +13,7 @@ from trainworks_launcher.contract.values import Json, mapping, text
 from trainworks_launcher.supervise.control import identity, probe, proof
 from trainworks_launcher.supervise.control.connection import Connection, listen
 from trainworks_launcher.supervise.control.hosts import Hosts
-from trainworks_launcher.supervise.control.messages import (
-    STRANGERS_MESSAGE_LIMIT,
-    Message,
-    one_line,
-    outcome_fields,
-)
+from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message, one_line, outcome_fields
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
 from trainworks_launcher.supervise.loop import READ, Loop

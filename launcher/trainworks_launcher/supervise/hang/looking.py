@@ -124,21 +124,8 @@ class Eyes:
         if python and self._py_spy:  # faulthandler has the main thread write its stacks
             with contextlib.suppress(OSError, ValueError, StopIteration):
                 wrote = _writes(pid)
-        return Process(
-            now.started,
-            python,
-            now.cpu,
-            threads,
-            now.children,
-            moved,
-            stack,
-            sleeps,
-            now.state,
-            waits,
-            path,
-            wrote,
-            now.faults,
-        )
+        taken = (now.started, python, now.cpu, threads, now.children, moved)
+        return Process(*taken, stack, sleeps, now.state, waits, path, wrote, now.faults)
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
         if self._py_spy:

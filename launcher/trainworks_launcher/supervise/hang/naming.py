@@ -101,13 +101,7 @@ def read_documents(host: str, found: Json) -> list[Row]:
 
 
 def row_of(
-    rank: int,
-    host: str,
-    threads: Sequence[Thread],
-    state: str,
-    waits: str,
-    path: str,
-    natives: Sequence[Thread] = (),
+    rank: int, host: str, threads: Sequence[Thread], state: str, waits: str, path: str, natives: Sequence[Thread] = ()
 ) -> Row:
     """Return where a rank is.
 

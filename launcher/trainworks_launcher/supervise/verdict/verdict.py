@@ -326,13 +326,7 @@ class Verdict:
         return mpirun_daemon(tail.read())
 
     def _failure(
-        self,
-        code: int | None,
-        said: Said,
-        rank: int = -1,
-        what: str = "",
-        cause: str = "",
-        note: str = "",
+        self, code: int | None, said: Said, rank: int = -1, what: str = "", cause: str = "", note: str = ""
     ) -> Outcome:
         from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
