@@ -146,7 +146,17 @@ class Masker:
         if isinstance(value, list):
             lines = [entry for entry in value if isinstance(entry, str)]
             return [*self.words(lines)] if len(lines) == len(value) else [self.json(entry) for entry in value]
-        return self._line(value) if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        if value.startswith("-"):  # it may be a command line's options
+            try:
+                words = tuple(shlex.split(value))
+            except ValueError:
+                words = ()
+            masked = self.words(words)
+            if masked != words:
+                return " ".join(map(shlex.quote, masked))
+        return self._pairs(value)
 
     def _pairs(self, text: str) -> str:
         """Return a text in which an object may be written, as ``a=1,password=x`` or ``{'password': 'x'}``."""
@@ -158,18 +168,6 @@ class Masker:
                 shown += [text[done : key.end()], MASK]
                 done = value.end()
         return self.text("".join([*shown, text[done:]]))
-
-    def _line(self, text: str) -> str:
-        """Return a text that may be a command line's options."""
-        if text.startswith("-"):
-            try:
-                words = tuple(shlex.split(text))
-            except ValueError:
-                words = ()
-            masked = self.words(words)
-            if masked != words:
-                return " ".join(map(shlex.quote, masked))
-        return self._pairs(text)
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return a mapping of variables, masked."""

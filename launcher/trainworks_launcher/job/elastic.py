@@ -81,7 +81,12 @@ class _Numbers:
             self.given.add(where)
             number = _number(value)
             if number is None or number != int(number) or number < least or (most is not None and number > most):
-                self._reader.refuse(f"{value!r} is not possible", where, _advice(number, least, most))
+                possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
+                advice = f"give a whole number {possible}, or leave it out"
+                if number is not None:
+                    nearest = max(least, int(number) if most is None else min(most, int(number)))
+                    advice = f"give a whole number {possible}; the nearest is {nearest}"
+                self._reader.refuse(f"{value!r} is not possible", where, advice)
             else:
                 found.setdefault(int(number), where)
         if len(found) > 1:
@@ -99,12 +104,3 @@ def _number(value: Json) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if abs(number) < 1e6 else None
-
-
-def _advice(number: float | None, least: int, most: int | None) -> str:
-    """Return what to give instead of a number that is not possible: the nearest that is, if it is a number at all."""
-    possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
-    if number is None:
-        return f"give a whole number {possible}, or leave it out"
-    nearest = max(least, int(number) if most is None else min(most, int(number)))
-    return f"give a whole number {possible}; the nearest is {nearest}"

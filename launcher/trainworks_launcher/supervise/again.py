@@ -64,16 +64,15 @@ class Tries:
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
         """Return the outcome of a try, with whether there is another one. started: the program was started."""
         again = outcome.kind == FAILED and self.restarts < self._limit and (started or self.restarts > 0)
-        return outcome._replace(again=again and self._may_be_cured(outcome))
-
-    def _may_be_cured(self, outcome: Outcome) -> bool:
-        if not outcome.place:
-            return outcome.status in _CURABLE
-        if self._lost_hosts_only or outcome.memory:
-            return False
-        state = state_of(self._checkpoints) if self._checkpoints else 0
-        last, self._last = self._last, (outcome.rank, outcome.cause or outcome.end, state)
-        return outcome.retry or self._last != last or state is None
+        if again and not outcome.place:
+            again = outcome.status in _CURABLE
+        elif again and (self._lost_hosts_only or outcome.memory):
+            again = False
+        elif again:
+            state = state_of(self._checkpoints) if self._checkpoints else 0
+            last, self._last = self._last, (outcome.rank, outcome.cause or outcome.end, state)
+            again = outcome.retry or self._last != last or state is None
+        return outcome._replace(again=again)
 
     def count(self, outcome: Outcome, began: float) -> str:
         """Another try begins. Returns the line that says so.

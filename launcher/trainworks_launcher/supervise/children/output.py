@@ -60,20 +60,18 @@ class Tail:
         """
         with self._lock:
             data = os.read(source, size)
-            if data:
-                self._append(data, stream)
+            if not data:
+                return data
+            self.added_at = time.monotonic()
+            self.first_at = self.first_at or self.added_at
+            if self._pieces and self._pieces[-1][0] == stream:
+                self._pieces[-1][1].extend(data)
+            else:
+                self._pieces.append((stream, bytearray(data)))
+            self._sizes[stream] += len(data)
+            if self._sizes[stream] > 2 * self._limit:
+                self._pieces = list(self._last())
             return data
-
-    def _append(self, data: bytes, stream: int) -> None:
-        self.added_at = time.monotonic()
-        self.first_at = self.first_at or self.added_at
-        if self._pieces and self._pieces[-1][0] == stream:
-            self._pieces[-1][1].extend(data)
-        else:
-            self._pieces.append((stream, bytearray(data)))
-        self._sizes[stream] += len(data)
-        if self._sizes[stream] > 2 * self._limit:
-            self._pieces = list(self._last())
 
     def read(self) -> bytes:
         """Return what is kept; a line of one stream never goes on with the other one's."""

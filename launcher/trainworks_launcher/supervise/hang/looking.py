@@ -148,8 +148,14 @@ class Eyes:
         """Return the stacks with those of compiled code, as far as py-spy can read them in time."""
         known = _all_stats()
         deadline = time.monotonic() + _NATIVE_SECONDS
-        pids = _descendants(known, [root.pid for root in roots])
-        return {pid: self._with_native(pid, known[pid].state, deadline) for pid in pids}
+        found: dict[int, tuple[Thread, ...]] = {}
+        for pid in _descendants(known, [root.pid for root in roots]):
+            # The process is held for that; a stopped one is not read. Now and then a stack cannot be unwound where the
+            # process was just then.
+            for _ in range(_NATIVE_TRIES if self._py_spy and known[pid].state not in ("T", "t") else 0):
+                if not found.get(pid) and time.monotonic() < deadline and _is_python(pid):
+                    found[pid] = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
+        return found
 
     def rows(
         self, roots: Sequence[Root], host: str, seen: Look, natives: Mapping[int, tuple[Thread, ...]]
@@ -188,19 +194,6 @@ class Eyes:
     def ras(self) -> str:
         """Return what NCCL's RAS says; "" where it does not answer."""
         return nccl_report(_NCCL_SECONDS, self._ras)
-
-    def _with_native(self, pid: int, state: str, deadline: float) -> tuple[Thread, ...]:
-        """Return the stacks with those of compiled code. The process is held for that; a stopped one is not read.
-
-        Now and then a stack cannot be unwound where the process was just then.
-        """
-        if not self._py_spy or state in ("T", "t") or not _is_python(pid):
-            return ()
-        found: tuple[Thread, ...] = ()
-        for _ in range(_NATIVE_TRIES):
-            if not found and time.monotonic() < deadline:
-                found = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
-        return found
 
 
 def _all_stats() -> dict[int, Stat]:

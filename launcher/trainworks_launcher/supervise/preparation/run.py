@@ -95,8 +95,13 @@ class Preparation:
     def _next(self) -> None:
         if self._phase() >= Phase.ENDING or self._stopping.signal:
             return
+        if not self._steps and self._plan.code.fetch:
+            # The code is on this host: plan again with what it is. What refuses a local archive at the start refuses
+            # now, and only now is it known what is to be installed.
+            self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
+            self._steps = list(installation(self._plan))
         if not self._steps:
-            self._code_is_here()
+            self._done(self._plan)
             return
         step = self._steps.pop(0)
         self._log(step.what)
@@ -135,14 +140,3 @@ class Preparation:
         if failed:
             cause, more = f"a check of host {self._plan.host} failed: {failed[0]}", shorten("\n".join(failed[1:]))
             self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, cause, message=more))
-
-    def _code_is_here(self) -> None:
-        """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the
-        start refuses now, and only now is it known what is to be installed."""
-        if self._plan.code.fetch:
-            self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
-            self._steps = list(installation(self._plan))
-            if self._steps:
-                self._next()
-                return
-        self._done(self._plan)

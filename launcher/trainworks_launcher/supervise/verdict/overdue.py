@@ -45,16 +45,17 @@ class Overdue:
         self._loop.after(STARTER_SECONDS, lambda: self._look(count))
 
     def _look(self, count: int) -> None:
-        if count == self._count and self._running.is_active and self._is_due():
-            self._end(f"{self._plan.ranks_by} has not ended {STARTER_SECONDS:g} s after its ranks: ending it")
-
-    def _is_due(self) -> bool:
-        """Return whether nothing can come any more, if no rank has started or ended for STARTER_SECONDS."""
-        if self._plan.ranks_by == "mpirun":
-            goes_on = _GOES_ON.search(" ".join(self._plan.argv))
-            return self._verdict.knows_all() or (self._verdict.first() is not None and not goes_on)
-        elastic = self._plan.control is not None and self._plan.control.minimum_hosts
-        asked = [word.partition("=")[2] for word in self._plan.argv if word.startswith("--max-restarts=")]
-        if elastic or self._restarts < int(next(iter(asked), "0")):
-            return False
-        return not self._running.rank_pids() and self._verdict.first(self._plan.host) is not None
+        plan = self._plan
+        if count != self._count or not self._running.is_active:
+            return
+        # No rank has started or ended meanwhile: can anything come any more?
+        if plan.ranks_by == "mpirun":
+            goes_on = _GOES_ON.search(" ".join(plan.argv))
+            due = self._verdict.knows_all() or (self._verdict.first() is not None and not goes_on)
+        else:
+            asked = [word.partition("=")[2] for word in plan.argv if word.startswith("--max-restarts=")]
+            elastic = plan.control is not None and plan.control.minimum_hosts
+            again = elastic or self._restarts < int(next(iter(asked), "0"))
+            due = not again and not self._running.rank_pids() and self._verdict.first(plan.host) is not None
+        if due:
+            self._end(f"{plan.ranks_by} has not ended {STARTER_SECONDS:g} s after its ranks: ending it")
