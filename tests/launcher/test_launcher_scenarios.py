@@ -441,26 +441,6 @@ def test_restarts_that_lead_nowhere_end_the_job(shared: Network, manifest: Path,
         assert "rank 1" in host.failure
 
 
-def test_restarts_of_the_scripts_own_torchrun_end_the_job_too(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """Two hosts, each with a torchrun that run.sh starts; the ranks of one of them fail, as often as they may."""
-    script = (
-        "import os\nimport signal\n\nprint('process', os.getpid(), 'of rank', os.environ['RANK'])\n"
-        "if os.environ['SM_CURRENT_HOST'] == 'algo-2': raise ValueError('always the same')\n"
-        "while True: signal.pause()\n"
-    )
-    for name in shared.hosts:
-        code = tmp_path / name / "code"
-        code.mkdir(parents=True)
-        line = f"exec {PREFIX}/bin/torchrun --standalone --nproc-per-node 2 --max-restarts 50 train.py"
-        (code / "run.sh").write_text(f"#!/bin/bash\n{line}\n")
-    with job_on(shared, tmp_path, script, {"sagemaker_program": "run.sh"}, manifest=manifest) as hosts:
-        statuses, _ = wait_all(hosts)
-        assert statuses == [1, 1], text_of(hosts)
-    for host in hosts:
-        assert host.failure.startswith("3 restarts in a row without a step further: ValueError: always the same\n")
-    assert "the last restart got no step further (2 in a row; 3 end the job)" in hosts[0].text
-
-
 def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_path: Path) -> None:
     """Each life does one more step, which only one host shows, and where no checkpoint is looked for."""
     script = RANKS + (
