@@ -14,7 +14,7 @@ from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, wr
 from test_launcher_plan import EIGHT_GPUS, SCENARIOS, TORCH, TWO_GROUPS
 
 from trainworks_launcher.command.explain import explain, to_json, to_table
-from trainworks_launcher.command.options import COMMANDS, UsageError, find_command, parse
+from trainworks_launcher.command.options import COMMANDS, UsageError, parse
 from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import SWITCHES
@@ -313,8 +313,7 @@ def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> No
 
 
 def test_options_are_words_with_or_without_an_equals_sign() -> None:
-    command = find_command("explain")
-    assert command is not None
+    command = next(command for command in COMMANDS if command.name == "explain")
     assert parse(command, ["--host", "a", "--format=json"]) == {"--host": ("a",), "--format": ("json",)}
     with pytest.raises(UsageError):
         parse(command, ["--host"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Iterable, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from trainworks_launcher import __version__
 from trainworks_launcher.contract import names
@@ -127,6 +127,8 @@ def _columns() -> int:
 
 
 def _help(*, every: bool) -> str:
+    import textwrap
+
     from trainworks_launcher.command import variables
     from trainworks_launcher.command.options import options_help
     from trainworks_launcher.contract.registry import MODES
@@ -134,7 +136,7 @@ def _help(*, every: bool) -> str:
 
     return _HELP.format(
         modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
-        platforms=_wrapped(PLATFORMS),
+        platforms="\n".join(textwrap.wrap(", ".join(PLATFORMS), 118, initial_indent="  ", subsequent_indent="  ")),
         per_host=names.PROCESSES_PER_HOST,
         not_started=names.EXIT_NOT_STARTED,
         preparation=names.EXIT_PREPARATION,
@@ -146,13 +148,6 @@ def _help(*, every: bool) -> str:
         more="" if every else "; train --help all has the others",
         options=options_help(),
     )
-
-
-def _wrapped(words: Iterable[str]) -> str:
-    """Return words, separated by commas, in lines of the help."""
-    import textwrap
-
-    return "\n".join(textwrap.wrap(", ".join(words), 118, initial_indent="  ", subsequent_indent="  "))
 
 
 def _execute(words: Sequence[str]) -> int:

@@ -215,7 +215,9 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
             continue
         lines += ["", f"{heading}:"]
         for row in chosen:
-            value = row.value if kind == "process" else _shortened(row.value)
+            value = row.value
+            if kind != "process" and len(value) > _VALUE_LIMIT:
+                value = f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"
             lines += _lines((row.name, value, row.origin, row.why), widths)
     if plan.warnings:
         lines += ["", "Warnings:"]
@@ -227,7 +229,7 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
 def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
     """One row of the table: as many lines as its longest cell needs."""
     columns = [_wrapped(cell, width) for cell, width in zip(cells, widths)]
-    name, value = ([] if _fits(column, width) else column for column, width in zip(columns[:2], widths))
+    name, value = ([] if max(map(len, column)) <= width else column for column, width in zip(columns[:2], widths))
     lines = ["  " + " ".join(name)] if name else []
     shown = [[""] if alone else column for column, alone in zip(columns[:2], (name, value))] + columns[2:]
     for number in range(max(len(column) for column in shown)):
@@ -244,14 +246,3 @@ _BELOW = " " * 6
 def _wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a cell; words are never broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _fits(lines: Sequence[str], width: int) -> bool:
-    return all(len(line) <= width for line in lines)
-
-
-def _shortened(value: str) -> str:
-    """Return a value as far as the table shows it, and how long it is."""
-    if len(value) <= _VALUE_LIMIT:
-        return value
-    return f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"

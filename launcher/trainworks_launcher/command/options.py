@@ -77,11 +77,6 @@ PROGRAM = "--"
 """What the program and its arguments stand behind."""
 
 
-def find_command(word: str) -> Command | None:
-    """Return the command of this name, None if it is none."""
-    return next((command for command in COMMANDS if command.name == word), None)
-
-
 def _no_word(before: Sequence[str], rest: Sequence[str]) -> str:
     """Return what to write instead of a word that is no command: a program stands behind PROGRAM."""
     near = likeness.nearest(rest[0], [row.name for row in COMMANDS])
@@ -136,10 +131,10 @@ def value_of(parsed: Parsed, name: str, default: str = "") -> str:
 def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
     """Return the command that the words name, at any place, and the words without its name; TRAIN if there is none."""
     valued = {option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value}
+    named = {command.name: command for command in COMMANDS}
     for index, word in enumerate(words):
-        command = find_command(word)
-        if command is not None and (index == 0 or words[index - 1] not in valued):
-            return command, [*words[:index], *words[index + 1 :]]
+        if word in named and (index == 0 or words[index - 1] not in valued):
+            return named[word], [*words[:index], *words[index + 1 :]]
     return TRAIN, list(words)
 
 

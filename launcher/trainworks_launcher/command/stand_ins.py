@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return names.EXIT_NOT_FOUND
     environment = dict(os.environ) if program != "mpirun" else without_slurm(os.environ)
     options = words[1:]
-    if _called_by_the_driver():
+    parent = text_of(f"/proc/{os.getppid()}/cmdline").split("\0")
+    if any(word.endswith(_DRIVER) for word in parent):
         hosts = _hosts(environment)
         if program == "sshd" and len(hosts) > 1 and not list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
             return _refuse(environment, hosts)
@@ -125,7 +126,8 @@ def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list
         if option == "-np" and values and values[0].isdigit():
             ranks = int(values[0])
         elif option == "--host" and values:
-            slots = sum(_slots(host) for host in values[0].split(","))
+            counts = [host.rpartition(":")[2] if ":" in host else "" for host in values[0].split(",")]
+            slots = sum(int(count) if count.isdigit() else 1 for count in counts)
         elif values and (values[0].endswith("_if_include") or values[0].startswith("NCCL_SOCKET_IFNAME=")):
             prefix, equals, given = words[last].rpartition("=")
             if reaching and given == missing:
@@ -138,12 +140,6 @@ def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list
             ' SourceCode(..., command="train") the launcher starts them all'
         ] = None
     return words, tuple(notes)
-
-
-def _slots(host: str) -> int:
-    """Slots of an entry of ``--host``: the number behind its colon, else 1."""
-    count = host.rpartition(":")[2]
-    return int(count) if ":" in host and count.isdigit() else 1
 
 
 def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
@@ -215,11 +211,6 @@ def _host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
     if said:
         output.log(said)
     return more
-
-
-def _called_by_the_driver() -> bool:
-    """Return whether the parent process is the SDK's MPI driver."""
-    return any(word.endswith(_DRIVER) for word in text_of(f"/proc/{os.getppid()}/cmdline").split("\0"))
 
 
 def _hosts(environment: Mapping[str, str]) -> list[str]:

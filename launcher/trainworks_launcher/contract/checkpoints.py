@@ -121,7 +121,8 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
             if path.name.endswith(_SYNC_MARKS) or _TEMPORARY.search(path.name):
                 continue
             if not path.is_dir():
-                if _is_checkpoint_file(path) and _is_whole(path):
+                of_torch = path.suffix in (".pt", ".pth") and _LIKELY.search(path.name)
+                if (path.suffix == ".ckpt" or of_torch) and _is_whole(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
             last = next((mark for mark in (path / name for name in LAST_FILES) if mark.exists()), None)
@@ -131,10 +132,6 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
                 yield Checkpoint(path, _step(path.name), _written(last))
             elif last is None and not _NAMED.match(path.name) and depth < _DEPTH:
                 waiting.append((path, depth + 1))
-
-
-def _is_checkpoint_file(path: Path) -> bool:
-    return path.suffix == ".ckpt" or (path.suffix in (".pt", ".pth") and bool(_LIKELY.search(path.name)))
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -119,7 +119,8 @@ class Eyes:
             same = old is not None and (old.started, old.cpu, old.main[0]) == (now.started, now.cpu, ran) and ran > 0
             stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
         sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
-        moved = _moved_bytes(pid)
+        # Of read(2), write(2) and their kin; not those of recv(2).
+        moved = sum(int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2])
         wrote = -1
         if python and self._py_spy:  # faulthandler has the main thread write its stacks
             with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -274,11 +275,6 @@ def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:
     if process is not None and process.state and state not in ("T", "t"):
         return process.state, process.waits, process.path
     return (state, *kernel_words(pid, state))
-
-
-def _moved_bytes(pid: int) -> int:
-    """Bytes that a process read and wrote with read(2) and write(2) and their kin; not those of recv(2)."""
-    return sum(int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2])
 
 
 def kernel_words(pid: int, state: str) -> tuple[str, str]:

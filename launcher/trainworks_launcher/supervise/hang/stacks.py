@@ -72,9 +72,13 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
         shown = _variables(calls, stack) if main else []
         own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
-        outer = [one for place, one in shown if place > own and not stack[place].is_own]
-        values = [one for _, one in shown]
-        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer)))
+        outer = tuple(one for place, one in shown if place > own and not stack[place].is_own)
+        values = tuple(one for _, one in shown)
+        found.append(
+            Thread(
+                main, stack, text(thread.get("thread_name")), hash(values) if values else 0, hash(outer) if outer else 0
+            )
+        )
     return tuple(found)
 
 
@@ -87,10 +91,6 @@ def _variables(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> l
             rows = map(mapping, variables)
             shown += [(place, (text(row.get("name")), text(row.get("repr")))) for row in rows]
     return shown
-
-
-def _hash(shown: Sequence[tuple[str, str]]) -> int:
-    return hash(tuple(shown)) if shown else 0
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
