@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_every_lock_of_this_repository_can_be_built_from(facts: Facts) -> None:
     assert [problem for row in facts.targets for problem in lock_problems(context_of(row, facts), facts)] == []
 
 
-DAMAGES: tuple[tuple[str, str, dict[str, str]], ...] = (
+DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (CPU, "bcrypt", {}),
     (CPU, "bcrypt", {"version": "5.0.1", "file": "bcrypt-5.0.0.tar.gz"}),
     (CPU, "pip", {"version": "1.0", "file": "pip-1.0-py3-none-any.whl"}),

@@ -33,7 +33,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
 UNFIT: dict[str, tuple[str, str]] = {
     "unknown variables, all of them": (
         "torch",
-        HEAD + STAGE.replace("BODY", "{{ requirements }} {{ cuda_version }} {{ colour }}"),
+        stage("{{ requirements }} {{ cuda_version }} {{ colour }}"),
     ),
     "files that nobody installs": ("torch", stage()),
     "packages that nobody installs": (
@@ -48,19 +48,19 @@ UNFIT: dict[str, tuple[str, str]] = {
     "an unknown filter": ("metis", stage("{{ version | shout }}")),
     "a file that cannot be included": (
         "metis",
-        HEAD + STAGE.replace("BODY", "{% include '../../../../../etc/passwd' %}"),
+        stage("{% include '../../../../../etc/passwd' %}"),
     ),
     "a recipe that extends itself": ("metis", stage(more='{% extends "components/metis" %}')),
     "a macro without its argument": ("metis", stage("{{ apt() }}")),
     "a way out of the sandbox": ("metis", stage("{{ ''.__class__.__mro__ }}")),
     "gigabytes of numbers, or loops within loops": (
         "metis",
-        HEAD + STAGE.replace("BODY", "{{ range(10 ** 9) | list }}"),
+        stage("{{ range(10 ** 9) | list }}"),
     ),
     "gigabytes of blanks": ("metis", stage('{{ "%1000000000d" % 1 }}')),
     "a macro that calls itself": (
         "metis",
-        HEAD + STAGE.replace("BODY", "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"),
+        stage("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"),
     ),
     "a misspelt instruction": ("metis", stage().replace("RUN", "RUNN")),
     "a line that goes on to nowhere": ("metis", stage("\\")),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from trainworks.facts.reader import Reader
 from trainworks.facts.relations import relate
 from trainworks.facts.rows import (
     TABLES,
-    CheckRow,
     Facts,
+    FrontMatter,
     LockedArchive,
     LockedArtifact,
     LockedBaseImage,
@@ -28,6 +27,7 @@ from trainworks.facts.rows import (
     SourceFile,
     Table,
     TargetRow,
+    checks_of,
 )
 from trainworks.facts.shapes import shape_of, short
 
@@ -36,22 +36,6 @@ BUILT = f"{TABLES['built'].name}.toml"
 
 FRONT_MATTER = re.compile(r"\A\{#\n(?P<toml>.*?)#\}\n", re.DOTALL)
 """A recipe starts with one Jinja comment; its text is TOML."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontMatter:
-    """The keys of a front matter; those of a check depend on its kind, and ``plan`` looks at them."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[forms.AbsolutePath, ...] = ()
-    libraries: tuple[forms.AbsolutePath, ...] = ()
-    programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
-    owns: tuple[forms.PathPattern, ...] = ()
-    removes: tuple[forms.PathPattern, ...] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[forms.Module, ...] = ()
-    answers: tuple[str, ...] = ()
-    check: tuple[Mapping[str, Any], ...] = ()
 
 
 def load(root: Path) -> Facts:
@@ -128,27 +112,7 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             for name in content.environment
             if not forms.VARIABLE.match(name)
         )
-        recipes[path.stem] = Recipe(
-            name=path.stem,
-            text=text,
-            environment=content.environment,
-            path=content.path,
-            libraries=content.libraries,
-            programs=content.programs,
-            checks=tuple(
-                CheckRow(
-                    kind=str(raw.get("kind", "")),
-                    values={key: raw[key] for key in raw if key not in ("kind", "beside")},
-                    beside=str(raw.get("beside", "")),
-                )
-                for raw in content.check
-            ),
-            owns=content.owns,
-            removes=content.removes,
-            links=content.links,
-            imports=content.imports,
-            answers=content.answers,
-        )
+        recipes[path.stem] = Recipe(name=path.stem, text=text, checks=checks_of(content), **vars(content))
     return recipes
 
 

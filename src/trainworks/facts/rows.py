@@ -490,36 +490,59 @@ class CheckRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """``templates/components/NAME.j2``: front matter and the text of two Jinja blocks.
+class FrontMatter:
+    """The keys of a recipe's front matter.
 
     Attributes:
-        name: The component.
-        text: The whole template.
         environment: Variables of the image that this component sets; ``{version}`` as in checks.
         path: Folders for the front of the image's PATH.
         libraries: Folders for the image's LD_LIBRARY_PATH.
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
-        checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
         links: Links among its files, path to what each leads to; ``""`` is anything.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
         answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
+        check: Promises that hold where the component is installed; ``plan`` looks at their keys.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[forms.AbsolutePath, ...] = ()
+    libraries: tuple[forms.AbsolutePath, ...] = ()
+    programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
+    owns: tuple[forms.PathPattern, ...] = ()
+    removes: tuple[forms.PathPattern, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    imports: tuple[forms.Module, ...] = ()
+    answers: tuple[str, ...] = ()
+    check: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(FrontMatter):
+    """``templates/components/NAME.j2``: front matter and the text of two Jinja blocks.
+
+    Attributes:
+        name: The component.
+        text: The whole template.
+        checks: The promises of ``check``.
     """
 
     name: str
     text: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-    path: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
-    owns: tuple[str, ...] = ()
-    removes: tuple[str, ...] = ()
-    links: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+
+
+def checks_of(front: FrontMatter) -> tuple[CheckRow, ...]:
+    """Return the promises of a front matter."""
+    return tuple(
+        CheckRow(
+            kind=str(raw.get("kind", "")),
+            values={key: raw[key] for key in raw if key not in ("kind", "beside")},
+            beside=str(raw.get("beside", "")),
+        )
+        for raw in front.check
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

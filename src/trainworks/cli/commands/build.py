@@ -17,6 +17,8 @@ from trainworks.cli.grammar import (
     PLANNING_ERRORS,
     Example,
     Grammar,
+)
+from trainworks.cli.options import (
     add_build_options,
     add_components,
     add_engine,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
+from trainworks.cli.grammar import FACTS, Example, Grammar
+from trainworks.cli.options import add_format
 from trainworks.errors import FactsError, OutputError
 from trainworks.terminal.output import put, put_result, write_file
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import (
-    DOCKER_HOST,
-    FACTS,
-    IMAGE_ERRORS,
-    PLANNING_ERRORS,
-    TARGET,
-    Example,
-    Grammar,
-    add_engine,
-    add_format,
-    add_junit,
-    add_only,
-)
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
+from trainworks.cli.options import add_engine, add_format, add_junit, add_only
 from trainworks.errors import DockerfileError
 from trainworks.terminal.output import put, put_result
 

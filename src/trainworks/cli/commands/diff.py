@@ -5,17 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import (
-    DOCKER_HOST,
-    FACTS,
-    IMAGE_ERRORS,
-    PLANNING_ERRORS,
-    TARGET,
-    Example,
-    Grammar,
-    add_engine,
-    add_format,
-)
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
+from trainworks.cli.options import add_engine, add_format
 from trainworks.terminal.output import put_result, say
 
 

@@ -10,18 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.grammar import (
-    APT_SETTINGS,
-    DOCKER_HOST,
-    HOST_SETTINGS,
-    IMAGE_ERRORS,
-    Example,
-    Grammar,
-    add_build_options,
-    add_engine,
-    add_format,
-    add_until,
-)
+from trainworks.cli.grammar import APT_SETTINGS, DOCKER_HOST, HOST_SETTINGS, IMAGE_ERRORS, Example, Grammar
+from trainworks.cli.options import add_build_options, add_engine, add_format, add_until
 from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
 

@@ -6,7 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
-from trainworks.cli.grammar import Example, Grammar, add_format
+from trainworks.cli.grammar import Example, Grammar
+from trainworks.cli.options import add_format
 from trainworks.terminal.output import put, put_json
 
 START = """\

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.options import add_format, add_only
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put, put_json

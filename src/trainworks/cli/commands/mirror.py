@@ -6,7 +6,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar
+from trainworks.cli.options import add_format, add_only
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
 

@@ -16,9 +16,8 @@ from trainworks.cli.grammar import (
     PLANNING_ERRORS,
     Example,
     Grammar,
-    add_engine,
-    add_format,
 )
+from trainworks.cli.options import add_engine, add_format
 from trainworks.errors import BuildError, HostError, OutdatedError
 from trainworks.terminal.output import put_result
 

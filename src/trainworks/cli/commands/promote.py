@@ -6,7 +6,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar, add_format, add_tags
+from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar
+from trainworks.cli.options import add_format, add_tags
 from trainworks.errors import HostError, RegistryError
 from trainworks.terminal.output import put_result
 

@@ -17,10 +17,8 @@ from trainworks.cli.grammar import (
     Example,
     Grammar,
     Source,
-    add_components,
-    add_engine,
-    add_format,
 )
+from trainworks.cli.options import add_components, add_engine, add_format
 from trainworks.errors import CommandLineError, ExtendError, HostError, ProofError, RecipeError, RegistryError
 from trainworks.terminal.output import put_result, say
 

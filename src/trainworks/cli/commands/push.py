@@ -6,18 +6,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import (
-    DOCKER_HOST,
-    FACTS,
-    HOST_SETTINGS,
-    LOGINS,
-    TARGET,
-    Example,
-    Grammar,
-    add_engine,
-    add_format,
-    add_repositories,
-)
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, HOST_SETTINGS, LOGINS, TARGET, Example, Grammar
+from trainworks.cli.options import add_engine, add_format, add_repositories
 from trainworks.errors import (
     EngineError,
     EngineUnavailableError,

@@ -7,7 +7,8 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.cli.grammar import Example, Grammar, add_format
+from trainworks.cli.grammar import Example, Grammar
+from trainworks.cli.options import add_format
 from trainworks.errors import ProofError
 from trainworks.terminal.output import put_result
 
