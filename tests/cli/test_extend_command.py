@@ -476,7 +476,6 @@ LOCK = ExtensionLock(
     local={"mine": "1.0"},
     commits={"git+https://h.example/lib@main": "0123456789" * 4},
     project="mine",
-    complaints=["x 1 requires y<2, but you have y 3."],
     notes=["fsspec 2026.9.0 -> 2024.9.0"],
 )
 

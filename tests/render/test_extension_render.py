@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.render import RECIPES, Installer, render_extension, render_resolution
+from trainworks.extend.render import RECIPES, Installer, render_extension
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
 from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
@@ -87,10 +87,6 @@ PLANS = {
     "code-only": plan_of(OURS, requirements=""),
     "project": plan_of(OURS, project=True),
 }
-OTHERS = ("resolving", "resolved")
-"""While the requirements are resolved, and what is built on the image which that leaves."""
-
-NAMES = (*PLANS, *OTHERS)
 
 
 @pytest.fixture(scope="module")
@@ -98,30 +94,20 @@ def recipes(root: Path) -> dict[str, str]:
     return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=PLANS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def rendering(name: str, recipes: dict[str, str]) -> Rendering:
-    if name == "resolving":
-        return resolution(recipes)
-    if name == "resolved":
-        return render_extension(PLANS["project"], recipes, INSTALLER, made="trainworks/requirements:1")
     return render_extension(PLANS[name], recipes, replace(INSTALLER, bench=BENCH, uv=b"uv" if name == "aws" else b""))
 
 
 def resolution(recipes: dict[str, str], *, lines: bytes = b"six\n") -> Rendering:
-    return render_resolution(
-        OURS,
-        replace(INSTALLER, bench=BENCH),
-        recipes,
-        apt=("g++",),
-        sources=SOURCES,
-        wanted=[SourceFile(path="requirements.txt", content=lines), LOCAL],
-        moment="now",
-    )
+    wanted = [SourceFile(path="requirements.txt", content=lines)]
+    plan = replace(PLANS["project"], lock=ExtensionLock())
+    return render_extension(plan, recipes, replace(INSTALLER, bench=BENCH), wanted)
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:
@@ -153,10 +139,10 @@ def test_a_wheel_that_was_built_is_not_built_again_for_other_requirements(recipe
     installer = replace(INSTALLER, bench=BENCH)
     texts = [resolution(recipes, lines=lines).dockerfile for lines in (b"six", b"einops")]
     texts.append(render_extension(PLANS["project"], recipes, installer).dockerfile)
-    steps = [re.findall(r"\n# (\S+)\n(RUN .*?rm -rf /tmp/work)\n", text, re.DOTALL) for text in texts]
-    assert [origin for origin, _ in steps[0]] == [source.origin for source in SOURCES]
-    assert steps[0] == steps[1] == steps[2]
-    assert "inputs" not in steps[0][0][1], "what they mount decides whether they run again"
+    assert texts[0] == texts[1] == texts[2], "what resolves is what the lock alone gives"
+    steps = re.findall(r"\n# (\S+)\n(RUN .*?rm -rf /tmp/work)\n", texts[0], re.DOTALL)
+    assert [origin for origin, _ in steps] == [source.origin for source in SOURCES]
+    assert "inputs" not in steps[0][1], "what they mount decides whether they run again"
 
 
 def test_only_portable_instructions(rendering: Rendering) -> None:
@@ -193,4 +179,4 @@ def test_permissions_of_the_code_are_kept(name: str, recipes: dict[str, str]) ->
 
 
 def test_every_golden_folder_is_a_plan(root: Path) -> None:
-    assert {path.name for path in (root / "tests" / "golden" / "extend").iterdir()} == set(NAMES)
+    assert {path.name for path in (root / "tests" / "golden" / "extend").iterdir()} == set(PLANS)

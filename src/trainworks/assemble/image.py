@@ -47,7 +47,7 @@ class ImageSpec:
         name: What messages call it: a target's name, or the new image's.
         tags: Names that the image gets, first the one to print.
         rendering: The build context.
-        shortcut: One that makes the same image of something that the engine has already, and is built instead.
+        made: An image with all of this one but labels, which the engine has: it gets them, and nothing is built.
         settings: This machine's settings.
         secrets: Files that the steps read below ``/run/secrets``: name to content.
         add_files: Puts this machine's own copies of locked files into a context, and returns their names.
@@ -71,7 +71,7 @@ class ImageSpec:
     extends: BuiltImage | None = None
     architecture: Architecture = "amd64"
     archive: str = ""
-    shortcut: Rendering | None = None
+    made: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,12 +239,33 @@ def _label_of(lines: Iterable[str]) -> str:
 
 def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress) -> BuiltImage:
     """Write the context and let the engine build it; the base image has to be there."""
-    information = engine.probe()
+    labels = {INPUTS_LABEL: spec.rendering.digest, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
+    made = engine.inspect(spec.made) if spec.made and options.output is None else None
+    if made is not None:
+        return _label(spec, made, labels | {LAYERS_LABEL: layers_of(made)}, engine, progress)
+    # The labels also say the layers, and which states of the package archive these were made of. Both are known once
+    # they are built; what comes from the cache may be of another day than is expected. Where that is not what the last
+    # build lets expect, a second build on the image sets the labels, and nothing else.
+    before = None if options.no_cache else engine.inspect(spec.tags[0])
+    known = before.labels if before else {}
+    expected = {LAYERS_LABEL: known.get(LAYERS_LABEL, "")}
+    if spec.base:
+        expected[ARCHIVES_LABEL] = known.get(ARCHIVES_LABEL, "") or spec.archive
+    image = build_context(spec, labels | expected, engine, options, progress)
+    truth = {LAYERS_LABEL: layers_of(image)}
+    if spec.base:
+        with engine.container(image.identifier) as container:
+            read = container.run(("cat", RECORD))
+        truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
+    return image if truth == expected else _label(spec, image, labels | truth, engine, progress)
+
+
+def build_context(
+    spec: ImageSpec, labels: Mapping[str, str], engine: Engine, options: BuildOptions, progress: BuildProgress
+) -> BuiltImage:
+    """Write the context and let the engine build it, once, with these labels."""
+    information, rendering = engine.probe(), spec.rendering
     say(f"{spec.name}: building with {information.name} {information.version}")
-    labels, rendering = {INPUTS_LABEL: spec.rendering.digest}, spec.rendering
-    if spec.shortcut and options.output is None:
-        rendering = spec.shortcut
-        spec = replace(spec, rendering=rendering, add_files=lambda _folder: ())
     with ExitStack() as stack:
         if options.output is None:
             folder = stack.enter_context(context_folder(spec.name, os.environ))
@@ -265,42 +286,24 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
             no_cache=options.no_cache,
             architecture=spec.architecture,
         )
-        return _build_and_label(spec, request, engine, progress)
+        return engine.build(request, progress)
 
 
-def _build_and_label(spec: ImageSpec, request: BuildRequest, engine: Engine, progress: BuildProgress) -> BuiltImage:
-    """Build an image whose labels say its layers, and which states of the package archive these were made of.
-
-    Both are known once it is built; layers from the cache may be of another day than is expected. Where that is not
-    what the last build lets expect, a second build on the image sets the labels, and nothing else.
-    """
-    before = None if request.no_cache else engine.inspect(spec.tags[0])
-    known = before.labels if before else {}
-    labels = {**request.labels, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
-    expected = {LAYERS_LABEL: known.get(LAYERS_LABEL, "")}
-    if spec.base:
-        expected[ARCHIVES_LABEL] = known.get(ARCHIVES_LABEL, "") or spec.archive
-    image = engine.build(replace(request, labels=labels | expected), progress)
-    truth = {LAYERS_LABEL: layers_of(image)}
-    if spec.base:
-        with engine.container(image.identifier) as container:
-            read = container.run(("cat", RECORD))
-        truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
-    if truth == expected:
-        return image
+def _label(
+    spec: ImageSpec, image: BuiltImage, labels: Mapping[str, str], engine: Engine, progress: BuildProgress
+) -> BuiltImage:
+    """Give an image's names to one with the same layers and these labels."""
     with private_folder() as folder:
-        (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
-        return engine.build(
-            BuildRequest(
-                name=request.name,
-                context=folder,
-                tags=request.tags,
-                labels=labels | truth,
-                same_layers=True,
-                architecture=request.architecture,
-            ),
-            progress,
+        (folder / "Dockerfile").write_text(f"FROM {image.reference}\n", encoding="utf-8")
+        request = BuildRequest(
+            name=spec.name,
+            context=folder,
+            tags=spec.tags,
+            labels=labels,
+            same_layers=True,
+            architecture=spec.architecture,
         )
+        return engine.build(request, progress)
 
 
 def fill_context(spec: ImageSpec, folder: Path) -> None:

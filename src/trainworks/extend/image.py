@@ -8,7 +8,7 @@ installed in the base image once, which gives their lock (``extend.resolve``), a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from uuid import uuid4
@@ -28,8 +28,8 @@ from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, 
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Installer, render_extension
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock, holds
-from trainworks.extend.resolve import Stage, manifest_of, order_of, resolve, secrets_of
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock, holds
+from trainworks.extend.resolve import files_of, local_wheels, manifest_of, order_of, resolve, secrets_of
 from trainworks.extend.source import SourceTree
 from trainworks.extend.sources import folder_source, git_sources
 from trainworks.extend.toolkit import workbench_of
@@ -56,7 +56,6 @@ class Extension:
         source: The code.
         plan: What is made of it.
         lock: The file with the hash-locked requirements; ``None`` where nothing is installed.
-        made: The image that resolving has left, if it was needed: what is built is this one with code and labels.
         spec: The image that is built.
     """
 
@@ -65,7 +64,6 @@ class Extension:
     source: SourceTree
     plan: ExtensionPlan
     lock: Path | None
-    made: str
     spec: ImageSpec
 
     @property
@@ -100,8 +98,8 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
         result = build_image(extension.spec, extension.engine, request)
         return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
     finally:
-        if extension.made:
-            extension.engine.remove(extension.made)
+        if extension.spec.made:
+            extension.engine.remove(extension.spec.made)
 
 
 def plan_extension(
@@ -133,36 +131,20 @@ def plan_extension(
     if resolving and inputs.apt and ours is not None:
         settings = locate_archive(ours.base, ours.archives, settings).settings
     secrets, links = secrets_of(base, inputs.wanted, inputs.apt, settings, environment)
-    stage = Stage(
-        base=base,
-        wanted=inputs.wanted,
-        sources=sources,
-        commits=commits,
-        apt=inputs.apt,
-        installer=Installer(
-            programs={
-                "install.py": (data_folder(root, "launcher") / INSTALLER).read_bytes(),
-                "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
-                "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
-            },
-            manifest=manifest_of(base, bench, named.row if named else None, facts),
-            order=order_of(inputs.wanted, commits, only_binary=request.only_binary, strict=request.strict),
-            uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
-            bench=bench,
-        ),
-        recipes=recipes,
-        settings=settings,
-        secrets=secrets,
-        links=links,
+    installer = Installer(
+        programs={
+            "install.py": (data_folder(root, "launcher") / INSTALLER).read_bytes(),
+            "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
+            "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
+        },
+        manifest=manifest_of(base, bench, named.row if named else None, facts),
+        order=order_of(inputs.wanted, commits, only_binary=request.only_binary, strict=request.strict),
+        uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
+        bench=bench,
     )
-    lock, made = ExtensionLock(), f"trainworks/requirements:{uuid4().hex[:12]}"
-    if path is not None and (inputs.wanted or sources):
-        lock = _locked(request, stage, path, engine, facts, made, resolving=resolving)
-    made = made if engine.inspect(made) else ""
     plan = make_extension(
         tag=request.tag,
         base=base,
-        lock=lock,
         files=inputs.source.files,
         entry_point=inputs.entry_point,
         sources=sources,
@@ -170,23 +152,42 @@ def plan_extension(
         apt=inputs.apt,
         installed=inputs.installed,
     )
-    hiding = hidden_by(plan.files, base)
-    for note in (*lock.notes, hiding) if resolving else ():
-        say(f"  {note}") if note else None
-    again = checks_again(ours, base, plan.moves, locked=dict(lock.locked))
+    made = f"trainworks/requirements:{uuid4().hex[:12]}"
     spec = ImageSpec(
         name=plan.tag,
-        tags=(plan.tag,),
-        rendering=render_extension(plan, recipes, stage.installer),
-        shortcut=render_extension(plan, recipes, stage.installer, made=made) if made else None,
+        tags=(made,),
+        rendering=render_extension(plan, recipes, installer, files_of(inputs.wanted)),
         settings=settings,
         secrets=secrets,
-        add_files=stage.add_links if lock.locked else lambda _folder: (),
-        checks=(*plan.checks, *again),
+        add_files=local_wheels(links, base),
         # What a variable has is not in the file, and must not be in the image either.
         forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
         extends=image,
         architecture=base.architecture,
+    )
+    lock = NO_LOCK
+    if path is not None and (inputs.wanted or sources):
+        chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
+        digest = inputs_digest(inputs.wanted, sources, chosen, base)
+        known = read_lock(path, digest)
+        if known is not None and resolving:
+            say(f"  locked already: {path}")
+        elif known is None and not resolving:
+            raise LockError(
+                f"no lock for these requirements and this base: {path}",
+                hint="`build.py extend` with the same choice writes it",
+            )
+        lock = known or _resolved(spec, plan, engine, request, facts, path, digest)
+    plan = replace(plan, lock=lock)
+    for note in (*lock.notes, hidden_by(plan.files, base)) if resolving else ():
+        say(f"  {note}") if note else None
+    spec = replace(
+        spec,
+        tags=(plan.tag,),
+        rendering=render_extension(plan, recipes, installer),
+        made=made if lock.locked and engine.inspect(made) else "",
+        add_files=spec.add_files if lock.locked else lambda _folder: (),
+        checks=(*plan.checks, *checks_again(ours, base, plan.moves, locked=dict(lock.locked))),
     )
     return Extension(
         engine=engine,
@@ -194,35 +195,29 @@ def plan_extension(
         source=inputs.source,
         plan=plan,
         lock=path if lock.locked else None,
-        made=made,
         spec=spec,
     )
 
 
-def _locked(
-    request: ExtendRequest, stage: Stage, path: Path, engine: Engine, facts: Facts, made: str, *, resolving: bool
+def _resolved(
+    spec: ImageSpec,
+    plan: ExtensionPlan,
+    engine: Engine,
+    request: ExtendRequest,
+    facts: Facts,
+    path: Path,
+    digest: str,
 ) -> ExtensionLock:
-    """Return what is installed: as it was locked while that fits, or else resolved anew."""
-    bench, only, strict = stage.installer.bench, request.only_binary, request.strict
-    chosen = {"only_binary": only, "strict": strict, "apt": stage.apt, "bench": bench.lines}
-    digest = inputs_digest(stage.wanted, stage.sources, chosen, stage.base)
-    lock = read_lock(path, digest)
-    if lock is not None:
-        say(f"  locked already: {path}") if resolving else None
-        return lock
-    if not resolving:
-        raise LockError(
-            f"no lock for these requirements and this base: {path}",
-            hint="`build.py extend` with the same choice writes it",
-        )
+    """Resolve, and write the lock; the image that this leaves stays where the lock has anything to install."""
+    lock = NO_LOCK
     try:
-        lock = resolve(stage, engine, request, facts, made)
-    except BaseException:
-        engine.remove(made)
-        raise
-    if request.output is None:
-        write_lock(path, lock, digest, stage.base)
-        say(f"  resolved and hashed: {path}")
+        lock = resolve(spec, plan, engine, request, facts)
+        if request.output is None:
+            write_lock(path, lock, digest, plan.base)
+            say(f"  resolved and hashed: {path}")
+    finally:
+        if not lock.locked:
+            engine.remove(spec.tags[0])
     return lock
 
 

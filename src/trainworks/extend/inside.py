@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import metadata, util
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -62,11 +64,12 @@ def main(arguments: Sequence[str]) -> int:
         if locked:
             text = locked.read_text(encoding="utf-8")
             status = 0 if "log" in data_of(text) else install_locked(text, order, Path(name))
+            if "log" not in data_of(text):
+                with compiling(before, data_of(text)["local"]):
+                    pass
         else:
             text = install_anew(order, Path(name))
             status = 0  # that they cannot be installed is an answer, too
-        if "log" not in data_of(text):
-            compile_new(before, data_of(text)["local"])
     result = Path(*words) if words else RESULT
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(text, encoding="utf-8")
@@ -147,28 +150,23 @@ def lock(installation: install.Installation, order: Mapping[str, Any], data: dic
         for name, each in found.items()
         if not addresses[name].startswith("file:")
     ]
-    python, checking = ("--python", sys.executable), ("-m", "pip", "check", "--disable-pip-version-check")
-    asked = subprocess.run((sys.executable, *checking), check=False, stdout=subprocess.PIPE, text=True)
-    lines = asked.stdout.splitlines() if asked.returncode else []
-    data["complaints"] = [line for line in lines if install.normalised(line.split(" ")[0]) not in found]
-    if not exact:
-        return ""
-    done = installation.call(
-        *("pip", "compile", *python, "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--quiet"),
-        *(*installation.options, installation.file("exact.txt", exact)),
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-    )
-    if done.returncode:
+    # Three things of some seconds that do not need each other; two of them wait for indexes.
+    python = ("--python", sys.executable)
+    hashing = ("compile", *python, "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--quiet")
+    hashing += (*installation.options, installation.file("exact.txt", exact))
+    asking = ("list", *python, "--outdated", "--exclude-newer", OLD, "--format", "json")
+    with compiling(installation.before, data["local"]), ThreadPoolExecutor() as pool:
+        listing = pool.submit(installation.call, "pip", *asking, quiet=True, stdout=subprocess.PIPE)
+        done = installation.call("pip", *hashing, stdout=subprocess.PIPE, encoding="utf-8") if exact else None
+        listed = listing.result()
+    if done and done.returncode:
         raise install.RefusedError("uv cannot lock what it has installed")
     folders = [Path(each) for each in installation.pip.find_links if "://" not in each]
     files = [path for folder in folders for path in folder.glob("*")]
-    asking = ("pip", "list", *python, "--outdated", "--exclude-newer", OLD, "--format", "json")
-    listed = installation.call(*asking, quiet=True, stdout=subprocess.PIPE)
     for row in json.loads(listed.stdout) if listed.returncode == 0 else ():
         if row["name"] in found and row["name"] not in {*data["local"], *installation.pinned}:
             install.say(f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years")
-    pins = re.sub(r"(?m)^([\w.-]+)==(\S+)$", lambda pin: _with_hashes(pin, files), str(done.stdout))
+    pins = re.sub(r"(?m)^([\w.-]+)==(\S+)$", lambda pin: _with_hashes(pin, files), done.stdout if done else "")
     options = [text for text, place in order["options"] if place not in install.LEFT]
     return "".join(f"{line}\n" for line in options) + pins
 
@@ -196,13 +194,15 @@ def _with_hashes(pin: re.Match[str], files: Iterable[Path]) -> str:
     return pin.group() + "".join(f" \\\n    --hash=sha256:{each}" for each in sorted(found))
 
 
-def compile_new(before: Mapping[str, str], local: Iterable[str]) -> None:
-    """Compile what an import of what is new loads, but for code of the user's own: its import may start a training."""
+@contextmanager
+def compiling(before: Mapping[str, str], local: Iterable[str]) -> Iterator[None]:
+    """Compile what an import of what is new loads, meanwhile; not code of the user's own: that may start a training."""
     new = [name for name, version in install.versions().items() if before.get(name) != version and name not in local]
     with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
         own = {**install.elsewhere(home), "PYTHONHASHSEED": "0"}
         words, quiet = (sys.executable, __file__, "import", *sorted(new)), subprocess.DEVNULL
-        subprocess.run(words, env=own, cwd=home, check=False, stdout=quiet, stderr=quiet)
+        with subprocess.Popen(words, env=own, cwd=home, stdout=quiet, stderr=quiet):
+            yield
 
 
 def import_and_compile(names: Sequence[str]) -> int:

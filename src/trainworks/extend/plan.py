@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
 from trainworks.extend.kept import Move, moves_of
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
 from trainworks.facts.rows import SourceFile
 from trainworks.likeness import nearest
 from trainworks.plan.checks import (
@@ -120,7 +120,6 @@ class ExtensionPlan:
         tag: The new image's name.
         base: What it is made from.
         lock: What is installed.
-        moves: What of the base gets another version.
         sources: What wheels are built from.
         inputs: Files of this machine that are installed, such as wheels.
         apt: Debian packages.
@@ -129,13 +128,11 @@ class ExtensionPlan:
         entry_point: ``None`` where the job names it.
         environment: What the image's environment gets besides PATH.
         labels: Labels of the image.
-        checks: Promises, tested after the build.
     """
 
     tag: str
     base: ExtendedBase
     lock: ExtensionLock
-    moves: tuple[Move, ...]
     sources: tuple[WheelSource, ...]
     inputs: tuple[SourceFile, ...]
     apt: tuple[str, ...]
@@ -144,7 +141,17 @@ class ExtensionPlan:
     entry_point: EntryPoint | None
     environment: Mapping[str, str]
     labels: Mapping[str, str]
-    checks: tuple[Check, ...]
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """What of the base gets another version."""
+        return moves_of(self.lock.locked, self.base)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Promises, tested after the build."""
+        published = tuple(name for name, _ in self.lock.locked if name != self.lock.project)
+        return (*_promises(self), SecretsCheck(component=COMPONENT, published=published))
 
     @property
     def path_has_code(self) -> bool:
@@ -212,7 +219,7 @@ def make_extension(
     *,
     tag: str,
     base: ExtendedBase,
-    lock: ExtensionLock,
+    lock: ExtensionLock = NO_LOCK,
     files: Iterable[SourceFile] = (),
     entry_point: EntryPoint | None = None,
     sources: Iterable[WheelSource] = (),
@@ -233,11 +240,10 @@ def make_extension(
     if base.digest or BASE_DIGEST_LABEL in base.labels:
         # The base's own label, which would be inherited, names what the base was made from.
         labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
-    plan = ExtensionPlan(
+    return ExtensionPlan(
         tag=tag,
         base=base,
         lock=lock,
-        moves=moves_of(lock.locked, base),
         sources=tuple(sources),
         inputs=tuple(inputs),
         apt=apt,
@@ -246,10 +252,7 @@ def make_extension(
         entry_point=entry_point,
         environment=environment,
         labels=labels,
-        checks=(),
     )
-    published = tuple(name for name, _ in lock.locked if name != lock.project)
-    return replace(plan, checks=(*_promises(plan), SecretsCheck(component=COMPONENT, published=published)))
 
 
 _INSTALLED = """\
@@ -264,13 +267,15 @@ for name, _, version in (word.partition("==") for word in sys.argv[1:]):
         wrong.append(f"{name} is {', '.join([*(each.version for each in found[:1]), *beside])}, not {version}")
 sys.exit(", ".join(wrong) or None)
 """
-_PIP_CHECK = (
-    "import subprocess, sys; "
-    "done = subprocess.run([sys.executable, '-m', 'pip', 'check', '--disable-pip-version-check'], "
-    "stdout=subprocess.PIPE, universal_newlines=True); "
-    "new = [line for line in done.stdout.splitlines() if done.returncode and line not in sys.argv[1:]]; "
-    "sys.exit(', '.join(new) or None)"
-)
+_PIP_CHECK = """\
+import subprocess
+import sys
+from pip._vendor.packaging.utils import canonicalize_name
+asked = (sys.executable, "-m", "pip", "check", "--disable-pip-version-check")
+done = subprocess.run(asked, stdout=subprocess.PIPE, universal_newlines=True)
+lines = done.stdout.splitlines() if done.returncode else []
+sys.exit(", ".join(line for line in lines if canonicalize_name(line.split(" ")[0]) in sys.argv[1:]) or None)
+"""
 _COMPILES = "import sys; path = sys.argv[1]; compile(open(path, 'rb').read(), path, 'exec')"
 _FOUND = (
     f"import sys, importlib.util; sys.path.insert(0, {CODE_FOLDER!r}); "
@@ -298,9 +303,8 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
         names = tuple(name for name, _ in locked if name != plan.lock.project)
         if names:
             yield PythonImportsCheck(component=COMPONENT, python=python, distributions=names)
-        known = plan.lock.complaints
-        why = "pip check finds nothing" + (" that is not known" if known else "")
-        yield _command(why, python, "-c", _PIP_CHECK, *known)
+        words = [canonicalize_name(name) for name, _ in locked]
+        yield _command("pip check finds nothing wrong with what is installed", python, "-c", _PIP_CHECK, *words)
     yield _command(
         f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
         *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),

@@ -1,16 +1,14 @@
-"""From an extension to its build contexts: one that resolves, and one that is the image. Pure."""
+"""From an extension to its build context. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, PROJECT_SOURCE, ExtensionPlan, WheelSource
-from trainworks.extend.requirements import ExtendedBase
 from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.model import IMAGE_TIME
@@ -70,33 +68,8 @@ class Installer:
         return found
 
 
-def render_resolution(
-    base: ExtendedBase,
-    installer: Installer,
-    recipes: Mapping[str, str],
-    *,
-    apt: Sequence[str],
-    sources: Sequence[WheelSource],
-    wanted: Iterable[SourceFile],
-    moment: str,
-) -> Rendering:
-    """Return the context of a build that installs what is asked for: the extension, without code and labels.
-
-    Args:
-        base: The image that is extended.
-        installer: What installs.
-        recipes: The texts of ``RECIPES``.
-        apt: Debian packages of the extension.
-        sources: What wheels are built from.
-        wanted: Files of requirements, and what they name.
-        moment: Another one for each build: what an index has is asked anew.
-    """
-    wanted = [*wanted, SourceFile(path="moment", content=moment.encode())]
-    return _rendering(base, apt, installer, sources, wanted, recipes, name="requirements", plan=None)
-
-
 def render_extension(
-    plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer, *, made: str = ""
+    plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer, wanted: Iterable[SourceFile] = ()
 ) -> Rendering:
     """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``.
 
@@ -104,15 +77,40 @@ def render_extension(
         plan: The extension.
         recipes: The texts of ``RECIPES``.
         installer: What installs.
-        made: The image that resolving has left, which has everything but code and labels.
+        wanted: Files of requirements that nothing has resolved yet: they are installed, and the image has their lock.
     """
+    inputs = [SourceFile(path=LOCK, content=plan.lock.text.encode())] if plan.lock.locked else [*wanted]
+    # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
+    bench = installer.bench if inputs else BARE
+    mark = hashlib.sha256("\n".join((plan.base.identifier, *bench.lines)).encode()).hexdigest()[:12]
+    with blaming(TEMPLATE):
+        dockerfile = (
+            new_environment(recipes.items())
+            .get_template(TEMPLATE)
+            .render(
+                plan=plan,
+                base=plan.base,
+                code_folder=CODE_FOLDER,
+                epoch=IMAGE_TIME,
+                bench=bench,
+                sources=plan.sources if inputs else (),
+                installs=bool(inputs),
+                cache=f"trainworks-extend-{mark}",
+            )
+        )
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
-    if made:
-        return _rendering(plan.base, (), installer, (), None, recipes, files, name=plan.tag, plan=plan, made=made)
-    wanted = [*plan.inputs, SourceFile(path=LOCK, content=plan.lock.text.encode())] if plan.lock.locked else None
-    return _rendering(plan.base, plan.apt, installer, plan.sources, wanted, recipes, files, name=plan.tag, plan=plan)
+    if inputs:
+        files += [SourceFile(path=f"sources/{each.file}", content=each.archive) for each in plan.sources]
+        files += installer.files((*plan.inputs, *inputs), plan.sources)
+    if plan.apt:
+        files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
+    return Rendering(
+        dockerfile=dockerfile,
+        files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),
+        stage_components=dict.fromkeys(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT),
+    )
 
 
 def _marker(plan: ExtensionPlan) -> bytes:
@@ -123,43 +121,3 @@ def _marker(plan: ExtensionPlan) -> bytes:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, indent=1).encode()
-
-
-def _rendering(
-    base: ExtendedBase,
-    apt: Sequence[str],
-    installer: Installer,
-    sources: Sequence[WheelSource],
-    wanted: Iterable[SourceFile] | None,
-    recipes: Mapping[str, str],
-    files: Iterable[SourceFile] = (),
-    **values: Any,
-) -> Rendering:
-    bench = installer.bench if wanted is not None else BARE
-    # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
-    mark = hashlib.sha256("\n".join((base.identifier, *bench.lines)).encode()).hexdigest()[:12]
-    with blaming(TEMPLATE):
-        dockerfile = (
-            new_environment(recipes.items())
-            .get_template(TEMPLATE)
-            .render(
-                base=base,
-                packages=apt,
-                code_folder=CODE_FOLDER,
-                epoch=IMAGE_TIME,
-                bench=bench,
-                sources=sources,
-                installs=wanted is not None,
-                cache=f"trainworks-extend-{mark}",
-                **{"made": "", **values},
-            )
-        )
-    files = [*files, *(SourceFile(path=f"sources/{each.file}", content=each.archive) for each in sources)]
-    files += installer.files(wanted, sources) if wanted is not None else []
-    if apt:
-        files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
-    return Rendering(
-        dockerfile=dockerfile,
-        files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),
-        stage_components=dict.fromkeys(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT),
-    )

@@ -151,7 +151,6 @@ class ExtensionLock:
         commits: Git requirement to commit.
         local: What does not come from an index, name to version.
         project: The distribution that the code itself is; ``""`` for none.
-        complaints: What ``pip check`` says of what the base has.
         notes: What the user was told.
         pins: Lines with hashes, as uv writes them, below the options that say where they come from.
     """
@@ -159,7 +158,6 @@ class ExtensionLock:
     commits: Mapping[str, str] = field(default_factory=dict)
     local: Mapping[str, str] = field(default_factory=dict)
     project: str = ""
-    complaints: Sequence[str] = ()
     notes: Sequence[str] = ()
     pins: str = ""
 
@@ -181,3 +179,7 @@ class ExtensionLock:
             (name, version): tuple(re.findall(r"sha256:([0-9a-f]{64})", hashes))
             for name, version, hashes in PIN.findall(self.pins)
         }
+
+
+NO_LOCK = ExtensionLock()
+"""Of an extension that installs nothing, or whose requirements nothing has resolved yet."""

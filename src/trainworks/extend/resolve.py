@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 from packaging.utils import canonicalize_name
 
-from trainworks.assemble.image import ImageSpec, run_build
+from trainworks.assemble.image import ImageSpec, build_context
 from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.kept import targets_for
 from trainworks.extend.lock import parsed
-from trainworks.extend.plan import WheelSource
-from trainworks.extend.render import LOCK, Installer, render_resolution
+from trainworks.extend.plan import ExtensionPlan
+from trainworks.extend.render import LOCK
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.extend.toolkit import Workbench, lacking
 from trainworks.extend.wanted import Wanted
@@ -40,43 +40,19 @@ OPTIONS = re.compile(
 """Lines that say where packages come from: the lock has them too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """Where an extension is installed, and what.
+def local_wheels(folders: Sequence[Path], base: ExtendedBase) -> Callable[[Path], tuple[str, ...]]:
+    """Return what copies the wheels and archives of this machine's folders into a context, but for what is kept."""
 
-    Attributes:
-        base: The image that is extended.
-        wanted: The requirements.
-        sources: What wheels are built from.
-        commits: Of those that are git repositories.
-        apt: Debian packages of the extension.
-        installer: What installs.
-        recipes: Templates, by name.
-        settings: Of this machine.
-        secrets: Files that steps read.
-        links: Folders of this machine with wheels.
-    """
-
-    base: ExtendedBase
-    wanted: Wanted
-    sources: Sequence[WheelSource]
-    commits: Mapping[str, str]
-    apt: tuple[str, ...]
-    installer: Installer
-    recipes: Mapping[str, str]
-    settings: HostSettings
-    secrets: Mapping[str, bytes] = field(repr=False)
-    links: tuple[Path, ...] = ()
-
-    def add_links(self, folder: Path) -> tuple[str, ...]:
-        """Copy this machine's own wheels and archives into a context, but for what the base keeps."""
+    def copy(context: Path) -> tuple[str, ...]:
         found = []
-        for path in sorted(path for link in self.links for path in link.glob("*")):
+        for path in sorted(path for folder in folders for path in folder.glob("*")):
             name = canonicalize_name(path.name.split("-")[0])
-            if path.is_file() and path.name.endswith((".whl", ".tar.gz")) and name not in self.base.kept:
-                shutil.copyfile(path, folder / "wheels" / path.name)
+            if path.is_file() and path.name.endswith((".whl", ".tar.gz")) and name not in base.kept:
+                shutil.copyfile(path, context / "wheels" / path.name)
                 found.append(path.name)
         return tuple(found)
+
+    return copy
 
 
 def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts) -> dict[str, object]:
@@ -128,46 +104,32 @@ def secrets_of(
     return {**secrets, "variables": "".join(variables).encode()}, links
 
 
-def resolve(stage: Stage, engine: Engine, options: BuildOptions, facts: Facts, made: str) -> ExtensionLock:
-    """Return what is installed, and leave an image of it: the extension, but for its code and labels.
+def files_of(wanted: Wanted) -> list[SourceFile]:
+    """Return requirements that nothing has resolved yet; each time others, as what an index has is asked anew."""
+    texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints, "moment": [uuid4().hex]}
+    return [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
+
+
+def resolve(spec: ImageSpec, plan: ExtensionPlan, engine: Engine, options: BuildOptions, facts: Facts) -> ExtensionLock:
+    """Build an extension of requirements that have no lock, and return what was installed.
 
     Args:
-        stage: Where, and what.
+        spec: The extension; its image is there even if this fails.
+        plan: Its plan, without a lock.
         engine: What builds.
         options: How to build.
         facts: All facts.
-        made: The name of that image; it is there even if this fails.
 
     Raises:
         ExtendError: The base cannot give what a line asks for.
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
-    wanted, base = stage.wanted, stage.base
-    texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints}
-    files = [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
-    rendering = render_resolution(
-        base,
-        stage.installer,
-        stage.recipes,
-        apt=stage.apt,
-        sources=stage.sources,
-        wanted=[*files, *wanted.files.values()],
-        moment=uuid4().hex,
-    )
-    spec = ImageSpec(
-        name=made,
-        tags=(made,),
-        rendering=rendering,
-        settings=stage.settings,
-        secrets=stage.secrets,
-        add_files=stage.add_links,
-        architecture=base.architecture,
-    )
+    base, progress = plan.base, BuildProgress(verbose=options.verbose)
     say(f"  installing the requirements in {base.reference}")
     try:
-        run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
-        with engine.container(made) as container:
+        build_context(spec, {}, engine, replace(options, output=None), progress)
+        with engine.container(spec.tags[0]) as container:
             lock, why = parsed(container.run(("cat", f"/opt/trainworks/{LOCK}")).output)
     except BuildError as error:
         raise BuildError(error.message, hint=_advice(base) or error.hint) from error
@@ -179,7 +141,7 @@ def resolve(stage: Stage, engine: Engine, options: BuildOptions, facts: Facts, m
         log = why["log"]
         said = log[log.rfind("\nerror: ") :].strip() if "\nerror: " in log else log.strip()[-2000:]
         raise LockError(f"the requirements cannot be installed in {base.reference}:\n{said}", hint=_advice(base))
-    for source in stage.sources:
+    for source in plan.sources:
         if source.name and source.name not in lock.local:
             raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
     return lock
