@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Measures `build.py extend` beside a Dockerfile of two lines: `uv pip install` of the same file in the same base.
+"""Measures `build.py extend` beside Dockerfiles that call uv: one gives the same three things, one installs only.
 
-Both begin without a lock, without a layer of their own and without a downloaded wheel, as the first time.
+What is the same: packages, their lock with hashes, and bytecode. All begin without a lock, without a layer of their own
+and without a downloaded wheel, as the first time.
 """
 
 from __future__ import annotations
@@ -19,17 +20,23 @@ from trainworks.engine.scratch import private_folder
 from trainworks.host.settings import read_host_settings
 
 PROMISED = 1.3
-"""The most that `extend` may take of the time of the peer, both until the image is there."""
+"""The most that `extend` may take of the time of the peer with lock and bytecode, both until the image is there."""
 
 LINES = ("transformers", "datasets", "accelerate")
 
-PEER = """\
+HEAD = """\
 FROM {base}
 COPY requirements.txt /tmp/requirements.txt
 RUN --mount=type=secret,id=uv.toml --mount=type=secret,id=ca.pem \\
     if [ -s /run/secrets/ca.pem ]; then export SSL_CERT_FILE=/run/secrets/ca.pem; fi; \\
-    uv pip install --no-cache --config-file /run/secrets/uv.toml -r /tmp/requirements.txt
+    export UV_CONFIG_FILE=/run/secrets/uv.toml UV_CACHE_DIR=/tmp/uv; \\
 """
+PEERS = {
+    "peer": "uv pip freeze > /tmp/before && uv pip install --compile-bytecode -r /tmp/requirements.txt "
+    "&& uv pip freeze | grep -vxFf /tmp/before > /tmp/exact && uv pip compile --quiet --no-deps --generate-hashes "
+    "/tmp/exact --output-file /opt/requirements.lock && rm -rf /tmp/uv\n",
+    "bare": "uv pip install -r /tmp/requirements.txt && rm -rf /tmp/uv\n",
+}
 
 
 def main(words: list[str]) -> int:
@@ -41,12 +48,11 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     engine, settings = choose("docker"), read_host_settings(os.environ)
     secrets = {**settings.secrets("", ""), "uv.toml": b'index-strategy = "unsafe-best-match"\n'}
-    measured: dict[str, list[float]] = {"ours": [], "tested": [], "peer": []}
+    measured: dict[str, list[float]] = {"ours": [], "tested": [], **{name: [] for name in PEERS}}
     loads = []
     tag = f"trainworks-benchmark/extend:{uuid.uuid4().hex[:12]}"
     with private_folder() as folder:
         (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-        (folder / "Dockerfile").write_text(PEER.format(base=options.base), encoding="utf-8")
         request = BuildRequest(
             name="peer",
             context=folder,
@@ -59,10 +65,12 @@ def main(words: list[str]) -> int:
         command += ["-r", str(folder / "requirements.txt"), "--engine", "docker", "--no-cache", "--until"]
         for number in range(options.repeat + 1):
             loads.append(load())
-            for name in ("ours", "peer", "tested"):
+            for name in ("ours", "peer", "bare", "tested"):
                 for lock in folder.glob("*.locked.txt"):
                     lock.unlink()
-                if name == "peer":
+                if name in PEERS:
+                    text = HEAD.format(base=options.base) + f"    {PEERS[name]}"
+                    (folder / "Dockerfile").write_text(text, encoding="utf-8")
                     seconds = clock(lambda: engine.build(request, ignore))
                 else:
                     # What wheels are built with decides which cache of the engine is used: a new one each time.
@@ -92,10 +100,18 @@ def main(words: list[str]) -> int:
                 ours=tuple(measured["tested"]),
                 peer=peer,
                 note="every distribution is imported in the new image, and every layer is searched for secrets; the "
-                "peer tests nothing, has no lock, and no bytecode",
+                "peer tests nothing",
+            ),
+            Figure(
+                name="beside an installation without lock and bytecode",
+                unit="s",
+                ours=tuple(measured["ours"]),
+                peer=tuple(measured["bare"]),
+                note="`uv pip install -r requirements.txt` alone",
             ),
         ),
-        peer="`uv pip install -r requirements.txt` in a Dockerfile, and the export of its image.",
+        peer="A Dockerfile: `uv pip install --compile-bytecode`, `uv pip compile --generate-hashes` of what is installed, "
+        "and the export of its image.",
     )
     print(describe(section))
     if options.write:

@@ -141,23 +141,31 @@ def replaced(image: Image, name: str, version: str, *requires: str, module: str 
         archive.extractall(site)
 
 
-def test_what_would_lose_its_requirement_moves_too(image: Image) -> None:
-    """As boto3 has to when an old awscli brings its botocore; ``build.py extend`` does the same."""
-    assert image.run("client==2.0\n").status == 0
-    made = image.run("command\n")
+@pytest.mark.parametrize(
+    ("before", "requirements", "expected"),
+    [
+        # As boto3 has to when an old awscli brings its botocore; `build.py extend` does the same.
+        ("client==2.0\n", "command\n", {"command": "1.0", "core": "1.0", "client": "1.0"}),
+        # pip alone would keep boto3 and take an s3fs of six years ago, when asked for both.
+        ("client==2.0\n", "storage\n", {"storage": "2.0", "core": "1.0", "client": "1.0"}),
+        ("", "vision\n-c mine.txt\n", {"vision": "1.1"}),
+        ("", "torch\nvision>=1\nplain\n", {"vision": "1.1", "plain": "1.0"}),
+        ("", "plain==1.0 \\\n    --hash=sha256:DIGEST\n", {"plain": "1.0"}),
+        ("", "torch==2.13.0\ntorch>=2\ntorch==2.13.0+cpu\ntorch\nplain\n", {"plain": "1.0"}),
+        ("", "torch==2.1; python_version < '3'\ntriton==3.*\nFOLDER/plain-1.0-py3-none-any.whl\n", {"plain": "1.0"}),
+    ],
+)
+def test_what_fits_is_installed_and_what_the_image_has_is_kept(
+    image: Image, wheels: Path, before: str, requirements: str, expected: dict[str, str]
+) -> None:
+    assert not before or image.run(before).status == 0
+    digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    lines = requirements.replace("DIGEST", digest).replace("FOLDER", str(wheels))
+    made = image.run(lines, {"mine.txt": "plain==1.0\n"})
     assert made.status == 0, made.text
-    versions = image.versions()
-    assert (versions["core"], versions["client"]) == ("1.0", "1.0")
     assert "THE SCRIPT RAN" in made.text
-
-
-def test_what_was_installed_stays_when_others_move_for_it(image: Image) -> None:
-    """pip alone would keep boto3 and take an s3fs of six years ago, when asked for both."""
-    assert image.run("client==2.0\n").status == 0
-    made = image.run("storage\n")
-    assert made.status == 0, made.text
-    versions = image.versions()
-    assert (versions["storage"], versions["core"], versions["client"]) == ("2.0", "1.0", "1.0")
+    assert "is not installed" not in made.text
+    assert image.versions() == {**PROTECTED, **expected}
 
 
 def test_what_cannot_move_is_said_and_what_is_kept_is_not_broken(image: Image) -> None:
@@ -188,17 +196,6 @@ def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wh
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept
-@pytest.mark.parametrize("requirements", ["vision\n-c mine.txt\n", "torch\nvision>=1\nplain\n"])
-def test_the_version_that_fits_is_taken_and_what_the_image_has_is_kept(image: Image, requirements: str) -> None:
-    made = image.run(requirements, {"mine.txt": "plain==1.0\n"})
-    assert made.status == 0, made.text
-    assert "THE SCRIPT RAN" in made.text
-    found = image.versions()
-    assert found.pop("vision") == "1.1"
-    found.pop("plain", None)
-    assert found == PROTECTED
-
-
 def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Image) -> None:
     """An older image: as it always was, the newest wins."""
     image.document = {}
@@ -213,13 +210,6 @@ def test_a_version_that_an_image_built_on_ours_installed_is_kept(tmp_path: Path,
     made = image.run("vision\nmodern==1.0\n")
     assert made.status == 0, made.text
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "modern": "1.0"}
-
-
-def test_lines_with_hashes_and_constraints_go_together(image: Image, wheels: Path) -> None:
-    digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
-    made = image.run(f"plain==1.0 \\\n    --hash=sha256:{digest}\n")
-    assert made.status == 0, made.text
-    assert image.versions() == {**PROTECTED, "plain": "1.0"}
 
 
 # ------------------------------------------------------------------------------------------------ direct contradictions
@@ -303,18 +293,6 @@ def test_files_of_other_tools_are_refused_with_what_converts_them(
     (image.base / "code").mkdir()
     (image.base / name).write_text(f"{line}\n")
     assert said in image.program("-r", name).stderr
-
-
-def test_lines_that_fit_or_do_not_apply_are_installed_as_they_are(image: Image, wheels: Path) -> None:
-    lines = (
-        "torch==2.13.0\ntorch>=2\ntorch==2.13.0+cpu\ntorch\n",
-        "torch==2.1; python_version < '3'\ntriton==3.*\n",
-        f"{wheels}/plain-1.0-py3-none-any.whl\n",
-    )
-    made = image.run("".join(lines))
-    assert made.status == 0, made.text
-    assert "is not installed" not in made.text
-    assert image.versions() == {**PROTECTED, "plain": "1.0"}
 
 
 # ---------------------------------------------------------------------------------------------------- without uv in it
