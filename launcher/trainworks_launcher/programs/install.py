@@ -409,7 +409,6 @@ class Installation:
 
     Attributes:
         before: The versions before the first one.
-        stay: What of the image does not go with the requirements.
         pinned: Names of which a line of the user's own asks for one version.
         pip: The options that ``pip install`` would have.
     """
@@ -418,7 +417,6 @@ class Installation:
         """options: of every installation; folder: a private one, for uv's files."""
         self.before, self._lacking = versions(), losing()
         self._uv, self._folder = uv, folder
-        self.stay: set[str] = set()
         self.pinned: set[str] = set()
         self.pip = create_command("install").parse_args([])[0]
         variables, more = for_uv(self.pip, folder)
@@ -426,10 +424,6 @@ class Installation:
         self.options = [*options, *more]
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
-
-    def is_new(self, name: str, version: str) -> bool:
-        """Whether a distribution came, or has another version than before."""
-        return self.before.get(name) != version
 
     def file(self, name: str, lines: Iterable[str]) -> str:
         """Write a file for uv, and return its path."""
@@ -535,7 +529,6 @@ class Installation:
             if not self.moved(lost):
                 for name in [name for name in lost if not self.moved([name])]:
                     need = f"{lacking[name].name}{lacking[name].specifier}"
-                    self.stay.add(name)
                     say(f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}")
 
     def moved(self, wanted: Sequence[str], *more: str) -> bool:
