@@ -110,7 +110,7 @@ def main(words: list[str]) -> int:
                 note="`uv pip install -r requirements.txt` alone",
             ),
         ),
-        peer="A Dockerfile: `uv pip install --compile-bytecode`, `uv pip compile --generate-hashes` of what it installed, "
+        peer="A Dockerfile: `uv pip install --compile-bytecode`, `uv pip compile --generate-hashes`, "
         "and the export of its image.",
     )
     print(describe(section))
