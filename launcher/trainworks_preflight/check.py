@@ -11,22 +11,23 @@ import json
 import shlex
 import tempfile
 import textwrap
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.command.options import Parsed, value_of
 from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.masking import Masker
-from trainworks_launcher.contract.values import Json, readable
+from trainworks_launcher.contract.values import NOTHING, Json, readable
 from trainworks_launcher.given.entry import Code
 from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
 from trainworks_launcher.given.manifest import Instance, Manifest
 from trainworks_launcher.given.places import Results
-from trainworks_launcher.job.job import Job, make_job
+from trainworks_launcher.job.job import Job, describe, make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_preflight.advice import Advice, advise
@@ -38,8 +39,7 @@ _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensor
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What preflight found.
 
     Attributes:
@@ -54,7 +54,7 @@ class Result:
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
-    hyperparameters: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+    hyperparameters: Mapping[str, Json] = NOTHING
     job: Job | None = None
     plans: tuple[NodePlan, ...] = ()
     advice: tuple[Advice, ...] = ()
@@ -87,10 +87,19 @@ def check(parsed: Parsed) -> Result:
         return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
-    problems += _other_processors(environment.manifest, groups, inputs.facts)
+    built_for = environment.manifest.architecture
+    rows = {group.instance_type: inputs.facts.find(group.instance_type) for group in groups}
+    problems += [
+        Problem(
+            f"{name} has {row.architecture} processors, and the image is for {built_for}",
+            "option --instance-type",
+            f"take an image for {row.architecture} (its --image-manifest says so), or another instance type",
+        )
+        for name, row in rows.items()
+        if row and row.architecture != built_for
+    ]
     result = _plan(environment, groups, inputs.facts, translation)
-    return replace(
-        result,
+    return result._replace(
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
@@ -139,25 +148,9 @@ def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, trans
 
 def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of each group, numbered through as the platform does."""
-    made: list[tuple[str, ...]] = []
-    number = 1
-    for group in groups:
-        made.append(tuple(f"algo-{index}" for index in range(number, number + group.count)))
-        number += group.count
-    return tuple(made)
-
-
-def _other_processors(manifest: Manifest, groups: Sequence[Group], facts: Facts) -> tuple[Problem, ...]:
-    """Return a problem for each instance type that cannot run the image's programs."""
-    rows = {group.instance_type: facts.find(group.instance_type) for group in groups}
+    ends = [*accumulate(group.count for group in groups)]
     return tuple(
-        Problem(
-            f"{name} has {row.architecture} processors, and the image is for {manifest.architecture}",
-            "option --instance-type",
-            f"take an image for {row.architecture} (its --image-manifest says so), or another instance type",
-        )
-        for name, row in rows.items()
-        if row and row.architecture != manifest.architecture
+        tuple(f"algo-{number}" for number in range(end - group.count + 1, end + 1)) for group, end in zip(groups, ends)
     )
 
 
@@ -275,7 +268,7 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
     hidden = masker.text if masker else str
     lines: list[str] = []
     if result.job is not None:
-        lines += _wrapped(_headline(result.job), width)
+        lines += _wrapped(f"{describe(result.job)}; hosts are {result.job.placement.instance_type}", width)
         ranks = rank_map(result.job.placement, result.job.environment.devices)
         lines += ["", *ranks] if ranks else []
     for heading, texts in (
@@ -304,16 +297,6 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
     """Lines of ``width``; options and names with hyphens stay whole."""
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
-
-
-def _headline(job: Job) -> str:
-    placement = job.placement
-    hosts, total = len(placement.hosts), len(placement.distribution_hosts)
-    part = f"{total} of {hosts} hosts" if total != hosts else f"{hosts} host(s)"
-    each = f"{placement.processes_per_host} process(es) on each, " if placement.mode != "none" else ""
-    count = placement.processes if placement.mode != "none" else hosts
-    name = job.program.entry.name
-    return f"{placement.mode} on {part} of {placement.instance_type}: {each}{count} in all, {name}"
 
 
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
@@ -53,15 +53,9 @@ class Group:
     count: int
 
 
-@dataclass(frozen=True)
-class Translation:
-    """What a job is sent for a ``distribution``.
-
-    Attributes:
-        hyperparameters: Decoded; ``{}`` if the distribution cannot be read.
-        problems: What cannot be read, and what the SDK accepts and makes another job of than was meant.
-        warnings: One sentence each.
-    """
+class Translation(NamedTuple):
+    """What a job is sent for a ``distribution``: decoded hyperparameters, none if it cannot be read. Problems are what
+    cannot be read, and what the SDK accepts and makes another job of than was meant."""
 
     hyperparameters: Mapping[str, Json]
     problems: tuple[Problem, ...] = ()
