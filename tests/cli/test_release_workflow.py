@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,24 @@ def test_its_matrix_is_every_target_of_packages(workflow: Any, root: Path) -> No
     names = json.loads(done.stdout)
     assert len(names) == len(set(names)) > 10
     assert not any(name.endswith(("-vendor", "-arm64")) for name in names)
+
+
+def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(workflow: Any, root: Path) -> None:
+    """Targets of vendors are left alone: where a base image of theirs cannot be reached, `lock` ends with an error."""
+    (moves,) = [command for command in commands(workflow["jobs"]["targets"]) if "lock --upgrade system" in command]
+    (line,) = [line for line in moves.splitlines() if "lock --upgrade" in line]
+    names = [row["name"] for row in listed(root)]
+    (pattern,) = shlex.split(line)[shlex.split(line).index("--only") + 1 :]
+    assert {name for name in names if fnmatch(name, pattern)} == {name for name in names if "-vendor" not in name}
+    for words in ("git add images", "git commit", "git push"):
+        assert words in moves
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    words = (sys.executable, "build.py", "--list", "--format", "json")
+    done = subprocess.run(words, cwd=root, check=True, capture_output=True, text=True)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
 
 
 def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
