@@ -74,19 +74,6 @@ def test_debian_packages_are_those_that_are_installed(bill: BillOfMaterials) -> 
     )
 
 
-def test_what_wheels_bundle_is_listed_from_their_own_bills_of_materials(bill: BillOfMaterials) -> None:
-    """PEP 770: CycloneDX with its nested components, SPDX; a file that is neither is passed over."""
-    bundled = {each.name: each.purl for each in bill.components if each.kind == "bundled"}
-    assert bundled == {
-        "libz": "pkg:rpm/almalinux/zlib@1.2.13?arch=x86_64",
-        "inner": "pkg:generic/inner@2",
-        "a / b": "pkg:generic/a/b@3",
-        "c": "pkg:generic/a/c@3",
-        "crate": "pkg:cargo/crate@1.0",
-    }
-    assert {dict(each.properties)["inside"] for each in bill.components if each.kind == "bundled"} == {"filelock"}
-
-
 def test_copies_of_distributions_inside_others_are_listed(bill: BillOfMaterials) -> None:
     copies = [
         (each.name, each.version) for each in bill.components if dict(each.properties).get("inside") == "setuptools"

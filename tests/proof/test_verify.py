@@ -69,7 +69,7 @@ def test_what_a_proof_says(lines: list[str], tmp_path: Path, capsys: pytest.Capt
         "builder": "https://ci.example/builder",
         "commit": "7" * 40,
         "changed": True,
-        "components": 15,
+        "components": 10,
         "evidence": [],
     }
 

@@ -27,7 +27,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.inside.packages import BundledPackage, PackagesAnswer, PythonDistribution, SystemPackage
+from trainworks.imagetest.inside.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
@@ -51,7 +51,7 @@ class ListedComponent:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``bundled`` (in a wheel, by its own bill of materials), ``artifact``,
+        kind: ``deb``, ``rpm``, ``python``, ``artifact``,
             ``base``, ``distribution`` (the operating system), ``launcher``; in an extended image also ``image``, the
             one that was extended, and ``file``, a file of the code.
         name: Its name.
@@ -178,7 +178,6 @@ def package_components(
             )
             for row in found["python"]
         ),
-        *(_bundled(each, row) for row in found["python"] for each in row["bundled"]),
     )
 
 
@@ -233,7 +232,7 @@ def extension_bill(
     )
 
 
-_PACKAGES = ("deb", "rpm", "python", "bundled", DISTRIBUTION)
+_PACKAGES = ("deb", "rpm", "python", DISTRIBUTION)
 """The kinds of components that are found inside an image."""
 
 
@@ -421,23 +420,6 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
             (f"{TRIVY}PkgType", "python-pkg"),
             (f"{TRIVY}FilePath", f"{row['path'].lstrip('/')}/METADATA"),
         ),
-    )
-
-
-def _bundled(row: BundledPackage, distribution: PythonDistribution) -> ListedComponent:
-    """Return what a wheel has a copy of; where its package URL is none, one is made of the name."""
-    try:
-        found = PackageURL.from_string(row["purl"])
-    except ValueError:
-        found = PackageURL("generic", None, row["name"], row["version"] or None)
-    # Once more: a slash in a name, as one of Pillow's has, separates a namespace for whoever reads what is written.
-    purl = str(PackageURL.from_string(str(found)))
-    return ListedComponent(
-        kind="bundled",
-        name=row["name"],
-        version=row["version"],
-        purl=purl,
-        properties=(("path", row["sbom"]), ("inside", distribution["name"])),
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import email.parser
 import glob
-import json
 import os
 import re
 import subprocess
@@ -15,9 +14,6 @@ from collections.abc import Iterator
 from typing import TypedDict
 
 RPM_TIMEOUT = 120.0
-
-MOST_BUNDLED = 5000
-"""How many packages of one bill of materials are listed."""
 
 SUPPLIERS = ("Author", "Author-email", "Maintainer", "Maintainer-email")
 """Fields of a Python distribution's metadata that say whose it is, the plainest first."""
@@ -41,21 +37,12 @@ class SystemPackage(TypedDict):
     supplier: str
 
 
-class BundledPackage(TypedDict):
-    """A package that a wheel has a copy of, as the wheel's own bill of materials says; ``sbom`` is that file."""
-
-    name: str
-    version: str
-    purl: str
-    sbom: str
-
-
 class PythonDistribution(TypedDict):
     """One Python distribution.
 
     ``supplier`` is the author or maintainer. ``expression``, ``license`` and ``classifiers`` are what its metadata says
     of licences. ``inside`` is the folder of the package that carries a copy of it, such as ``setuptools``; ``""`` for
-    one of its own. ``sboms`` are the bills of materials that its wheel brought (PEP 770), ``bundled`` what they list.
+    one of its own. ``sboms`` are the bills of materials that its wheel brought (PEP 770).
     """
 
     name: str
@@ -63,7 +50,6 @@ class PythonDistribution(TypedDict):
     path: str
     inside: str
     sboms: list[str]
-    bundled: list[BundledPackage]
     supplier: str
     expression: str
     license: str
@@ -207,9 +193,6 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                     "path": os.path.dirname(path)[len(root) :],
                     "inside": (installed[1] or "").split("/")[0],
                     "sboms": [each[len(root) :] for each in sboms],
-                    "bundled": [
-                        row for each in sboms for row in bundled_packages(text_of(each), name, each[len(root) :])
-                    ],
                     "supplier": next((" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""),
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
@@ -223,30 +206,6 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                 }
             )
     return found
-
-
-def bundled_packages(text: str, own: str, path: str) -> list[BundledPackage]:
-    """Return what a bill of materials lists, CycloneDX or SPDX as JSON, without the distribution that brought it."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    found: list[BundledPackage] = []
-    waiting = list(_rows(content, "components") or _rows(content, "packages"))
-    while waiting and len(found) < MOST_BUNDLED:
-        row = waiting.pop(0)
-        waiting += _rows(row, "components")
-        references = [each for each in _rows(row, "externalRefs") if each.get("referenceType") == "purl"]
-        purl = row.get("purl") or (references[0].get("referenceLocator") if references else "")
-        name, version = str(row.get("name") or ""), str(row.get("version") or row.get("versionInfo") or "")
-        if name and re.sub(r"[-_.]+", "-", name).lower() != re.sub(r"[-_.]+", "-", own).lower():
-            found.append({"name": name[:200], "version": version[:200], "purl": str(purl or "")[:1000], "sbom": path})
-    return found
-
-
-def _rows(content: object, key: str) -> list[dict[str, object]]:
-    rows = content.get(key) if isinstance(content, dict) else None
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 _RPM_PACKAGE = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
