@@ -89,35 +89,26 @@ def test_a_daemon_that_this_user_may_not_use_names_the_group() -> None:
     assert done.stdout.splitlines()[-1].startswith("hint: your user may not use this daemon: join its group")
 
 
-def test_a_folder_of_path_that_cannot_be_read_has_no_program(tmp_path: Path) -> None:
-    """Root may read every folder: a name that is too long for any file system ends in an error for root too."""
-    program(tmp_path, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
-    done = choose(tmp_path, "buildah", path=f"/{'x' * 300}:{tmp_path}")
+OLD = "echo 'buildah version 1.19.6 (image-spec 1.0.1)'"
+CLOSED = 'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error: mkdir: denied" >&2; exit 125;; esac'
+
+
+@pytest.mark.parametrize(
+    ("script", "before", "said"),
+    [
+        ("", "", "no `buildah` program"),
+        (OLD, "", "is version 1.19.6, and cache mounts need 1.24"),
+        # A folder of PATH that cannot be read: root may read every one, but no file system has so long a name.
+        (OLD, f"/{'x' * 300}:", "is version 1.19.6"),
+        (CLOSED, "", "cannot open its store: Error: mkdir: denied"),
+    ],
+)
+def test_a_buildah_that_cannot_be_used_says_why(script: str, before: str, said: str, tmp_path: Path) -> None:
+    if script:
+        program(tmp_path, "buildah", script)
+    done = choose(tmp_path, "buildah", path=f"{before}{tmp_path}")
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
-    assert "is version 1.19.6" in done.stdout
-
-
-def test_one_asked_for_that_is_not_there(tmp_path: Path) -> None:
-    done = choose(tmp_path, "buildah")
-    assert done.returncode == EngineUnavailableError.exit_status
-    assert "no `buildah` program" in done.stdout
-
-
-def test_an_old_buildah_is_refused(tmp_path: Path) -> None:
-    program(tmp_path, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
-    done = choose(tmp_path, "buildah")
-    assert done.returncode == EngineUnavailableError.exit_status
-    assert "is version 1.19.6, and cache mounts need 1.24" in done.stdout
-
-
-def test_a_buildah_whose_store_does_not_open_says_why(tmp_path: Path) -> None:
-    script = (
-        'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error: mkdir: denied" >&2; exit 125;; esac'
-    )
-    program(tmp_path, "buildah", script)
-    done = choose(tmp_path, "buildah")
-    assert done.returncode == EngineUnavailableError.exit_status
-    assert "cannot open its store: Error: mkdir: denied" in done.stdout
+    assert said in done.stdout
 
 
 def test_an_unknown_engine_has_a_nearest_name() -> None:

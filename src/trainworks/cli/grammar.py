@@ -91,10 +91,6 @@ Check = Callable[[argparse.Namespace, Path], Sequence[str | UnknownNameError]]
 """Returns what is wrong with parsed words, given the checkout: words that do not go together, and unknown names."""
 
 
-def _nothing(_options: argparse.Namespace, _root: Path) -> Sequence[str | UnknownNameError]:
-    return ()
-
-
 class Grammar(argparse.ArgumentParser):
     """The command line of one command.
 
@@ -127,7 +123,7 @@ class Grammar(argparse.ArgumentParser):
         see_also: Sequence[str] = (),
         usage: str | None = None,
         program: str = "",
-        check: Check = _nothing,
+        check: Check = lambda _options, _root: (),
     ) -> None:
         """Make a grammar with ``--help`` and ``--root``."""
         super().__init__(

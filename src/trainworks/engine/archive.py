@@ -135,7 +135,8 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
     for name, content, is_layer in files_of(stream):
         if is_layer:
             with tarfile.open(fileobj=content, mode="r|*", bufsize=1 << 16) as inner:
-                yield Layer(name=_layer_name(name), archive=inner)
+                short = name.removesuffix("/layer.tar").removesuffix(".tar").rpartition("/")[2]
+                yield Layer(name=short, archive=inner)
 
 
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
@@ -148,19 +149,11 @@ def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
             assert content is not None
             peeking = io.BufferedReader(_Raw(content), 1 << 16)
             head = peeking.peek(_BLOCK)[:_BLOCK]
-            is_layer = head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or _empty_tar(member, head)
-            yield member.name, peeking, is_layer
+            empty = member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
+            yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or empty
     # tarfile stops at the end mark. The engine's padding after it must be read, or the engine gets a broken pipe.
     while stream.read(1 << 16):
         pass
-
-
-def _layer_name(member: str) -> str:
-    return member.removesuffix("/layer.tar").removesuffix(".tar").rpartition("/")[2]
-
-
-def _empty_tar(member: tarfile.TarInfo, head: bytes) -> bool:
-    return member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
 
 
 class _Raw(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""An idle container of either engine, and the one testinfra backend that reaches it.
+"""What both engines have: an image by its configuration, an idle container, and the testinfra backend that reaches it.
 
 testinfra's own ``DockerBackend`` calls whichever ``docker`` comes first on PATH, and its ``ChrootBackend`` runs with
 this machine's environment instead of the image's.
@@ -6,16 +6,32 @@ this machine's environment instead of the image's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainworks.engine.protocol import Completed
+from trainworks.engine.protocol import BuiltImage, Completed
 
 _TESTINFRA_SECONDS: Final = 300.0
 
 Execute = Callable[..., tuple[int, bytes, bytes]]
 """Runs a command, with ``timeout`` and ``split``: exit status, stdout and stderr, both in stdout unless split."""
+
+
+def image_of(configuration: Mapping[str, Any], **more: Any) -> BuiltImage:
+    """Return an image by its configuration, whose keys Docker and OCI share, and by what else the engine knows."""
+    return BuiltImage(
+        labels=dict(configuration.get("Labels") or {}),
+        environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+        entry_point=tuple(configuration.get("Entrypoint") or ()),
+        command=tuple(configuration.get("Cmd") or ()),
+        working_folder=str(configuration.get("WorkingDir") or ""),
+        user=str(configuration.get("User") or ""),
+        stop_signal=str(configuration.get("StopSignal") or ""),
+        volumes=tuple(sorted(configuration.get("Volumes") or ())),
+        configuration={key: value for key, value in configuration.items() if value},
+        **more,
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
-from trainworks.engine.backend import IdleContainer
+from trainworks.engine.backend import IdleContainer, image_of
 from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
@@ -389,27 +389,16 @@ class BuildahEngine:
         return description
 
     def _built(self, reference: str, description: dict[str, Any]) -> BuiltImage:
-        configuration = description["OCIv1"].get("config") or {}
-        return BuiltImage(
+        image = description["OCIv1"]
+        # HEALTHCHECK, ONBUILD and SHELL are in Docker's form alone.
+        dockers = (description.get("Docker") or {}).get("config") or {}
+        return image_of(
+            {**dockers, **(image.get("config") or {})},
             reference=reference,
             identifier=f"sha256:{description['FromImageID'].removeprefix('sha256:')}",
             size=sum(_layer_sizes(description)),
-            labels=dict(configuration.get("Labels") or {}),
-            environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
-            entry_point=tuple(configuration.get("Entrypoint") or ()),
-            command=tuple(configuration.get("Cmd") or ()),
-            working_folder=str(configuration.get("WorkingDir") or ""),
-            user=str(configuration.get("User") or ""),
-            stop_signal=str(configuration.get("StopSignal") or ""),
-            volumes=tuple(sorted(configuration.get("Volumes") or ())),
-            created=str(description["OCIv1"].get("created") or ""),
-            layers=tuple((description["OCIv1"].get("rootfs") or {}).get("diff_ids") or ()),
-            # HEALTHCHECK, ONBUILD and SHELL are in Docker's form alone.
-            configuration={
-                key: value
-                for key, value in {**((description.get("Docker") or {}).get("config") or {}), **configuration}.items()
-                if value
-            },
+            created=str(image.get("created") or ""),
+            layers=tuple((image.get("rootfs") or {}).get("diff_ids") or ()),
         )
 
     def _space(self) -> str:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
-from trainworks.engine.backend import IdleContainer
+from trainworks.engine.backend import IdleContainer, image_of
 from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
@@ -139,10 +139,10 @@ class DockerEngine:
             archive.open("rb").close()
         except OSError as error:
             raise OutputError(f"cannot read {archive}: {error.strerror}") from error
-        try:
-            self._do(f"loading {archive.name}", "load", "--quiet", "--input", str(archive))
-        except EngineError as error:
-            raise BuildError(error.message) from error
+        done = self._call("load", "--quiet", "--input", str(archive), timeout=_LONG_CALL)
+        if done.status:
+            fault = self._fault(f"loading {archive.name}", done.words)
+            raise BuildError(fault.message) if isinstance(fault, EngineError) else fault
 
     def pull(self, reference: str, *, timeout: float) -> bool:
         """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds.
@@ -536,12 +536,6 @@ class DockerEngine:
         argv = (self.probe().program, *words)
         return processes.run(argv, timeout=timeout, environment=self._environment({}), merge=merge)
 
-    def _do(self, doing: str, *words: str) -> None:
-        """Run the command line, as long as it takes; raises its words as an error if it fails."""
-        done = self._call(*words, timeout=_LONG_CALL)
-        if done.status:
-            raise self._fault(doing, done.words)
-
     def _fault(self, doing: str, words: str) -> EngineError | EngineUnavailableError | OutputError:
         """Return the error for a command that docker failed at."""
         if silence := self._silence():
@@ -614,23 +608,14 @@ def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailable
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:
-    configuration = image.attrs.get("Config") or {}
-    return BuiltImage(
+    return image_of(
+        image.attrs.get("Config") or {},
         reference=reference,
         identifier=str(image.id),
         size=int(image.attrs["Size"]),
-        labels=dict(configuration.get("Labels") or {}),
-        environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
         digests=tuple(image.attrs.get("RepoDigests") or ()),
-        entry_point=tuple(configuration.get("Entrypoint") or ()),
-        command=tuple(configuration.get("Cmd") or ()),
-        working_folder=str(configuration.get("WorkingDir") or ""),
-        user=str(configuration.get("User") or ""),
-        stop_signal=str(configuration.get("StopSignal") or ""),
-        volumes=tuple(sorted(configuration.get("Volumes") or ())),
         created=str(image.attrs.get("Created") or ""),
         layers=tuple((image.attrs.get("RootFS") or {}).get("Layers") or ()),
-        configuration={key: value for key, value in configuration.items() if value},
     )
 
 

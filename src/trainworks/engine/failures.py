@@ -70,7 +70,9 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
     """
     step = failure.step
     # If the command's own status is known, its output is the evidence: the engine's text quotes the whole command.
-    evidence = step.lines if step is not None and step.status is not None else _all_words(failure)
+    evidence = failure.lines
+    if step is not None:
+        evidence = step.lines if step.status is not None else (*step.lines, step.reason, *failure.lines)
     if failure.daemon and (step is None or step.status is None) and (silence := alive()):
         return EngineUnavailableError(
             f"the {failure.engine} daemon stopped answering during {_during(failure)}: {silence}",
@@ -101,11 +103,6 @@ def shorten(step: str) -> str:
 def free_space(folder: str, *, free: int, total: int) -> str:
     """Return a sentence about the free space of a folder's disk."""
     return f"{folder} is on a disk with {free / 1e9:.2f} GB free of {total / 1e9:.2f} GB."
-
-
-def _all_words(failure: Failure) -> tuple[str, ...]:
-    step = failure.step
-    return ((*step.lines, step.reason) if step is not None else ()) + failure.lines
 
 
 def _during(failure: Failure) -> str:

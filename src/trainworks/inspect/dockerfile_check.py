@@ -239,7 +239,7 @@ def _incompatible(known: Known, facts: Facts) -> Iterator[Finding]:
     values: dict[str, Value] = {"sources": "vendor"}
     lines: dict[str, int] = {}
     for name, several in known.items():
-        counting = _installed(several) or [each for each in several if each.read]
+        counting = [each for each in several if not each.variable] or [each for each in several if each.read]
         if together[name]:
             values[name] = frozenset(word for found in counting for word in found.value.split())
         elif one := _one(counting):
@@ -262,10 +262,6 @@ def _incompatible(known: Known, facts: Facts) -> Iterator[Finding]:
                 yield Finding(
                     line, rule.name, rule.severity, describe(told, values), conflict.reason, rule.instead, rule.source
                 )
-
-
-def _installed(several: Sequence[Found]) -> Sequence[Found]:
-    return [each for each in several if not each.variable]
 
 
 def _one(several: Sequence[Found]) -> Found | None:

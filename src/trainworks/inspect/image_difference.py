@@ -88,18 +88,10 @@ class ImageDifference:
         counts: dict[str, Counter[str]] = {}
         for file in self.files:
             counter = counts.setdefault(folder_of(file.path), Counter())
-            counter["added" if file.before is None else "removed" if file.after is None else "changed"] += 1
+            counter[_kind(file)] += 1
             counter["growth"] += (file.after or 0) - (file.before or 0)
-        found = [
-            FolderChange(
-                folder=folder,
-                added=each["added"],
-                removed=each["removed"],
-                changed=each["changed"],
-                growth=each["growth"],
-            )
-            for folder, each in counts.items()
-        ]
+        keys = ("added", "removed", "changed", "growth")
+        found = [FolderChange(folder=folder, **{key: each[key] for key in keys}) for folder, each in counts.items()]
         return tuple(sorted(found, key=lambda each: (-abs(each.growth), each.folder)))
 
     def as_values(self) -> dict[str, Any]:

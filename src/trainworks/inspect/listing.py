@@ -19,10 +19,6 @@ def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
     return "current" if name in current else "older" if name in facts.built_by_target else "never"
 
 
-def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[str, ...]:
-    return facts.name_of(row), facts.sources_of(row), patches_until(row, facts), _proof(row, facts, current)
-
-
 def patches_until(row: TargetRow, facts: Facts) -> str:
     """Return the day from which the framework's version gets no more patches, or what that day will be."""
     end = facts.end_of_patch(row)
@@ -52,7 +48,13 @@ def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Bui
             of ``rows`` are such.
     """
     shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
-    table = [COLUMNS, *(_cells(row, facts, current) for row in in_order(shown))]
+    table = [
+        COLUMNS,
+        *(
+            (facts.name_of(row), facts.sources_of(row), patches_until(row, facts), _proof(row, facts, current))
+            for row in in_order(shown)
+        ),
+    ]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     hidden = len(rows) - len(shown)

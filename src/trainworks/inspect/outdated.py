@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from trainworks.engine import choose, image_in, read_files
-from trainworks.engine.protocol import BuildRequest, Engine, Secret, StepEvent
+from trainworks.engine.protocol import BuildRequest, Engine, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, LockError, UnknownNameError
 from trainworks.facts.rows import Base, Facts
@@ -217,7 +217,7 @@ def ask(
         try:
             engine.tag(identifier, asked)
             with DISPLAY.task("asking", log=False):
-                engine.build(request, _ignored)
+                engine.build(request, lambda _event: None)
             answer = read_files(engine, tag)
         finally:
             for each in (tag, asked):
@@ -231,10 +231,6 @@ def ask(
                 hint="the image is asked with this machine's sources, proxies and certificates",
             )
     return answer
-
-
-def _ignored(_event: StepEvent) -> None:
-    """Take no notice of the engine's progress."""
 
 
 def _update(change: re.Match[str]) -> Update:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from packaging.tags import Tag, parse_tag
-from packaging.version import InvalidVersion, Version
+from packaging.tags import Tag
+from packaging.utils import canonicalize_version, parse_sdist_filename, parse_wheel_filename
 
 from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
@@ -117,8 +117,8 @@ def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
 
 def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     for package in packages:
-        name, version = _names_of_file(package.file)
-        if name != package.name or not _same(version, package.version):
+        name, version, _ = _parts_of(package.file)
+        if name != package.name or canonicalize_version(version) != canonicalize_version(package.version):
             yield f"{package.name} {package.version}: its file is {package.file}, of another package or version"
 
 
@@ -127,7 +127,8 @@ def _unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) ->
     base = target.base
     loadable = _loadable(target.python, MACHINES[base.architecture], base.glibc)
     for package in packages:
-        if package.file.endswith(".whl") and loadable.isdisjoint(_tags(package.file)):
+        tags = _parts_of(package.file)[-1]
+        if tags and loadable.isdisjoint(tags):
             tag = "-".join(package.file.removesuffix(".whl").rsplit("-", 3)[-3:])
             yield (
                 f"{package.name} {package.version}: its file is for {tag}, "
@@ -141,25 +142,16 @@ def _loadable(python: str, machine: str, glibc: str) -> frozenset[Tag]:
 
 
 @lru_cache(maxsize=8192)
-def _tags(file: str) -> frozenset[Tag]:
-    return parse_tag("-".join(file.removesuffix(".whl").rsplit("-", 3)[-3:]))
-
-
-def _same(one: str, other: str) -> bool:
-    """Return whether two versions are the same, also where one is written with more zeros."""
+def _parts_of(file: str) -> tuple[str, str, frozenset[Tag]]:
+    """Return name, version and tags in the name of a wheel or source archive; nothing where it is neither."""
     try:
-        return one == other or Version(one) == Version(other)
-    except InvalidVersion:
-        return False
-
-
-def _names_of_file(file: str) -> tuple[str, str]:
-    """Return the normalised name and the version in the name of a wheel or source distribution."""
-    if file.endswith(".whl"):
-        name, version = (*file.split("-", 2)[:2], "")[:2]
-    else:
-        name, _, version = re.sub(r"\.(tar\.\w+|zip)\Z", "", file).rpartition("-")
-    return re.sub(r"[-_.]+", "-", name).lower(), version.replace("_", "+")
+        if file.endswith(".whl"):
+            name, version, _, tags = parse_wheel_filename(file)
+            return name, str(version), tags
+        name, version = parse_sdist_filename(file)
+    except ValueError:
+        return "", "", frozenset()
+    return name, str(version), frozenset()
 
 
 def _row_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:

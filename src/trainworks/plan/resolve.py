@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from trainworks.errors import CompatibilityError
 from trainworks.facts.rows import (
@@ -163,14 +163,7 @@ def _target_of(context: TargetContext) -> Target:
 
 def _shapes(facts: Facts) -> dict[str, InstanceShape]:
     return {
-        row.name: InstanceShape(
-            gpus=row.gpus,
-            neuron_cores=row.neuron_cores,
-            efa=row.efa,
-            efa_rdma=row.efa_rdma,
-            efa_devices=row.efa_devices,
-            network_gigabits=row.network_gigabits,
-        )
+        row.name: InstanceShape(**{each.name: getattr(row, each.name) for each in fields(InstanceShape)})
         for row in facts.instances
     }
 

@@ -93,7 +93,7 @@ def push_image(
     for place in repositories:
         for tag in tags.shared:
             _shared(registries, place, tag)
-    record = _record_file(image, environment)
+    record = cache_folder(environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json")
     known = _recorded(record)
     results = []
     for place, choice in zip(repositories, chosen, strict=True):
@@ -324,8 +324,3 @@ def _recorded(path: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()) else {}
-
-
-def _record_file(image: BuiltImage, environment: Mapping[str, str]) -> Path:
-    name = hashlib.sha256(image.identifier.encode()).hexdigest()[:32]
-    return cache_folder(environment, "pushes", f"{name}.json")

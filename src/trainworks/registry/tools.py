@@ -32,7 +32,6 @@ from trainworks.registry.protocol import (
     BUNDLES,
     LARGEST,
     AbsentError,
-    Answer,
     Client,
     PassingError,
     Patience,
@@ -129,7 +128,9 @@ class Registries:
         """
         where = image_name(repository, reference)
         try:
-            answer = self._ask(f"reading {where}", repository, f"manifests/{reference}", {"Accept": MANIFESTS})
+            answer = self._client.ask(
+                f"reading {where}", repository, f"manifests/{reference}", headers={"Accept": MANIFESTS}
+            )
         except AbsentError as error:
             if error.certain or (":" not in reference and not self._lists(repository, reference)):
                 return None
@@ -149,7 +150,7 @@ class Registries:
         while path:
             doing = f"reading the tags of {repository}"
             try:
-                answer = self._ask(doing, repository, path)
+                answer = self._client.ask(doing, repository, path)
             except AbsentError:
                 return False
             tags = table(answer.content, f"the list of tags of {repository}").get("tags") or []
@@ -169,7 +170,7 @@ class Registries:
 
     def blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob; raises ``RegistryError`` if it does not have the digest."""
-        content = self._ask(f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}").content
+        content = self._client.ask(f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}").content
         if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
@@ -246,15 +247,10 @@ class Registries:
         if repository in self._checked and not again:
             return
         doing, host = f"sending to {repository}", repository.partition("/")[0]
-        answer = self._ask(doing, repository, "blobs/uploads/", method="POST")
+        answer = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
         if urlsplit(answer.headers.get("Location", "")).scheme == "http" and not self.plain(host):
             raise without_tls(doing, host)
         self._checked.add(repository)
-
-    def _ask(
-        self, doing: str, repository: str, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
-    ) -> Answer:
-        return self._client.ask(doing, repository, path, method=method, headers=headers)
 
     def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
         headers = {"Content-Type": kind}

@@ -38,7 +38,7 @@ def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
             groups.setdefault(group, []).append(name)
         described[name] = _target(plan, rendering)
         if stands_on_local_base(plan):
-            variables[base_variable(plan)] = {"default": plan.base.image + _at(plan.base.digest)}
+            variables[base_variable(plan)] = {"default": "@".join(filter(None, (plan.base.image, plan.base.digest)))}
     content = {
         "variable": variables,
         "group": {name: {"targets": members} for name, members in groups.items()},
@@ -60,10 +60,6 @@ def stands_on_local_base(plan: ImagePlan) -> bool:
 def base_variable(plan: ImagePlan) -> str:
     """Return the name of the variable that says what a base is pulled from."""
     return f"BASE_{re.sub(r'[^A-Z0-9]', '_', plan.base.name.upper())}"
-
-
-def _at(digest: str) -> str:
-    return f"@{digest}" if digest else ""
 
 
 def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:

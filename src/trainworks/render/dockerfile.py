@@ -191,7 +191,8 @@ def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
     """Return Jinja's environment of templates, by name; all plans of a checkout share it, and what it compiled."""
     environment = new_environment(templates)
     with blaming(MACROS):
-        environment.globals.update(_public(environment.get_template(MACROS).module))
+        macros = vars(environment.get_template(MACROS).module)
+        environment.globals.update({name: value for name, value in macros.items() if not name.startswith("_")})
     return environment
 
 
@@ -411,10 +412,6 @@ def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
 def _file(template: str) -> str:
     """Return the file of a template; recipes are known by their names alone."""
     return template if template.endswith(".j2") else f"{template}.j2"
-
-
-def _public(module: object) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
 def _context_files(
