@@ -95,8 +95,6 @@ FILES = (
 
 UNSEEN = {
     "/etc/default/locale ",
-    "/opt/venv/pyvenv.cfg ",
-    "/opt/venv/bin/activate ",
     "filelock/_api.py ",
     "yaml/__pycache__/loader",
 }

@@ -337,6 +337,17 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
     }
 
 
+def test_the_environment_is_one_of_its_own_and_activates_itself(tmp_path: Path) -> None:
+    settings = "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
+    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings, "/opt/venv/bin/activate": 'VIRTUAL_ENV="/opt/venv"\n'})
+    assert damaged(tmp_path) == {}
+    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings.replace("false", "true"), "/opt/venv/bin/activate": ""})
+    assert damaged(tmp_path) == {
+        "/opt/venv/pyvenv.cfg": ": lets the packages of the system's Python in",
+        "/opt/venv/bin/activate": ": does not name /opt/venv",
+    }
+
+
 def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
     found: list[DamagedFile] = [
         {"owner": "python one", "path": "/a/x", "problem": "is missing"},

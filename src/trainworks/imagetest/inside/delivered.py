@@ -89,8 +89,9 @@ def damaged_files(
         if owners.packages.get(path) == package and os.path.isfile(root + path):
             rights = rights_of(root + path, os.lstat(root + path))
             tell("package " + package, path, "" if rights else "has no rights of its own, and should have")
-    for path, problem in [*account_problems(root), *authentication_problems(root), *certificate_problems(root)]:
-        tell("", path, problem)
+    for problems in (account_problems, authentication_problems, certificate_problems, environment_problems):
+        for path, problem in problems(root):
+            tell("", path, problem)
     brought = {path for _, path, _ in request["digests"]}
     whole = [each[: -len("**")] for each in request["sourced"]]
     whole = [folder for folder in whole if any(path.startswith(folder) for path in brought)]
@@ -189,6 +190,16 @@ def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
     found = "\n".join(lines_of(root + bundle)).strip()
     if parts and sorted(found.split("\n")) != sorted("\n".join(parts).split("\n")):
         yield bundle, "has other certificates than the distribution's"
+
+
+def environment_problems(root: str) -> Iterator[tuple[str, str]]:
+    """Yield what venv made otherwise of the environment that the image's contract gives to its users."""
+    folder = "/opt/venv"
+    settings = [line.partition(" = ") for line in lines_of(f"{root}{folder}/pyvenv.cfg")]
+    if settings and ("include-system-site-packages", " = ", "false") not in settings:
+        yield f"{folder}/pyvenv.cfg", "lets the packages of the system's Python in"
+    if settings and folder not in "\n".join(lines_of(f"{root}{folder}/bin/activate")):
+        yield f"{folder}/bin/activate", f"does not name {folder}"
 
 
 def problem_of(root: str, path: str, algorithm: str, digest: str, size: int) -> str:
