@@ -82,7 +82,6 @@ def test_every_kind_of_tensor_arrives_as_it_was_sent() -> None:
             assert now is not None
             assert (now.dtype, now.shape, now.requires_grad) == (was.dtype, was.shape, False)
             assert torch.equal(now, was.detach())
-    assert links[2].msgs_sent == 1
     assert links[2].bytes_sent == sum(t.numel() * t.element_size() for t in sent if t is not None)
 
 

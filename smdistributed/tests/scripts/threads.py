@@ -34,4 +34,4 @@ def train(model, value):  # type: ignore[no-untyped-def]  # as users write it
 
 for _ in range(2):  # the microbatches of the first step run in turn, on one thread
     train(model, torch.ones(8, 4))
-print("before", before, "in steps", *found, "changes of threads", present().stats["switches"])
+print("before", before, "in steps", *found, "changes of threads", present().scheduler.switches)

@@ -34,21 +34,12 @@ class _NotThere(DistributedModule):
         raise SMPUnsupportedError(f"smp.nn.{type(self).__name__} is not part of this library: {INSTEAD}")
 
 
-class DistributedTransformer(_NotThere):
-    """A stack of transformer layers."""
+def _not_there(name: str) -> type[DistributedModule]:
+    return type(name, (_NotThere,), {"__module__": __name__})
 
 
-class DistributedTransformerLayer(_NotThere):
-    """One transformer layer."""
-
-
-class DistributedTransformerLMHead(_NotThere):
-    """Embeddings, a stack of transformer layers, and a language model's head."""
-
-
-class DistributedAttentionLayer(_NotThere):
-    """The attention of a transformer layer."""
-
-
-class DistributedTransformerOutputLayer(_NotThere):
-    """The two linear layers of a transformer layer."""
+DistributedTransformer = _not_there("DistributedTransformer")
+DistributedTransformerLayer = _not_there("DistributedTransformerLayer")
+DistributedTransformerLMHead = _not_there("DistributedTransformerLMHead")
+DistributedAttentionLayer = _not_there("DistributedAttentionLayer")
+DistributedTransformerOutputLayer = _not_there("DistributedTransformerOutputLayer")

@@ -8,7 +8,6 @@ shape and no values. So do the other ranks' step functions with the model's outp
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import StepError
+from smdistributed.modelparallel.torch.wire.nested import is_cache_class
 
 _AWAY = "_smp_away"
 """The attribute of a layer's entry that another rank has written."""
@@ -50,12 +50,7 @@ def hollow(outputs: Any) -> Any:
 def is_cache(value: Any) -> bool:
     """Return whether a value is one of Hugging Face's caches."""
     kind: Any = type(value)
-    return _is_cache_class(kind)
-
-
-@functools.lru_cache(1024)
-def _is_cache_class(kind: Any) -> bool:
-    return any(base.__module__ == "transformers.cache_utils" for base in kind.__mro__)
+    return is_cache_class(kind)
 
 
 def _layers(module: nn.Module) -> frozenset[int]:

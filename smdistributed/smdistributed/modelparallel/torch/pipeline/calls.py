@@ -166,7 +166,6 @@ class Caller:
     def __init__(self, port: Port) -> None:
         self.port = port
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
-        self.made = 0
         self._ids = itertools.count()
         self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
         self._not_started: set[CallId] = set()
@@ -204,7 +203,6 @@ class Caller:
         _check_transforms(port.modules.title(number))
         if context.tail is not None:
             raise StepError(_NOT_LAST)
-        self.made += 1
         tail = self._tail(context, number)
         call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
         views, microbatch = port.scheduler.views, context.microbatch

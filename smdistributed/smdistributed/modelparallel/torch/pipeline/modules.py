@@ -80,10 +80,10 @@ class Modules:
                 _replace(module, _Entrance(chain, number))
 
     def _segments(self, module: nn.Module) -> tuple[Segment, ...]:
-        if type(module).forward is not nn.Sequential.forward:
+        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
             return ()
         groups: list[tuple[int, list[nn.Module]]] = []
-        for child in _sequence(module):
+        for child in module:  # `children` has one that is called twice once
             owner = self.owner_of(child)
             if groups and groups[-1][0] == owner:
                 groups[-1][1].append(child)
@@ -144,11 +144,6 @@ def run_children(chain: nn.Module, children: Sequence[nn.Module], value: Any) ->
     for child in children:
         value = child(value)
     return value
-
-
-def _sequence(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that a Sequential calls, one that it calls twice twice."""
-    return [child for child in module._modules.values() if child is not None]  # noqa: SLF001
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:

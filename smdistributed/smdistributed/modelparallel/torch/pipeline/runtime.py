@@ -37,7 +37,6 @@ class Runtime:
 
     Attributes:
         port: What its parts have in common.
-        stats: Counts over all steps: remote_calls, switches (of threads), max_live (microbatches in flight).
     """
 
     def __init__(self, cfg: Config, transport: Transport, peers: Transport | None = None) -> None:
@@ -63,11 +62,6 @@ class Runtime:
         self.port = Port(transport, self.scheduler)
         self.calls, self.server = Caller(self.port), Server(self.port)
         self.model = Model(self.port, self.server)
-
-    @property
-    def stats(self) -> dict[str, int]:
-        """Counts over all steps."""
-        return {**self.scheduler.stats, "remote_calls": self.calls.made}
 
     @property
     def in_step(self) -> bool:

@@ -98,7 +98,7 @@ class Scheduler:
         current: The context that runs.
         views: What each microbatch sees of what modules keep on themselves.
         lost: A peer whose connection has ended. It is an error when something of it is still to come.
-        stats: Counts over all steps: changes of threads, and the most microbatches in flight.
+        switches: Changes of threads over all steps.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Scheduler:
         self.step: Step | None = None
         self.current: Context | None = None
         self.lost: BaseException | None = None
-        self.stats = {"switches": 0, "max_live": 0}
+        self.switches = 0
         self._workers: list[Worker] = []
         self._idle: list[Seat] = []
         self._sleeping: dict[Context, Seat] = {}
@@ -259,7 +259,7 @@ class Scheduler:
                 target = self._main
                 self._idle.remove(target)
             self._idle.append(seat)
-            self.stats["switches"] += 1
+            self.switches += 1
             target.wake()
             seat.sleep()
             if seat.closed:
@@ -293,7 +293,7 @@ class Scheduler:
                 target = self._idle.pop() if self._idle else self._new_seat()
                 target.task = context
             self._sleeping[mine] = seat
-            self.stats["switches"] += 1
+            self.switches += 1
             target.wake()
             seat.sleep()
             del self._sleeping[mine]
@@ -425,7 +425,6 @@ class Scheduler:
         step.early.discard(microbatch)
         step.eager = False
         self.views.forget(microbatch - step.limit)
-        self.stats["max_live"] = max(self.stats["max_live"], step.started - step.finished)
 
         def body() -> None:
             step.results[microbatch] = step.bodies[microbatch]()

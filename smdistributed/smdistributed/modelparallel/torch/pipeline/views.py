@@ -717,7 +717,7 @@ class Views:
     def _share(self, turn: Turn) -> None:
         """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
         for slot in self._cells.values() if self._shared else ():
-            if slot.key in self._shared and turn not in slot.turns and all(map(_lasts, _items(slot.installed))):
+            if slot.key in self._shared and turn not in slot.turns and all(map(_lasts, mutable.items(slot.installed))):
                 self._note(slot, turn, slot.installed)
 
     def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
@@ -940,10 +940,6 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001
 
 
-def _items(value: Any) -> Any:
-    return value if isinstance(value, list) else value.values()
-
-
 def _lasts(item: Any) -> bool:
     """Return whether an item is of use to another microbatch, or in another step."""
     return isinstance(item, _PLAIN) or (isinstance(item, torch.Tensor) and not item.requires_grad)
@@ -951,12 +947,12 @@ def _lasts(item: Any) -> bool:
 
 def _carried(value: Any, base: Any) -> Any:
     """Return a content without what only its own microbatch can use: tensors whose gradients belong to its backward."""
-    old = {id(item) for item in _items(base)}
+    old = {id(item) for item in mutable.items(base)}
 
     def stays(item: Any) -> bool:
         return not isinstance(item, torch.Tensor) or not item.requires_grad or id(item) in old
 
-    if all(map(stays, _items(value))):
+    if all(map(stays, mutable.items(value))):
         return value
     if isinstance(value, list):
         return [item for item in value if stays(item)]
@@ -988,9 +984,9 @@ def _grows(before: Any, now: Any) -> bool:
 
 def _shares(value: Any, before: Any, base: Any) -> bool:
     """Return whether a content was made from another one: it has an item that was new in that, and no number."""
-    old = {id(item) for item in _items(base)}
-    new = {id(item) for item in _items(before) if id(item) not in old and not isinstance(item, _PLAIN)}
-    return any(id(item) in new for item in _items(value))
+    old = {id(item) for item in mutable.items(base)}
+    new = {id(item) for item in mutable.items(before) if id(item) not in old and not isinstance(item, _PLAIN)}
+    return any(id(item) in new for item in mutable.items(value))
 
 
 def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:

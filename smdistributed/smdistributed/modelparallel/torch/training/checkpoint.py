@@ -8,14 +8,15 @@ you trust.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -242,7 +243,7 @@ def _save_partial(
         if final.exists():
             final.rename(old)
         folder.rename(final)
-        _replace(root / _NEWEST, tag.encode())
+        _say_newest(root, tag)
         _keep(root, tag, kept)
 
     try:
@@ -353,7 +354,7 @@ def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: b
         _write(root / f"user_content_{tag}", user_content)
         if content is not None:
             _write(root / tag, content)
-        _replace(root / _NEWEST, tag.encode())
+        _say_newest(root, tag)
 
     _together("save_checkpoint", write)
 
@@ -451,26 +452,28 @@ def _leads(root: Path, token: str) -> bool:
 
 
 def _write(path: Path, obj: Any, **arguments: Any) -> None:
-    """Save an object under a temporary name, and rename it when it is complete."""
+    with _complete(path) as stream:
+        torch.save(obj, stream, **arguments)
+
+
+def _say_newest(root: Path, tag: str) -> None:
+    with _complete(root / _NEWEST) as stream:
+        stream.write(tag.encode())
+    _sync(root)
+
+
+@contextlib.contextmanager
+def _complete(path: Path) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name, and rename it when it is complete."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("wb") as stream:
-            torch.save(obj, stream, **arguments)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    _sync(path.parent)
 
 
 def _sync(folder: Path) -> None:

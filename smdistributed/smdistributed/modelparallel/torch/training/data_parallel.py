@@ -187,8 +187,10 @@ class Reducer:
         self.seen[id(parameter)] += 1
         self._queue()
         if self.overlap and self.expected is not None and self.last_pass:
-            while self.sent < len(self.buckets) and self._complete(self.buckets[self.sent]):
-                self._send(self.buckets[self.sent], zeros=False)
+            for bucket in self.buckets[self.sent :]:
+                if any(self.seen[id(p)] < self.expected[id(p)] for p in bucket.parameters()):
+                    break
+                self._send(bucket, zeros=False)
                 self.early += 1
 
     def _queue(self, _: object = None) -> None:
@@ -206,10 +208,6 @@ class Reducer:
     def last_pass(self) -> bool:
         """The gradients are reduced at the end of this pass."""
         return (self.done_passes + 1) % self.passes == 0
-
-    def _complete(self, bucket: Bucket) -> bool:
-        assert self.expected is not None
-        return all(self.seen[id(p)] >= self.expected[id(p)] for p in bucket.parameters())
 
     # -- messages
     def _send(self, bucket: Bucket, *, zeros: bool) -> None:

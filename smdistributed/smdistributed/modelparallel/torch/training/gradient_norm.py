@@ -19,6 +19,7 @@ from smdistributed.modelparallel.torch.job.ranks import pp_size, tp_rank, tp_siz
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.partitioning.placement import device
 from smdistributed.modelparallel.torch.sharding import mesh
 
 _torch_clip = nn.utils.clip_grad_norm_
@@ -38,7 +39,8 @@ def total_norm(
             shared, it is over those who share them.
     """
     found = [p for p in parameters if p.grad is not None]
-    total = torch.zeros(1, dtype=torch.float64, device=found[0].device if found else _device())
+    where = found[0].device if found else device() or torch.device("cpu")
+    total = torch.zeros(1, dtype=torch.float64, device=where)
     infinite = norm_type == float("inf")
     for parameter in found:
         grad = parameter.grad
@@ -164,13 +166,6 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
     if tp_size() > 1 and any(getattr(p, "_smp_distributed", False) for p in parameters):
         return CommGroup.TP_GROUP
     return None
-
-
-def _device() -> torch.device:
-    """Where tensors for a collective are made by a rank that has no gradient."""
-    from smdistributed.modelparallel.torch.partitioning.placement import device
-
-    return device() or torch.device("cpu")
 
 
 nn.utils.clip_grad_norm_ = _clip_grad_norm

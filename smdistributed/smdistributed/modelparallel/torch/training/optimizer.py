@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -511,7 +511,7 @@ class DistributedOptimizer(_Optimizer):
                 }
                 for index, one in mine.items()
             }
-        super().load_state_dict({"state": mine, "param_groups": _options(self.param_groups)})
+        super().load_state_dict({"state": mine, "param_groups": super().state_dict()["param_groups"]})
         if self._smp_masters is not None:
             self._smp_load_precision(saved.get(PRECISION))
 
@@ -626,16 +626,6 @@ def after_partition(action: Callable[[], None]) -> None:
         action()
 
     handle = wrapped.model.register_post_partition_hook(once)
-
-
-def _options(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups as a state dict has them: indices instead of parameters."""
-    packed, first = [], 0
-    for group in groups:
-        count = len(group["params"])
-        packed.append({**group, "params": list(range(first, first + count))})
-        first += count
-    return packed
 
 
 def merge_parts(parts: list[StateDict]) -> StateDict:

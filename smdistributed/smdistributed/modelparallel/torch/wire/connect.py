@@ -158,12 +158,7 @@ def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: floa
     try:
         connection = socket.create_connection((host, int(port)), timeout=max(end - time.monotonic(), 0.001))
         connection.sendall(_HELLO.pack(token[:_HALF], link.encode(), rank))
-        answer = b""
-        while len(answer) < _HALF:
-            part = connection.recv(_HALF - len(answer))
-            if not part:
-                raise ConnectionError("the connection was closed")
-            answer += part
+        answer = exactly(connection, _HALF)
     except OSError as error:
         raise StartError(
             f"rank {rank} cannot connect with rank {peer}: {host} port {port} ({error})\n"
@@ -173,6 +168,21 @@ def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: floa
         connection.close()
         raise StartError(f"rank {rank} cannot connect with rank {peer}: {host} port {port} is another program")
     return connection
+
+
+def exactly(connection: socket.socket, count: int) -> bytes:
+    """Return the next bytes of a connection.
+
+    Raises:
+        ConnectionError: It ended before.
+    """
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ConnectionError("the connection was closed")
+        data += part
+    return data
 
 
 class _Door(threading.Thread):

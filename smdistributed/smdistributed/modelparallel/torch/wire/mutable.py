@@ -208,7 +208,7 @@ def cells(value: Any, package: str = "", depth: int = 0) -> Iterator[Any]:
 
 def leaves(value: Any, package: str) -> Iterator[Any]:
     """Yield what is in a value that is no container, and can be written in place."""
-    for item in (value, *(each for cell in cells(value, package) for each in _items(content(cell)))):
+    for item in (value, *(each for cell in cells(value, package) for each in items(content(cell)))):
         kind: Any = type(item)
         iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
         if iterates or isinstance(item, _LEAVES) or kind.__module__.partition(".")[0] == "numpy":
@@ -257,7 +257,8 @@ def enclosed(function: Any) -> list[Any]:
     return found
 
 
-def _items(value: Any) -> Any:
+def items(value: Any) -> Any:
+    """Return what is in a content."""
     return value if isinstance(value, list) else value.values()
 
 

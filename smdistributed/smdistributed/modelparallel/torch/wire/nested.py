@@ -10,6 +10,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import io
 import pickle
 import types
@@ -29,7 +30,6 @@ _CONTAINERS = (
     collections.UserDict,
     collections.UserList,
 )
-_CACHES = "transformers.cache_utils"
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 _OPEN = frozenset({list, tuple, dict, set})
 
@@ -179,8 +179,10 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def opens(kind: Any) -> bool:
     """Return whether a class only holds what is in it, so that a copy is as good as the object."""
-    return (
-        dataclasses.is_dataclass(kind)
-        or issubclass(kind, _CONTAINERS)
-        or any(base.__module__ == _CACHES for base in kind.__mro__)
-    )
+    return dataclasses.is_dataclass(kind) or issubclass(kind, _CONTAINERS) or is_cache_class(kind)
+
+
+@functools.lru_cache(1024)
+def is_cache_class(kind: Any) -> bool:
+    """Return whether a class is one of Hugging Face's caches."""
+    return any(base.__module__ == "transformers.cache_utils" for base in kind.__mro__)

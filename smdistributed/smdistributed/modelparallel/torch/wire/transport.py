@@ -52,7 +52,6 @@ class Transport:
         members: Global ranks of the group.
         inbox: Messages of all peers, in the order in which they arrived.
         bytes_sent: Bytes of tensors sent.
-        msgs_sent: Messages sent.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Transport:
         # A receive is posted as soon as its header is there, whatever this rank does: each peer has a thread.
         self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
         self.payload, self.device = payload, device
-        self.bytes_sent = self.msgs_sent = 0
+        self.bytes_sent = 0
         self._sockets = {self.members.index(peer): connection for peer, connection in connections.items()}
         self.closed = False
         for peer, connection in self._sockets.items():
@@ -136,7 +135,6 @@ class Transport:
             self.payload.send(peer, carried)  # before the header: the receive that this posts never waits for long
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
         self.bytes_sent += total
-        self.msgs_sent += 1
 
     def close(self) -> None:
         """End all connections and reader threads."""

@@ -22,6 +22,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from .connect import exactly
+
 GRACE = 3.0
 """Seconds in which a rank may end by its own exception before its process is ended."""
 
@@ -181,23 +183,13 @@ class Watch:
 
 def _receive(connection: socket.socket) -> dict[str, Any] | None:
     try:
-        size = _SIZE.unpack(_exactly(connection, _SIZE.size))[0]
+        size = _SIZE.unpack(exactly(connection, _SIZE.size))[0]
         if size > _LONGEST:
             return None
-        news = json.loads(_exactly(connection, size))
-    except (OSError, EOFError, ValueError):
+        news = json.loads(exactly(connection, size))
+    except (OSError, ValueError):
         return None
     return news if isinstance(news, dict) else None
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
 
 
 def _flush() -> None:
