@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import equality
 import networks
-from jobs import train_step
+from jobs import forget, train_step
 from ranks import run_ranks
 from test_equality import PLAIN, compare
 
@@ -216,11 +216,10 @@ def _resident(field: str) -> int:
 
 def _memory(settings: dict[str, Any]) -> dict[str, int]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(settings)
     smp.DistributedModel(network(8, 2))  # what is imported and connected with the first one is not the next one's
-    wrapped.model = None
+    forget()
     # -3 is M_MMAP_THRESHOLD: what is freed goes back at once.
     assert ctypes.CDLL(None).mallopt(-3, 1 << 16)
     before = _resident("RssAnon")
@@ -635,7 +634,6 @@ def test_a_rank_is_told_what_it_may_not_do_with_blocks(way: str, words: str) -> 
 
 def _refused() -> list[str]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(config(2, microbatches=2))
     errors = []
@@ -656,11 +654,11 @@ def _refused() -> list[str]:
         far = network()
     mixed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4).double())
     told(lambda: smp.DistributedModel(far))
-    wrapped.model = None
+    forget()
     told(lambda: smp.DistributedModel(nn.Sequential(nn.Embedding(4, 4, max_norm=1.0))))
-    wrapped.model = None
+    forget()
     told(lambda: smp.DistributedModel(mixed))
-    wrapped.model = None
+    forget()
     model = smp.DistributedModel(network())
     told(model.join)
     told(lambda: model.register_comm_hook(None, lambda *_: torch.futures.Future()))
