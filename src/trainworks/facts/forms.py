@@ -29,29 +29,28 @@ _REAL = "(?!0{39})"
 _BOUNDS = r"(<=|>=|==|!=|<|>)([0-9]|\{cuda\})[A-Za-z0-9.+]*"
 _LIBRARY = r"[A-Za-z0-9._+{}-]+"
 
-PATH = _form(rf"(/{_PART})+", "an absolute path, without `..`")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+"""The name of an environment variable."""
+FILE = _form(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*", "the name of a file, without a folder")
+
+AbsolutePath = Annotated[str, _form(rf"(/{_PART})+", "an absolute path, without `..`")]
 """Without ``.``, ``..`` and a slash at its end: one file has one name."""
-PATH_PATTERN = _form(
-    rf"/{_PART}((/{_WILD_PART})*|/{_PART}(/{_WILD_PART})*/\*\*)",
-    "an absolute path without `..`, in which `*` may stand behind the first folder, and `/**` at the end behind two",
-)
+PathPattern = Annotated[
+    str,
+    _form(
+        rf"/{_PART}((/{_WILD_PART})*|/{_PART}(/{_WILD_PART})*/\*\*)",
+        "an absolute path without `..`, in which `*` may stand behind the first folder, "
+        "and `/**` at the end behind two",
+    ),
+]
 """Paths: ``*`` stays within a folder that is named, ``/**`` is for all below two folders that are.
 
 One that begins with ``*``, or is for everything in ``/usr``, would switch off the test that every file has an owner.
 """
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-"""The name of an environment variable."""
-FILE = _form(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*", "the name of a file, without a folder")
-URL = _form(r"https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+", "an https:// URL")
-"""Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
-PACKAGE = _form(r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?", "the name of a package of the distribution")
-"""apt-get(8) reads ``name-`` as a package to remove."""
-
-AbsolutePath = Annotated[str, PATH]
-PathPattern = Annotated[str, PATH_PATTERN]
 SomePath = Annotated[str, _form(r"/[^\s\"'$`\\]+", "an absolute path, in which `*` may stand")]
 File = Annotated[str, FILE]
-Url = Annotated[str, URL]
+Url = Annotated[str, _form(r"https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+", "an https:// URL")]
+"""Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
 Snapshot = Annotated[
     str,
     _form(
@@ -59,7 +58,10 @@ Snapshot = Annotated[
         "an http:// or https:// URL with {archive} and {date}",
     ),
 ]
-Package = Annotated[str, PACKAGE]
+Package = Annotated[
+    str, _form(r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?", "the name of a package of the distribution")
+]
+"""apt-get(8) reads ``name-`` as a package to remove."""
 Name = Annotated[str, _form(r"[a-z0-9]+([.-][a-z0-9]+)*", "lower-case letters, digits and dashes")]
 Digits = Annotated[str, _form(r"[0-9]+(\.[0-9]+)*", "numbers and dots")]
 Python = Annotated[str, _form(r"3\.[0-9]+", "MAJOR.MINOR, for example '3.11'")]

@@ -19,7 +19,7 @@ from trainworks.facts.rows import DockerfilePart, Facts, Severity
 from trainworks.plan.compatibility import conflicts, describe
 
 IGNORED = re.compile(r"\s*#\s*trainworks:\s*ignore=([a-z0-9.,-]+)\s+\S")
-ESCAPE = re.compile(r"(?:\s*#\s*\w+\s*=.*\n)*?\s*#\s*escape\s*=\s*([\\`])", re.IGNORECASE)
+CONTINUED = re.compile(r"\\[ \t]*$")
 HERE_DOCUMENT = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_]\w*)\2(?=\s|$|[;|&>)])")
 INSTRUCTION = re.compile(
     r"\s*(?:ONBUILD\s+)?(?P<keyword>[A-Z]+)\s*(?P<flags>(?:--[a-z][\w-]*(?:=\S+)?\s+)*)(?P<text>.*)",
@@ -134,8 +134,6 @@ def commands_of(script: str) -> Iterator[tuple[str, ...]]:
 def instructions_of(text: str) -> Iterator[Instruction]:
     """Yield the instructions of a Dockerfile as they are written; a text that is none has none, or odd ones."""
     lines = text.replace("\r\n", "\n").split("\n")
-    escape = ESCAPE.match("\n".join(lines))
-    continued = re.compile(rf"{re.escape(escape[1] if escape else chr(92))}[ \t]*$")
     parts: list[str] = []
     ignored: set[str] = set()
     first = number = 0
@@ -147,8 +145,8 @@ def instructions_of(text: str) -> Iterator[Instruction]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         first = first if parts else number
-        parts.append(continued.sub("", line))
-        if continued.search(line) and any(map(str.strip, lines[number:])):
+        parts.append(CONTINUED.sub("", line))
+        if CONTINUED.search(line) and any(map(str.strip, lines[number:])):
             continue
         found = INSTRUCTION.match("".join(parts))
         if found and found["keyword"].upper() in ("RUN", "COPY", "ADD"):
