@@ -242,7 +242,8 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
     labels = {INPUTS_LABEL: spec.rendering.digest, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
     made = engine.inspect(spec.made) if spec.made and options.output is None else None
     if made is not None:
-        return _label(spec, made, labels | {LAYERS_LABEL: layers_of(made)}, engine, progress)
+        engine.tag(spec.made, spec.tags[0])
+        return _label(spec, labels | {LAYERS_LABEL: layers_of(made)}, engine, progress)
     # The labels also say the layers, and which states of the package archive these were made of. Both are known once
     # they are built; what comes from the cache may be of another day than is expected. Where that is not what the last
     # build lets expect, a second build on the image sets the labels, and nothing else.
@@ -257,7 +258,7 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
         with engine.container(image.identifier) as container:
             read = container.run(("cat", RECORD))
         truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
-    return image if truth == expected else _label(spec, image, labels | truth, engine, progress)
+    return image if truth == expected else _label(spec, labels | truth, engine, progress)
 
 
 def build_context(
@@ -289,12 +290,10 @@ def build_context(
         return engine.build(request, progress)
 
 
-def _label(
-    spec: ImageSpec, image: BuiltImage, labels: Mapping[str, str], engine: Engine, progress: BuildProgress
-) -> BuiltImage:
-    """Give an image's names to one with the same layers and these labels."""
+def _label(spec: ImageSpec, labels: Mapping[str, str], engine: Engine, progress: BuildProgress) -> BuiltImage:
+    """Give the labels to the image that has the name: another one with the same layers gets it."""
     with private_folder() as folder:
-        (folder / "Dockerfile").write_text(f"FROM {image.reference}\n", encoding="utf-8")
+        (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
         request = BuildRequest(
             name=spec.name,
             context=folder,
