@@ -42,7 +42,6 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
-from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 
 
@@ -66,11 +65,6 @@ class Extension:
     lock: Path | None
     spec: ImageSpec
 
-    @property
-    def rendering(self) -> Rendering:
-        """The build context."""
-        return self.spec.rendering
-
 
 def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> BuildReport:
     """Make an image of a base image, as far as the request says.
@@ -93,7 +87,7 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
             names = "".join(f"{name}=={version}\n" for name, version in extension.plan.lock.locked)
             return BuildReport(report=report, text=names)
         if request.until == "render":
-            text, values = write_output(extension.rendering, request.output)
+            text, values = write_output(extension.spec.rendering, request.output)
             return BuildReport(report={**report, **values}, text=text)
         result = build_image(extension.spec, extension.engine, request)
         return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ def inputs_digest(
         files,
         [(source.origin, source.subdirectory, source.extras, source.identity) for source in sources],
         chosen,
+        [each.name for each in fields(ExtensionLock)],  # a lock that has others is resolved anew
         (base.full_version, base.glibc, base.machine, [asdict(row) for row in base.distributions], dict(base.kept)),
     )
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"

@@ -117,7 +117,7 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
         ProofError: The image was made from something else than the files are now.
     """
     extension = plan_extension(request, root, environment)
-    engine, plan, rendering = extension.engine, extension.plan, extension.rendering
+    engine, plan, rendering = extension.engine, extension.plan, extension.spec.rendering
     image = _built(engine, plan.tag, rendering, "`python build.py extend` with the same options")
 
     def list_contents() -> BillOfMaterials:
