@@ -24,6 +24,7 @@ from uv import find_uv_bin
 from trainworks.extend.requirements import GitRequirement
 from trainworks.extend.source import SourceTree, read_source
 from trainworks.facts.rows import SourceFile
+from trainworks.host.downloads import without_credentials
 
 INPUTS = "/run/inputs"
 """Where a build stage finds the files of ``Wanted``."""
@@ -342,8 +343,3 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
         extras=direct["extras"] or direct["more"] or extras,
         marker=marker,
     )
-
-
-def without_credentials(line: str) -> str:
-    """Return a line for a message: without the users and passwords of addresses in it."""
-    return re.sub(r"(://)[^/@\s]*@", r"\1", line)
