@@ -203,14 +203,15 @@ def _resolved(
     digest: str,
 ) -> ExtensionLock:
     """Resolve, and write the lock; the image that this leaves stays where the lock has anything to install."""
-    lock = NO_LOCK
+    stays = False
     try:
         lock = resolve(spec, plan, engine, request, facts)
         if request.output is None:
             write_lock(path, lock, digest, plan.base)
             say(f"  resolved and hashed: {path}")
+        stays = bool(lock.locked)
     finally:
-        if not lock.locked:
+        if not stays:
             engine.remove(spec.tags[0])
     return lock
 
