@@ -118,13 +118,15 @@ def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None)
 
 def machine(**more: str) -> dict[str, str]:
     """Return the facts of this machine that a reader needs, and no name of it."""
+    commit = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*")
+    described = subprocess.run(commit, capture_output=True, text=True, check=False)
     return {
         "date": datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": str(len(os.sched_getaffinity(0))),
         "processor": platform.machine(),
         "system": platform.system() + " " + platform.release().split("-", 1)[0],
         "Python": platform.python_version(),
-        "commit": commit(),
+        "commit": described.stdout.strip() or "unknown",
         "load at the start": load(),
         **more,
     }
@@ -133,17 +135,6 @@ def machine(**more: str) -> dict[str, str]:
 def load() -> str:
     """Return how many processes wanted a core, on average over the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
-
-
-def commit() -> str:
-    """Return the checkout's commit, and whether files differ from it."""
-    found = subprocess.run(
-        ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or "unknown"
 
 
 def amount(values: Sequence[float], unit: str) -> str:
