@@ -15,10 +15,11 @@ from image.support import ROOT, BuiltByCommand
 from image.test_imagetest import ignore
 from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ImageTestError
+from trainworks.render.dockerfile import INPUTS_LABEL
 
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
-OF_ANOTHER_MAKER = "LABEL org.opencontainers.image.title=theirs\n"
+OF_ANOTHER_MAKER = f"LABEL org.opencontainers.image.title=theirs {INPUTS_LABEL}=\n"
 
 SOUND = (
     # What builds of training images do: users, code, settings of packages, links, a cache that only costs space.

@@ -66,7 +66,7 @@ def check_image(
         return ImageResult(image=image, engine=engine, checks=(), tested=passed.when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
-    if named is None and INPUTS_LABEL in image.labels:
+    if named is None and image.labels.get(INPUTS_LABEL):
         named = image_named(_name_inside(image, engine), facts)
     request = request_of(named.row, named.variant, facts) if named else None
     if named is None or without_plan:

@@ -129,11 +129,18 @@ class Process(NamedTuple):
 _LISTED = re.compile(r"\t(.+?)(?: => (.+?))?(?: \(0x[0-9a-f]+\))?")
 
 
-def trace(command: list[str], *, preload: str = "") -> Process:
-    """Let the loader list what it loads for a command, and for a library that is loaded beside it; nothing starts."""
-    environment = {**os.environ, "LD_TRACE_LOADED_OBJECTS": "1", **({"LD_PRELOAD": preload} if preload else {})}
+def trace(program: str, *, preload: str = "") -> Process:
+    """Let the loader list what it loads for a program or library, and for one that is preloaded; nothing starts."""
+    own = read_elf("/proc/self/exe")
+    assert own is not None
     child = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False, errors="surrogateescape"
+        # musl's loader does not know the variable, and would start the program; its option ends at what is missing.
+        [own.loader, *(["--list"] if "ld-musl" in own.loader else []), program],
+        env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1", **({"LD_PRELOAD": preload} if preload else {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        errors="surrogateescape",
     )
     found, missing = {}, []
     for match in filter(None, map(_LISTED.fullmatch, child.stdout.splitlines())):
@@ -151,16 +158,14 @@ def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
     What site-packages holds is loaded by the environment's Python: its libraries are there already, and its RPATH holds
     for all.
     """
-    own = read_elf("/proc/self/exe")
-    assert own is not None
-    loaded_by_python = os.path.exists(python) and not trace([python]).error
+    loaded_by_python = os.path.exists(python) and not trace(python).error
 
     def process_of(entry: tuple[str, Elf]) -> Process:
         path, elf = entry
         # A blank or a colon would end the name of a library to preload.
         if elf.is_program or not loaded_by_python or not site_packages_of(path) or re.search("[ :]", path):
-            return trace([own.loader, path])
-        return trace([python], preload=path)
+            return trace(path)
+        return trace(python, preload=path)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return dict(zip(entries, pool.map(process_of, entries.items())))  # noqa: B905 (Python 3.8)
@@ -388,7 +393,7 @@ def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list
         return [f"{image.python} does not open them: {error}"]
     problems = []
     for opened, said in json.loads(output.splitlines()[-1]).items():
-        process = trace([image.python], preload=opened)
+        process = trace(image.python, preload=opened)
         missing = [name for name in process.missing if name not in provided]
         if "/" not in opened and opened not in process.found:
             problems.append(f"no {opened} is found")
