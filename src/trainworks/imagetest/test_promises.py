@@ -26,7 +26,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, questions, secrets
-from trainworks.imagetest.inside.answers import QUESTIONS, Answer
+from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.results import ALIKE, folded, one_line
@@ -106,6 +106,11 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = questions.request_of(checks, image)
 
+    files: Request = {"files": request.pop("files")} if "files" in request else {}
+
+    def ask_files(container: Container) -> Answer:
+        return questions.ask(container, files) if files else {}
+
     def ask(container: Container) -> Answer:
         return {} if request == questions.request_of((), image) else questions.ask(container, request)
 
@@ -118,8 +123,9 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
 
     with Lanes(engine, image.reference) as lanes:
         # The first in its lane: the others leave files in their container (keras in HOME).
+        of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
         yield Asked(
-            inside=lanes.ask(ask),
+            inside=lambda: {**of_files(), **of_others()},
             secrets=lanes.ask(scan) if any(isinstance(check, kinds.SecretsCheck) for check in checks) else None,
             completed={
                 check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
