@@ -23,8 +23,17 @@ VALUE_LENGTH = 8
 
 _WORDS = frozenset(
     (
-        *("apikey", "credential", "credentials", "passphrase", "passwd", "password", "pat", "pwd", "secret"),
-        *("secrets", "token"),
+        "apikey",
+        "credential",
+        "credentials",
+        "passphrase",
+        "passwd",
+        "password",
+        "pat",
+        "pwd",
+        "secret",
+        "secrets",
+        "token",
     )
 )
 _LAST_WORDS = frozenset(("auth", "key", "keys"))  # "api_key" is a secret, "num_key_value_heads" is not

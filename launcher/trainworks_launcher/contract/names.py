@@ -381,9 +381,15 @@ RESERVED_PREFIX = "sagemaker_"
 
 RESERVED_NAMES = frozenset(
     (
-        *("sagemaker_program", "sagemaker_submit_directory", "sagemaker_enable_cloudwatch_metrics"),
-        *("sagemaker_region", "sagemaker_container_log_level", "sagemaker_job_name", "default_user_module_name"),
-        *("_tuning_objective_metric", "sagemaker_s3_output"),
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_region",
+        "sagemaker_container_log_level",
+        "sagemaker_job_name",
+        "default_user_module_name",
+        "_tuning_objective_metric",
+        "sagemaker_s3_output",
     )
 )
 """Reserved names that are settings of the platform; other reserved names become

@@ -25,10 +25,19 @@ from trainworks_launcher.job.placement import MODEL_PARALLEL
 
 HOST_SPECIFIC = frozenset(
     (
-        *("CURRENT_HOST", "SM_CURRENT_HOST", "SM_CURRENT_HOST_RANK", "SM_CURRENT_INSTANCE_GROUP"),
-        *("SM_CURRENT_INSTANCE_GROUP_HOSTS", "SM_CURRENT_INSTANCE_TYPE", "SM_DISTRIBUTION_INSTANCE_GROUPS"),
-        *("SM_NETWORK_INTERFACE_NAME", "SM_NUM_CPUS", "SM_NUM_GPUS", "SM_NUM_NEURONS", "SM_RESOURCE_CONFIG"),
-        *("SM_TRAINING_ENV",),
+        "CURRENT_HOST",
+        "SM_CURRENT_HOST",
+        "SM_CURRENT_HOST_RANK",
+        "SM_CURRENT_INSTANCE_GROUP",
+        "SM_CURRENT_INSTANCE_GROUP_HOSTS",
+        "SM_CURRENT_INSTANCE_TYPE",
+        "SM_DISTRIBUTION_INSTANCE_GROUPS",
+        "SM_NETWORK_INTERFACE_NAME",
+        "SM_NUM_CPUS",
+        "SM_NUM_GPUS",
+        "SM_NUM_NEURONS",
+        "SM_RESOURCE_CONFIG",
+        "SM_TRAINING_ENV",
     )
 )
 """Variables that differ between the hosts of one job; a user's ``-x`` of one of them would copy the leader's."""
@@ -130,9 +139,16 @@ def _of_host(job: Job) -> dict[str, str]:
 
 _ONLY_AS_PROPERTY = frozenset(
     (
-        *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts", "hyperparameters"),
-        *("is_master", "is_modelparallel_enabled", "is_smddpmprun_installed", "is_smddprun_installed"),
-        *("master_hostname", "topology"),
+        "additional_framework_parameters",
+        "channel_input_dirs",
+        "distribution_hosts",
+        "hyperparameters",
+        "is_master",
+        "is_modelparallel_enabled",
+        "is_smddpmprun_installed",
+        "is_smddprun_installed",
+        "master_hostname",
+        "topology",
     )
 )
 """Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""

@@ -64,8 +64,13 @@ _ROWS = (
     Platform(
         "slurm",
         (
-            *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NODEID", "SLURM_NNODES"),
-            *("SLURM_JOB_*", "SLURM_STEP_*"),
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+            "SLURM_PROCID",
+            "SLURM_NODEID",
+            "SLURM_NNODES",
+            "SLURM_JOB_*",
+            "SLURM_STEP_*",
         ),
         30.0,  # slurm.conf(5), KillWait
         starts="SLURM_RESTART_COUNT",
@@ -78,7 +83,9 @@ _ROWS = (
     Platform(
         "batch",
         (
-            *("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"),
+            "AWS_BATCH_JOB_NUM_NODES",
+            "AWS_BATCH_JOB_NODE_INDEX",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX",
             "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
         ),
         30.0,  # AWS Batch user guide, job_timeouts.html
@@ -92,8 +99,16 @@ _ROWS = (
     Platform(
         "ranks",
         (
-            *("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HOROVOD_SIZE", "HOROVOD_RANK"),
-            *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
+            "PMI_SIZE",
+            "PMI_RANK",
+            "PMIX_RANK",
+            "HOROVOD_SIZE",
+            "HOROVOD_RANK",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_RANK",
+            "TORCHELASTIC_RUN_ID",
+            "TF_CONFIG",
         ),
     ),
     # Most of these hosts are Kubernetes' pods.
@@ -110,10 +125,23 @@ _ROWS = (
     Platform(
         "counted",
         (
-            *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
-            *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
-            *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT", "MLP_WORKER_NUM", "BT_GROUP_SIZE"),
-            *("NGC_ARRAY_SIZE", "HOST_NUM", "PJM_NODE"),
+            "NHOSTS",
+            "FLUX_JOB_NNODES",
+            "COBALT_JOBSIZE",
+            "_CONDOR_NPROCS",
+            "BEAKER_REPLICA_COUNT",
+            "LEPTON_JOB_TOTAL_WORKERS",
+            "TPU_WORKER_HOSTNAMES",
+            "DMLC_NUM_WORKER",
+            "PADDLE_TRAINERS_NUM",
+            "JAX_NUM_PROCESSES",
+            "NUM_NODES",
+            "NODE_COUNT",
+            "MLP_WORKER_NUM",
+            "BT_GROUP_SIZE",
+            "NGC_ARRAY_SIZE",
+            "HOST_NUM",
+            "PJM_NODE",
         ),
         in_rows=True,
     ),
