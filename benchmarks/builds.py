@@ -31,6 +31,7 @@ from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.scratch import private_folder
 from trainworks.facts import load as facts_files
+from trainworks.facts.data import FOLDERS
 from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
@@ -38,7 +39,7 @@ from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
 from trainworks.terminal.build_progress import BuildProgress
 
-FROZEN = ("src", "images", "templates", "launcher")
+FROZEN = ("src", *FOLDERS)
 """What a build reads of a checkout; a copy of it is measured, so that nobody's editing gets in between."""
 
 OWN_CACHES = "id=trainworks-benchmark-"

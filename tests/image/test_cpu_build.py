@@ -106,10 +106,12 @@ def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCo
         rebuilt = [event for event in recorder.steps("done") if event.component not in ("launcher", "image")]
         if not rebuilt:
             break
-    before = image.engine.history(image.reference)
-    after = image.engine.history(plan.tags[0])
+    before, after = (
+        [entry.size for entry in image.engine.history(name) if entry.size] for name in (image.reference, plan.tags[0])
+    )
     image.engine.remove(plan.tags[0])
     assert result.image.identifier != image.report["identifier"]
     assert rebuilt == [], "a component was rebuilt that did not change"
     assert "launcher" in {event.component for event in recorder.steps("done")}
-    assert [entry.size for entry in before][:-8] == [entry.size for entry in after][:-8]
+    # The launcher's layer and four of the image's own.
+    assert before[:-5] == after[:-5]

@@ -79,9 +79,6 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     root = tmp_path / "checkout"
     root.mkdir()
     freeze(root, own_caches=False)
-    # `lock` writes into a whole checkout.
-    shutil.copytree(ROOT / "smdistributed" / "smdistributed", root / "smdistributed" / "smdistributed")
-    shutil.copy(ROOT / "smdistributed" / "pyproject.toml", root / "smdistributed")
     components = root / "images" / "components.toml"
     components.write_text(components.read_text(encoding="utf-8").replace("default = true", "default = false"))
     suffix = write_targets(root, load(root), ("pulled",))

@@ -96,6 +96,7 @@ def test_explain_says_where_results_go_and_why(docker_image: BuiltByCommand, tmp
 def test_kubernetes_is_told_why_a_container_ended(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     """It mounts a file there, and shows what it finds in it."""
     told = tmp_path / "told"
-    told.touch(mode=0o666)
+    told.touch()
+    told.chmod(0o666)
     train(docker_image, tmp_path, (*WORK, *STRANGER, "-v", f"{told}:/dev/termination-log"), "--fail")
     assert told.read_text(encoding="utf-8").startswith("ValueError: after the model was saved\n")
