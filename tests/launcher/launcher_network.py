@@ -40,7 +40,7 @@ mount -t tmpfs kept /mnt
 each_kept() {{ for each in "$kept" {shlex.quote(str(REPOSITORY))} {shlex.quote(str(PREFIX))}; do
     case $each in /tmp/*|/dev/shm/*) "$1" "$each" "/mnt/$(echo "$each" | tr / _)" ;; esac
 done; }}
-take() {{ ! [ -e "$1" ] || {{ mkdir "$2"; mount --bind "$1" "$2"; }}; }}
+take() {{ ! [ -e "$1" ] || {{ mkdir "$2"; mount --rbind "$1" "$2"; }}; }}
 give() {{ ! [ -e "$2" ] || {{ mkdir -p "$1"; mount --move "$2" "$1"; }}; }}
 each_kept take
 for own in /tmp /dev/shm; do mount -t tmpfs "$own" "$own"; done
