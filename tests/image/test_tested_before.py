@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from trainworks.assemble.tested import passed_before, remember, what_decides
+from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
 from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck
@@ -44,8 +44,9 @@ def decides(
     return what_decides(image, cast("Engine", engine or Probed()), checks, forbidden=forbidden, base=base)
 
 
-def keep(cache: Path, results: tuple[CheckResult, ...] = PASSED) -> None:
-    remember(IMAGE, results, {"XDG_CACHE_HOME": str(cache)}, decided_by=decides())
+def keep(cache: Path, results: tuple[CheckResult, ...] = PASSED, by: str = "") -> None:
+    passed = PassedChecks(results=results, when=now())
+    remember(IMAGE, passed, {"XDG_CACHE_HOME": str(cache)}, decided_by=by or decides())
 
 
 def known(cache: Path, **other: object) -> tuple[CheckResult, ...] | None:
@@ -80,6 +81,13 @@ def test_anything_that_decides_a_result_makes_it_unknown(tmp_path: Path, other: 
     assert known(tmp_path, **other) is None
 
 
+def test_two_checkouts_that_test_one_image_take_turns(tmp_path: Path) -> None:
+    keep(tmp_path)
+    keep(tmp_path, PASSED[:1], decides(forbidden=("another-proxy",)))
+    assert known(tmp_path) == PASSED
+    assert known(tmp_path, forbidden=("another-proxy",)) == PASSED[:1]
+
+
 def test_a_failure_or_nothing_is_not_kept(tmp_path: Path) -> None:
     keep(tmp_path, ())
     keep(tmp_path, (PASSED[0], replace(PASSED[1], passed=False, detail="why")))
@@ -106,5 +114,5 @@ def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
     with pytest.raises(RuntimeError):
         Path.home()
-    remember(IMAGE, PASSED, {}, decided_by=decides())
+    remember(IMAGE, PassedChecks(results=PASSED, when=now()), {}, decided_by=decides())
     assert passed_before(IMAGE, {}) is None

@@ -353,9 +353,10 @@ def test_image(
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
+    passed = PassedChecks(results=results, when=now())
     if whole:
-        remember(image, results, os.environ, decided_by=_decides(spec, image, engine))
-    return PassedChecks(results=results, when=now())
+        remember(image, passed, os.environ, decided_by=_decides(spec, image, engine))
+    return passed
 
 
 def _decides(spec: ImageSpec, image: BuiltImage, engine: Engine) -> str:

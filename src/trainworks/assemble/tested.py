@@ -58,23 +58,21 @@ def passed_before(
     Args:
         image: The image.
         environment: The process's environment, which says where this user's cache lies (``host.cache``).
-        decided_by: What has to have decided the results; ``None``: whatever it was.
+        decided_by: What has to have decided the results (``what_decides``); ``None``: whatever did last.
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
-        found = json.loads(_path_of(image, environment).read_bytes())
-        if decided_by in (None, found["decided_by"]):
-            return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
+        kept = _folder_of(image, environment).glob(f"{decided_by or '*'}.json")
+        found = json.loads(max(kept, key=lambda path: path.stat().st_mtime).read_bytes())
+        return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
     return None
 
 
-def remember(
-    image: BuiltImage, results: tuple[CheckResult, ...], environment: Mapping[str, str], *, decided_by: str
-) -> None:
+def remember(image: BuiltImage, passed: PassedChecks, environment: Mapping[str, str], *, decided_by: str) -> None:
     """Keep the results of all checks of an image, if all passed; a cache that cannot be written keeps nothing."""
-    if results and all(each.passed for each in results):
-        kept = asdict(PassedChecks(results=results, when=now())) | {"decided_by": decided_by}
+    if passed.results and all(each.passed for each in passed.results):
         with suppress(OSError, RuntimeError):
-            write_cached(_path_of(image, environment), json.dumps(kept).encode())
+            path = _folder_of(image, environment) / f"{decided_by}.json"
+            write_cached(path, json.dumps(asdict(passed)).encode())
 
 
 def now() -> str:
@@ -82,8 +80,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _path_of(image: BuiltImage, environment: Mapping[str, str]) -> Path:
-    return cache_folder(environment, "tested", f"{image.identifier.rpartition(':')[2]}.json")
+def _folder_of(image: BuiltImage, environment: Mapping[str, str]) -> Path:
+    return cache_folder(environment, "tested", image.identifier.rpartition(":")[2])
 
 
 @cache
