@@ -71,7 +71,7 @@ def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
         (("-v", "{}:/w:ro", "-w", "/w"), "/opt/ml/model and /opt/ml/output; ", 0),
         (("-v", "{}:/w", "-v", "{}:/opt/ml/model"), "/opt/ml/output; ", 1),
         ((*WORK, "-e", "SAGEMAKER_BASE_DIR=/elsewhere"), "/elsewhere/model and /elsewhere/output; ", 0),
-        ((*WORK, "-e", "SM_MODEL_DIR=/tmp/model"), "/tmp/model; ", 3),
+        ((*WORK, "-e", "SM_MODEL_DIR=/tmp/model"), "/tmp/model; ", 2),
     ],
 )
 def test_the_start_says_what_will_be_lost(
