@@ -22,7 +22,7 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
     def other_file(package: LockedPackage) -> LockedPackage:
         if step.artifacts or package not in step.python:
             return package
-        newer = f"{package.version}{NEWER}"
+        newer = f"{package.version.partition('.post')[0]}{NEWER}"
         file = package.file.replace(f"-{package.version}", f"-{newer}")
         return replace(package, version=newer, file=file, sha256=package.sha256[::-1])
 
