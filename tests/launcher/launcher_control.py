@@ -17,7 +17,7 @@ from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, identity, proof
 from trainworks_launcher.supervise.control.leader import Leader
-from trainworks_launcher.supervise.control.messages import Decoder
+from trainworks_launcher.supervise.control.messages import PROTOCOL, Decoder
 from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
 from trainworks_launcher.supervise.control.seal import WORKER as WORKERS
 from trainworks_launcher.supervise.control.seal import Seal
@@ -87,7 +87,13 @@ def send(opened: socket.socket, data: bytes) -> None:
 
 
 def join(**changes: Json) -> bytes:
-    message: dict[str, Json] = {"type": "join", "host": WORKER, "job": dict(JOB), "nonce": "c" * 64}
+    message: dict[str, Json] = {
+        "type": "join",
+        "host": WORKER,
+        "job": dict(JOB),
+        "nonce": "c" * 64,
+        "protocol": PROTOCOL,
+    }
     return encode([{**message, **changes}])
 
 
@@ -176,7 +182,7 @@ class FakeLeader:
         (asked,) = Decoder().feed(receive(self.loop, opened))
         said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce())
         shown = proof.make_proof(self.secret, LEADERS, said)
-        challenge = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown}
+        challenge = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown, "protocol": PROTOCOL}
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
         return Peer(self.loop, opened, Seal(proof.make_key(self.secret, said), LEADERS))

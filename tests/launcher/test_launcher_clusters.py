@@ -196,7 +196,7 @@ def test_one_host_is_a_job_of_one_host(platform: dict[str, str]) -> None:
         if name in one:
             one[name] = ""  # not every backend gives an only node an address
     made = planned_here(one, "torch_distributed", index=0)
-    assert (made.control, "--standalone" in made.argv) == (None, True)
+    assert (made.control, "--master-addr=127.0.0.1" in made.argv) == (None, True)
 
 
 def test_hosts_without_an_address_are_not_told_to_programs_that_need_one() -> None:

@@ -110,7 +110,7 @@ def test_restarts_alone_need_every_host() -> None:
     assert made.control is not None
     assert made.control.minimum_hosts == 0
     alone = plan(environment({**TORCH, RESTARTS: "2"})).argv
-    assert "--standalone" in alone
+    assert "--master-addr=127.0.0.1" in alone
     assert "--max-restarts=2" in alone
 
 

@@ -292,7 +292,7 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
     """Debian writes 127.0.1.1 for a machine's own name; bound to it, no other host could reach the leader."""
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
-    asked = "from trainworks_launcher.given.environment import interface_that_reaches as find; print(find(*{}))"
+    asked = "from trainworks_launcher.given.routes import interface_that_reaches as find; print(find(*{}))"
     for names, expected in ((("algo-1", "algo-2"), "eth0"), (("algo-1",), "lo"), (("algo-2",), "eth0")):
         words = (sys.executable, "-c", asked.format(names))
         said = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))

@@ -34,8 +34,9 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.files import text_of
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import interface_that_reaches, network_interfaces, read_manifest
+from trainworks_launcher.given.environment import read_manifest
 from trainworks_launcher.given.platforms import slurm
+from trainworks_launcher.given.routes import interface_that_reaches, network_interfaces
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
 from trainworks_launcher.supervise.children import output
 from trainworks_launcher.supervise.children.agents import SOCKET

@@ -60,6 +60,11 @@ class Devices(NamedTuple):
             given and programs that look their host up by its name would use another one.
         shared_memory: Bytes of /dev/shm that are free; None if they cannot be known (preflight).
         own_address: What the host's own name leads to then; ``""``: nothing, or it was not looked up.
+        routed: Interface that routes to the leader, in a job of several hosts; ``""``: none is known.
+        own_route: Address of this host on ``routed``, where this host is the leader and does not know the leader's
+            name; else ``""``.
+        free_port: TCP port of the loopback interface that no program has, for the ranks' store of a job of one host;
+            0: it was not looked up.
     """
 
     gpus: int = 0
@@ -75,6 +80,9 @@ class Devices(NamedTuple):
     cpus_limited: bool = False
     shared_memory: int | None = None
     own_address: str = ""
+    routed: str = ""
+    own_route: str = ""
+    free_port: int = 0
 
 
 class Environment(NamedTuple):
@@ -204,7 +212,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         resource_config=MappingProxyType(dict(resource_config)),
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
-        devices=_probe(variables, platform, own_name),
+        devices=_probe(variables, platform, own_name, asked),
         code=code,
         hostname=hostname,
         programs=programs,
@@ -429,8 +437,16 @@ def report_directory(variables: Mapping[str, str], has_program: bool) -> str:
 
 def _own_address() -> str:
     """Return this host's address on the interface of the default route, "" if there is none."""
-    interface = _default_route_interface()
-    return _address_of(interface) or "" if interface else ""
+    from trainworks_launcher.given import routes
+
+    interface = routes.default_route_interface()
+    return routes.address_of(interface) or "" if interface else ""
+
+
+def _free_port() -> int:
+    from trainworks_launcher.given import routes
+
+    return routes.free_port()
 
 
 def _read_text(path: str, errors: str = "strict") -> str:
@@ -557,18 +573,31 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     return programs.get("aws", "") if needed else ""
 
 
-def _probe(variables: Mapping[str, str], platform: platforms.Description, own_name: str) -> Devices:
-    """Count and list what the host has, by the kernel's own files. own_name: What gethostname() answers a program."""
+def _probe(
+    variables: Mapping[str, str], platform: platforms.Description, own_name: str, asked: Sequence[Mode]
+) -> Devices:
+    """Count and list what the host has, by the kernel's own files.
+
+    Args:
+        variables: The process's environment.
+        platform: Who started this host.
+        own_name: What gethostname() answers a program.
+        asked: The modes that the job asks for.
+    """
     config, allowed = platform.resource_config, platform.gpus
-    interface, hosts = text(config.get("network_interface_name")), texts(config.get("hosts"))
-    interfaces = network_interfaces()
-    reaching = own_address = ""
-    if interface and interface not in interfaces:
-        reaching = interface_that_reaches(*hosts[:2])
-    elif not interface and len(hosts) > 1:
-        own_address = _address_of_name(own_name)
-        found = interface_that_reaches(platform.leader_address or hosts[0], hosts[1])
-        reaching = found if found != "lo" and own_address != _address_of(found) else ""
+    hosts = texts(config.get("hosts"))
+    interfaces = names_in("/sys/class/net")
+    # Sockets are not loaded for a plain script on one host.
+    reaching = own_address = routed = own_route = ""
+    if len(hosts) > 1:
+        from trainworks_launcher.given import routes
+
+        reaching, own_address, routed, own_route = routes.look_at_network(platform, own_name, interfaces)
+    elif text(config.get("network_interface_name")) not in ("", *interfaces):
+        from trainworks_launcher.given import routes
+
+        reaching = routes.interface_that_reaches(*hosts[:2])
+    alone_with_torchrun = len(hosts) < 2 and any("torchrun" in row.programs for row in asked)
     counted = count_gpus(variables)
     visible = platforms.visible_gpus(variables, counted)
     gpus = counted if visible is None else len(visible)
@@ -589,6 +618,9 @@ def _probe(variables: Mapping[str, str], platform: platforms.Description, own_na
         shared_memory=_free_bytes("/dev/shm"),  # noqa: S108  (the kernel's own)
         reaching=reaching,
         own_address=own_address,
+        routed=routed,
+        own_route=own_route,
+        free_port=_free_port() if alone_with_torchrun else 0,
     )
 
 
@@ -607,73 +639,3 @@ def _free_bytes(path: str) -> int | None:
     except OSError:
         return None
     return found.f_frsize * found.f_bavail
-
-
-def network_interfaces() -> tuple[str, ...]:
-    """Sorted names of this host's network interfaces."""
-    return names_in("/sys/class/net")
-
-
-def interface_that_reaches(*hosts: str) -> str:
-    """Return the interface that routes to the first of the hosts, else the one of the default route, else ``""``.
-
-    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where more hosts are
-    given, loopback is the last resort.
-    """
-    found = [name for name in map(_interface_towards, hosts) if name]
-    if len(hosts) == 1 and found:
-        return found[0]
-    return next((name for name in found if name != "lo"), "") or _default_route_interface() or (found or [""])[0]
-
-
-def _interface_towards(host: str) -> str:
-    """Return the interface by which packets to a host leave, "" if its name is not known.
-
-    A connected datagram socket sends nothing; it only makes the kernel choose a source address.
-    """
-    import socket
-
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, 9))
-                address = str(probe.getsockname()[0])
-        except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
-            continue
-        if family == socket.AF_INET6:  # 32 hexadecimal digits, proc(5), net/if_inet6
-            digits = socket.inet_pton(family, address.partition("%")[0]).hex()
-            rows = map(str.split, files.text_of("/proc/net/if_inet6").splitlines())
-            return next((row[-1] for row in rows if row[0] == digits), "")
-        if address.startswith("127."):
-            return "lo"
-        return next((name for name in network_interfaces() if _address_of(name) == address), "")
-    return ""
-
-
-def _address_of_name(name: str) -> str:
-    """Return the IPv4 address that a name leads to, "" if it leads to none."""
-    import socket
-
-    try:
-        return socket.gethostbyname(name)
-    except (OSError, UnicodeError, ValueError):
-        return ""
-
-
-def _address_of(interface: str) -> str | None:
-    """Return the first IPv4 address of an interface (ioctl SIOCGIFADDR, netdevice(7))."""
-    import fcntl
-    import socket
-
-    request = interface.encode()[:15].ljust(40, b"\0")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])
-        except OSError:
-            return None
-
-
-def _default_route_interface() -> str:
-    """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
-    rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
-    return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")

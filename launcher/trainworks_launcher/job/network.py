@@ -87,11 +87,13 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
             reader.warnings.append(
                 f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks"
             )
+    # One host has its own free port: two jobs on one machine must not meet at the default.
+    default_port = platform.master_port or environment.devices.free_port or names.MASTER_PORT
     network = Network(
         interface=interface,
         interface_why=interface_why,
         fabric=fabric,
-        master_port=reader.port(names.MASTER_PORT_VARIABLE, platform.master_port or names.MASTER_PORT),
+        master_port=reader.port(names.MASTER_PORT_VARIABLE, default_port),
         control_port=reader.port(names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT),
         limits=Limits(
             stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, platform.stop_seconds - names.STOP_RESERVE_SECONDS),

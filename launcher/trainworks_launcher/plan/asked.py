@@ -39,6 +39,6 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         minimum_driver=manifest.minimum_driver,
         without_cuda=bool(manifest.components) and not manifest.minimum_driver and "cuda" not in manifest.components,
         shared_memory=devices.gpus > 0,
-        interface=network.interface.partition(",")[0] if several else "",
+        interface=(network.interface.partition(",")[0] or devices.routed) if several else "",
         directories=(environment.output, environment.variables.get("TMPDIR", _TEMPORARY)),
     )

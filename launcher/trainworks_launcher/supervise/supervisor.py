@@ -56,11 +56,14 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
     from trainworks_launcher.supervise.children.ranks import Rank, Ranks
     from trainworks_launcher.supervise.children.rounds import Rounds
+    from trainworks_launcher.supervise.control.data_path import DataPath
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
     from trainworks_launcher.supervise.verdict.overdue import Overdue
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
+_INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
+_STORE_MODES = ("torch_distributed", "ray")  # modes that cannot start without the leader's MASTER_PORT
 _DRAIN_SECONDS = 0.7
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
 
@@ -157,6 +160,8 @@ class _Supervisor:
         self._role: control.Role | None = None
         self._agents: Agents | None = None
         self._daemons: Daemons | None = None
+        self._data_path: DataPath | None = None
+        self._is_prepared = False
         self._outcome: Outcome | None = None
         self._stopping = Stopping(
             self._loop,
@@ -362,6 +367,7 @@ class _Supervisor:
             self._report(self._refusal)
             return
         self._compare_clocks()
+        self._try_data_path()
         if self._plan.restarts:
             self._tell(KIND, **self._tries.fields())
         if not self._preparation.check():
@@ -390,8 +396,41 @@ class _Supervisor:
             program = f"{self._environment.launcher_directory}/programs/connect.py"
             connect = (self._environment.launcher_python, "-I", program, f"{plan.limits.join:g}")
             mounted_keys.write_client_files(self._runtime.path, plan.shell.ssh, mounted_keys.required(), connect)
-        if self._role is not None:
+        self._is_prepared = True
+        self._maybe_ready()
+
+    def _maybe_ready(self) -> None:
+        """This host is ready once it is prepared, and has tried the way to the other hosts."""
+        tried = self._data_path is None or self._data_path.over
+        if self._is_prepared and tried and self._role is not None:
             self._role.ready()
+
+    def _try_data_path(self) -> None:
+        """Try the ways that the ranks will take to the other hosts, while this host is prepared."""
+        plan, role = self._plan, self._role
+        if plan.control is None or plan.shell is not None or role is None:
+            return
+        from trainworks_launcher.supervise.control import data_path
+
+        if self._data_path is None:
+            variables = {**self._environment.variables, **plan.env}
+            port = variables.get(names.MASTER_PORT_VARIABLE, "")
+            needs_path = plan.mode not in _INDEPENDENT
+            own = data_path.Own(
+                host=plan.member or plan.host,
+                place=data_path.place_of(variables, self._environment.devices),
+                store=data_path.Store(int(port), plan.mode in _STORE_MODES) if port.isdecimal() else None,
+                needs_path=needs_path,
+                may_lose_hosts=plan.control.minimum_hosts > 0,
+            )
+            events = data_path.Events(
+                done=self._maybe_ready,
+                warn=lambda sentence: self._log(f"warning: {sentence}"),
+                fail=lambda cause: self._report(Outcome(FAILED, names.EXIT_HOSTS, plan.host, cause)),
+            )
+            self._data_path = data_path.DataPath(self._loop, own, plan.control.hosts, role, events)
+            self._heard[data_path.KIND] = self._data_path.heard
+        self._data_path.begin()
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
@@ -399,6 +438,8 @@ class _Supervisor:
         if self._phase >= Phase.ENDING or self._stopping.signal:
             return
         self._phase = Phase.RUNNING
+        if self._data_path is not None:
+            self._data_path.close()  # the ranks' store has the port from now on
         self._verdict.started_at = time.time()
         if self._tries.restarts:
             changed, said = self._tries.go_on()
@@ -722,6 +763,8 @@ class _Supervisor:
             self._agents.close()
         if self._daemons is not None:
             self._daemons.end()
+        if self._data_path is not None:
+            self._data_path.close()
         if self._role is not None:
             self._role.close()
         # A process that left our sessions still has the name of our directory in its environment.

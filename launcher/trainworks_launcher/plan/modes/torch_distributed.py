@@ -2,8 +2,9 @@
 
 Rendezvous is static (``--master-addr``, ``--node-rank``): rank 0 is then on the leader for certain, which is the host
 whose model the platform keeps; c10d rendezvous orders hosts by name. What c10d would add, ending everybody when one
-host fails, is done by the control channel, in seconds and not in the agents' minutes. A job that asks for restarts, or
-that may go on with fewer hosts, needs c10d: only it makes a new group.
+host fails, is done by the control channel, in seconds and not in the agents' minutes. A job of several hosts that asks
+for restarts, or that may go on with fewer hosts, needs c10d: only it makes a new group. One host is the static
+rendezvous of one: it talks to itself at 127.0.0.1, and its agent starts the ranks again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/r
 _BINDS_FROM = (2, 9)
 """From this release of torch on, torchrun has ``--numa-binding``. Source: PyTorch 2.9 documentation, elastic/numa."""
 
+_NAMES_ITSELF = (2, 4)
+"""The release of torch whose c10d rendezvous ignores ``--local-addr``. Source: pytorch/pytorch pull request 135262."""
+
 _KEEP_ALIVES = 5
 """Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
 
@@ -41,7 +45,7 @@ def plan(job: Job) -> NodePlan:
     compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
     network, network_why = network_variables(job)
     line = _line(job, torchrun, compiler)
-    own = {_OWN_STORE: "1"} if job.placement.elastic.asked else {}
+    own = {_OWN_STORE: "1"} if _is_dynamic(job) else {}
     why = (
         "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
     )
@@ -82,10 +86,7 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
             (f"--nproc-per-node={per_host}",),
         ),
     ]
-    if len(job.placement.distribution_hosts) == 1:
-        line += _standalone()
-    else:
-        line += _dynamic_rendezvous(job) if job.placement.elastic.asked else _static_rendezvous(job)
+    line += _dynamic_rendezvous(job) if _is_dynamic(job) else _static_rendezvous(job)
     if restarts:
         why = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
@@ -97,6 +98,11 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
         common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
         *common.command(job),
     ]
+
+
+def _is_dynamic(job: Job) -> bool:
+    """Return whether the hosts may form a new group: several hosts, and restarts or a minimum of hosts."""
+    return job.placement.elastic.asked and len(job.placement.distribution_hosts) > 1
 
 
 def _numa_binding(job: Job) -> list[Reason]:
@@ -136,40 +142,51 @@ def _warnings(job: Job) -> tuple[str, ...]:
     if truth(job.environment.hyperparameters.get(names.DATA_PARALLEL_ENABLED)):
         found += common.warn_of_library(job, DATA_PARALLEL)
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
-    if job.placement.elastic.asked and leader != first:
+    if _is_dynamic(job) and leader != first:
         found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")
+    version = job.environment.manifest.components.get("torch", "")
+    if _is_dynamic(job) and release(version)[:2] == _NAMES_ITSELF:
+        found.append(
+            f"torch {version} tells the ranks the name that {first} gives itself, not --local-addr: every host must"
+            " be able to resolve that name; torch 2.5 reads --local-addr"
+        )
     return tuple(found)
 
 
-def _standalone() -> list[Reason]:
-    """Return the words for a job of one host."""
-    return [
-        Reason("--standalone", "one host needs no fixed port for its rendezvous", words=("--standalone",)),
-        Reason(
-            "--local-addr",
-            "one host talks to itself: its own name need not resolve",
-            words=(f"--local-addr={names.LOOPBACK}",),
-        ),
-    ]
-
-
 def _static_rendezvous(job: Job) -> list[Reason]:
-    """Return the words for a job whose hosts are needed to its end."""
+    """Return the words for a job of one host, and for one whose hosts are all needed to its end.
+
+    ``--standalone`` is not used: in torch 2.4 it tells the ranks this host's own name, whatever ``--local-addr`` says,
+    and that name need not resolve.
+    """
+    alone = len(job.placement.distribution_hosts) == 1
+    address = names.LOOPBACK if alone else _store_address(job)
+    rank = 0 if alone else job.placement.host_rank
+    if alone:
+        address_why = "one host talks to itself: its own name need not resolve"
+        port_why = "a port that is free on this host"
+        node_why = "the only host"
+    else:
+        address_why = "rank 0's store is on the leader"
+        port_why = "rank 0's store"
+        node_why = "static rendezvous puts rank 0 on the leader, whose model is kept"
     return [
-        Reason(
-            "--master-addr",
-            "rank 0's store is on the leader",
-            Origin.PLATFORM,
-            (f"--master-addr={job.placement.leader_address}",),
-        ),
-        Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
-        Reason(
-            "--node-rank",
-            "static rendezvous puts rank 0 on the leader, whose model is kept",
-            Origin.PLATFORM,
-            (f"--node-rank={job.placement.host_rank}",),
-        ),
+        Reason("--master-addr", address_why, Origin.PLATFORM, (f"--master-addr={address}",)),
+        Reason("--master-port", port_why, words=(f"--master-port={job.network.master_port}",)),
+        Reason("--node-rank", node_why, Origin.PLATFORM, (f"--node-rank={rank}",)),
     ]
+
+
+def _store_address(job: Job) -> str:
+    """Return where this host's torchrun looks for rank 0's store.
+
+    The leader may not know the name by which the others know it: then it takes its own address.
+    """
+    leads = job.placement.host == job.placement.leader
+    own_route = job.environment.devices.own_route
+    if leads and own_route:
+        return own_route
+    return job.placement.leader_address
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:

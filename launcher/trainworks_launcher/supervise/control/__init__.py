@@ -5,8 +5,8 @@ The leader listens, every other host joins. Messages are JSON objects, one per l
 ====================  =========  =====================================================================================
 message               direction  meaning
 ====================  =========  =====================================================================================
-join                  to leader  host, its job (``identity``), a nonce, whether this host has a job secret
-challenge             to host    the leader's nonce, its proof, whether it has a job secret
+join                  to leader  host, its job (``identity``), protocol, a nonce, whether this host has a job secret
+challenge             to host    the leader's nonce, protocol, its proof, whether it has a job secret
 answer                to leader  this host's proof
 refused               both       why a host of this job is not let in, or does not believe the leader; it may try again
 welcome               to host    joined; from the answer on every message has a seal (``seal``)
@@ -21,6 +21,7 @@ finish                to all     the outcome of the whole job, the same on every
 bye                   to leader  outcome known, processes ended, files written
 alive                 both       heartbeat
 probe                 both       heartbeat on a connection of its own, while the other one is silent (``probe``)
+leads                 both       between two hosts that both lead (``rivals``)
 any other             both       what ``Role.tell`` sends and ``Events.told`` gets
 ====================  =========  =====================================================================================
 
@@ -38,7 +39,7 @@ This file holds what every job needs, also one of a single host; jobs of several
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Protocol
+from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.outcome.outcome import Outcome, Suspect
@@ -105,6 +106,9 @@ class Role(Protocol):
     def others(self) -> Mapping[str, str]:
         """Return the other hosts that the job still has, each with its address, "" if unknown; {} on a worker."""
 
+    def there(self) -> tuple[Any, ...] | None:
+        """Return the socket address by which a worker has reached the leader; None on the leader."""
+
     def leave(self) -> None:
         """The outcome is known and nothing runs on this host any more."""
 
@@ -148,6 +152,10 @@ class Alone:
     def others(self) -> Mapping[str, str]:
         """There is no other host."""
         return {}
+
+    def there(self) -> tuple[Any, ...] | None:
+        """There is no other host."""
+        return None
 
     def leave(self) -> None:
         """There is no other host to take leave of."""

@@ -13,7 +13,15 @@ from trainworks_launcher.contract.values import Json, mapping, text
 from trainworks_launcher.supervise.control import identity, probe, proof
 from trainworks_launcher.supervise.control.connection import Connection, listen
 from trainworks_launcher.supervise.control.hosts import Hosts
-from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message, one_line, outcome_fields
+from trainworks_launcher.supervise.control.messages import (
+    OTHER_LAUNCHER,
+    PROTOCOL,
+    STRANGERS_MESSAGE_LIMIT,
+    Message,
+    one_line,
+    outcome_fields,
+)
+from trainworks_launcher.supervise.control.rivals import KIND as RIVAL
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -30,6 +38,7 @@ class Door:
 
     Attributes:
         refused: Hosts that were not let in, with the last reason.
+        rival: Takes what another leader says; False if it is not one of this job.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class Door:
             log: Prints a line.
         """
         self.refused: dict[str, str] = {}
+        self.rival: Callable[[Connection, Message], bool] = lambda *_: False
         self._loop = loop
         self._hosts = hosts
         self._job = job
@@ -75,6 +85,11 @@ class Door:
             problem = Problem(f"cannot listen on port {port}: {error}", "control channel", advice)
             raise RefusalError([problem], names.EXIT_HOSTS) from error
         self._loop.watch(self._server, READ, self._accept)
+
+    def came(self) -> str:
+        """Return from where connections came that did not join, for a sentence; "" if none came."""
+        addresses = self._strangers.named()
+        return f"connections from {', '.join(addresses)}, which did not join, have come" if addresses else ""
 
     def sweep(self) -> None:
         """Drop the connections that had time enough to join."""
@@ -127,6 +142,10 @@ class Door:
         elif kind == "probe" and known is not None and probe.answer(known, connection, message):
             self._strangers.remove(connection)
             connection.close()
+        elif kind == RIVAL and self.rival(connection, message):
+            # Its connection is bounded like each stranger's.
+            if not connection.open:
+                self._strangers.remove(connection)
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
@@ -137,6 +156,8 @@ class Door:
         different = identity.differences(self._job, message.get("job"))
         if host not in self._hosts:
             self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
+        elif message.get("protocol") != PROTOCOL:
+            self._refuse(connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}")
         elif different or not nonce:
             self._refuse(connection, host, f"it belongs to another job: different {different or 'launcher version'}")
         elif host in self._hosts.joined:
@@ -150,7 +171,7 @@ class Door:
             connection.asked = asked
             shown = proof.make_proof(self._secret, LEADER, asked)
             known = bool(self._secret)
-            connection.send("challenge", nonce=asked.leader_nonce, proof=shown, secret=known)
+            connection.send("challenge", nonce=asked.leader_nonce, proof=shown, secret=known, protocol=PROTOCOL)
 
     def _proved(self, connection: Connection, asked: proof.Transcript) -> None:
         host = asked.host

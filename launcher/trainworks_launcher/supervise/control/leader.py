@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, text
@@ -16,8 +16,12 @@ from trainworks_launcher.supervise.control.ends import Ends
 from trainworks_launcher.supervise.control.hosts import Hosts
 from trainworks_launcher.supervise.control.messages import Message, outcome_fields, read_outcome, read_suspect
 from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Phases
+from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Own, Rivals
 from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome, Suspect
+
+_MISSING_SECONDS = (20.0, 60.0)
+"""After these seconds the log names the hosts that are missing; the last time is at the join limit."""
 
 _PREPARING_SECONDS = 5.0
 """After all hosts have joined, until the log says that some of them are still being prepared."""
@@ -46,7 +50,9 @@ class Leader:
         self._events = events
         self._phases = Phases(LEADER)
         self._hosts = Hosts(control.hosts[1:])
+        self._rivals = Rivals(loop, Own(control.leader, job, secret), self._two_leaders)
         self._door = Door(loop, self._hosts, job, secret, self._let_in, events.log)
+        self._door.rival = self._rivals.heard
         self._ends = Ends()
         self._outcome: Outcome | None = None
         self._complete = 0  # how many times all had joined
@@ -67,6 +73,10 @@ class Leader:
         self._join_deadline = time.monotonic() + self._limits.join
         limit = self._limits.join
         self._loop.after(limit, lambda: self._late(self._hosts.missing(), "did not join", limit))
+        for seconds in _MISSING_SECONDS:
+            if seconds < limit:
+                self._loop.after(seconds, self._name_missing)
+        self._loop.after(ASK_AFTER_SECONDS, self._look_for_rivals)
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._events.welcome()
 
@@ -105,6 +115,10 @@ class Leader:
         }
         return {name: known.get(name, "") for name in self._hosts.names()}
 
+    def there(self) -> tuple[Any, ...] | None:
+        """The leader joins no host."""
+        return None
+
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
         self._phases.must("leave")
@@ -119,6 +133,7 @@ class Leader:
         """Close everything at once."""
         for connection in self._hosts.joined.values():
             connection.close()
+        self._rivals.close()
         self._door.close()
 
     # ------------------------------------------------------------------------------------------------------- gathering
@@ -152,6 +167,35 @@ class Leader:
             self._hosts.note_ready(host)
             self._maybe_go()
 
+    def _name_missing(self) -> None:
+        """Say which hosts have not joined, and what has come to the port in their place."""
+        missing = self._hosts.missing()
+        if not missing or self.phase is not LeaderPhase.GATHERING:
+            return
+        came = self._door.came()
+        self._events.log(
+            f"still waiting for {some(self._with_refusals(missing))} after {time.monotonic() - self._began:.0f} s:"
+            f" {came or 'nothing has come'} to port {self._control.port} of {self._control.leader}; check that these"
+            " hosts are started, have the same list of hosts, and reach this port"
+        )
+
+    def _look_for_rivals(self) -> None:
+        missing = self._hosts.missing()
+        if not missing or self.phase is not LeaderPhase.GATHERING:
+            return
+        asked = [self._control.address] if self._control.address else []
+        self._rivals.ask([*asked, *missing], self._control.port)
+
+    def _two_leaders(self, host: str, address: str) -> None:
+        """Another host leads the same job: both would wait for each other."""
+        if self.phase is not LeaderPhase.GATHERING:
+            return
+        leader = self._control.leader
+        other = f"{host or 'another host'} ({address})"
+        cause = f"two hosts lead this job: {leader}, which is this host, and {other}"
+        advice = "give each host its own index (RANK, NODE_RANK, or what the platform calls it), 0 on one of them alone"
+        self._finish(Outcome(FAILED, names.EXIT_HOSTS, leader, f"{cause}; {advice}"))
+
     def _maybe_complete(self) -> None:
         """All have joined: from now on they have the time to prepare themselves."""
         if self._hosts.have_joined():
@@ -163,7 +207,7 @@ class Leader:
                 if times == self._complete:
                     self._late(self._hosts.unprepared(), "were not prepared", limit)
 
-            def still_prepared() -> None:  # nobody is to look for a firewall while a host installs something
+            def still_prepared() -> None:  # installing takes minutes, and looks like a closed port
                 if times == self._complete and self.phase is LeaderPhase.GATHERING:
                     self._events.log(f"{came}: waiting until they are prepared")
 
@@ -190,10 +234,13 @@ class Leader:
             for host in hosts:
                 self._go_on_without(host, words)
             return
-        refused = self._door.refused
-        shown = [host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts]
-        cause = f"hosts that {words}: {some(shown)}"
+        cause = f"hosts that {words}: {some(self._with_refusals(hosts))}"
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
+
+    def _with_refusals(self, hosts: Sequence[str]) -> list[str]:
+        """Return the hosts' names, each with the reason if it was not let in."""
+        refused = self._door.refused
+        return [host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts]
 
     # ---------------------------------------------------------------------------------------------------------- losing
     def _beat(self) -> None:

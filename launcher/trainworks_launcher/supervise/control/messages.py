@@ -10,6 +10,12 @@ from trainworks_launcher.contract.values import Json, decode, number, printable,
 from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 
+PROTOCOL = 2
+"""Number of these messages' form and order. Hosts with other numbers say so, and do not let each other in."""
+
+OTHER_LAUNCHER = "use one image, or one version of trainworks-launcher, on every host"
+"""What to do where two hosts have launchers with other numbers."""
+
 MESSAGE_LIMIT = 65536
 """Bytes of one message; a longer line ends its connection."""
 

@@ -15,8 +15,10 @@ from trainworks_launcher.contract.values import Json, text
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import identity, proof
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
-from trainworks_launcher.supervise.control.messages import Message, one_line, read_outcome
+from trainworks_launcher.supervise.control.messages import OTHER_LAUNCHER, PROTOCOL, Message, one_line, read_outcome
 from trainworks_launcher.supervise.control.phases import SEARCH, Phases, SearchPhase
+from trainworks_launcher.supervise.control.resolve import Found as Addresses
+from trainworks_launcher.supervise.control.resolve import Lookup
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
@@ -24,6 +26,9 @@ from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 15.0
 """From the connection to the welcome; a leader that is busy with many hosts may take some of it."""
+
+_NOT_JOINED_SECONDS = (20.0, 60.0)
+"""After these seconds the log says what this host has tried, and what came back."""
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
@@ -92,10 +97,15 @@ class Search:
         self._deadline = time.monotonic() + limit
         self._connection: Connection | None = None
         self._attempt: Attempt | None = None
+        self._lookup: Lookup | None = None
+        self._began = time.monotonic()
         self._leader_has_no_secret = False
         self._refused = ""  # in the words of the one who answers now
         self._tries = 0
         self._pause = _FIRST_PAUSE
+        for seconds in _NOT_JOINED_SECONDS:
+            if seconds < limit:
+                loop.after(seconds, self._tell_what_was_tried)
         if lost:
             self._again(lost)
         else:
@@ -104,6 +114,8 @@ class Search:
     def end(self) -> None:
         """Look no more, and close what is not the leader's connection yet."""
         if self._phases.take("end"):
+            if self._lookup is not None:
+                self._lookup.cancel()
             if self._attempt is not None:
                 self._attempt.cancel()
             if self._connection is not None:
@@ -111,25 +123,30 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------ connecting
     def _try(self) -> None:
-        """One try to connect, without waiting for it (except for the name's resolution)."""
+        """One try to connect, without waiting for it."""
         if self._phases.now is not SearchPhase.CONNECTING:
             return
         if time.monotonic() >= self._deadline:
             self._over(Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text()))
             return
         name = self._control.address or self._control.leader
-        try:
-            found = socket.getaddrinfo(name, self._control.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        self._lookup = Lookup(self._loop, name, self._control.port, self._resolved)
+
+    def _resolved(self, addresses: Addresses, why: str) -> None:
+        if not addresses:
             # The names of pods appear after the pods.
-            why = f"cannot resolve the name {name}: {error.strerror or error}"
             self._reasons.note(why)
             self._again(why)
             return
         # A name may have several addresses, and only one that answers: the next one, each time.
-        family, _, _, _, address = found[self._tries % len(found)]
+        family, address = addresses[self._tries % len(addresses)]
         self._tries += 1
+        self._reasons.address = str(address[0])
         self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
+
+    def _tell_what_was_tried(self) -> None:
+        if self._phases.now is not SearchPhase.OVER:
+            self._reasons.tell(time.monotonic() - self._began)
 
     def _again(self, why: str) -> None:
         """A try has failed: the next one."""
@@ -154,7 +171,9 @@ class Search:
         self._refused = ""
         own, nonce = self._own, proof.make_nonce()
         connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "")
-        connection.send("join", host=own.host, job=dict(own.job), nonce=nonce, secret=bool(own.secret))
+        connection.send(
+            "join", host=own.host, job=dict(own.job), nonce=nonce, secret=bool(own.secret), protocol=PROTOCOL
+        )
 
         def not_let_in() -> None:
             if connection.open and self._phases.now is not SearchPhase.OVER:
@@ -169,8 +188,9 @@ class Search:
             self._distrust(connection, "it does not speak the launcher's protocol")
         elif kind == "refused":
             self._refused = one_line(message.get("reason"))
-            if connection.seal is None and names.JOB_SECRET_VARIABLE in self._refused:
-                self._secrets_differ()
+            differs = names.JOB_SECRET_VARIABLE in self._refused or OTHER_LAUNCHER in self._refused
+            if connection.seal is None and differs:
+                self._will_not_get_better()
         elif kind == "challenge":
             self._answer(connection, asked, message)
         elif kind == "welcome":
@@ -192,13 +212,16 @@ class Search:
             connection.use_seal(Seal(proof.make_key(secret, said), WORKER))
             self._leader_has_no_secret = secret != self._own.secret
             return
-        reason = f"it has another {names.JOB_SECRET_VARIABLE} than this host"
+        if message.get("protocol") != PROTOCOL or not self._own.secret:
+            reason = f"it runs another version of the launcher: {OTHER_LAUNCHER}"
+        else:
+            reason = f"it has another {names.JOB_SECRET_VARIABLE} than this host"
         connection.send("refused", reason=reason)
-        self._secrets_differ()
+        self._will_not_get_better()
         self._distrust(connection, reason)
 
-    def _secrets_differ(self) -> None:
-        """It will not get better: bounded, because what answers there may be the leader of another job, which ends."""
+    def _will_not_get_better(self) -> None:
+        """Shorten the search: what answers there may be the leader of another job, which ends soon."""
         soon = time.monotonic() + names.REFUSAL_LIMIT_SECONDS
         if soon < self._deadline:
             self._deadline, self._reasons.limit = soon, 0.0
@@ -226,6 +249,7 @@ class _Reasons:
         last: Of the last try.
         answered: Something listens there.
         limit: As of ``Search``; 0: it is not the time that is over.
+        address: What was tried last; ``""``: the name has led to none.
     """
 
     def __init__(self, control: Control, limit: float, lost: str, log: Callable[[str], None]) -> None:
@@ -233,6 +257,7 @@ class _Reasons:
         self.last = "it did not try"
         self.answered = False
         self.limit = limit
+        self.address = ""
         self._control = control
         self._lost = lost
         self._log = log
@@ -243,6 +268,16 @@ class _Reasons:
         if why not in self._noted and len(self._noted) < _LOGGED_REASONS:
             self._noted[why] = None
             self._log(f"{self._control.leader} does not let this host in yet: {why}")
+
+    def tell(self, seconds: float) -> None:
+        """Say what was tried so far, and what came back."""
+        control = self._control
+        name = control.address or control.leader
+        where = name if self.address in ("", name) else f"{name} ({self.address})"
+        self._log(
+            f"not joined after {seconds:.0f} s: {where} port {control.port}: {self.last}; check that the leader"
+            f" {control.leader} is started, that the name is right, and that the port is open"
+        )
 
     def text(self) -> str:
         """Return what is said at the end."""

@@ -30,11 +30,16 @@ class Strangers:
         self._log = log
         self._by_address: dict[str, list[Connection]] = {}
         self._count = 0
-        self._named: set[str] = set()
+        self._named: dict[str, None] = {}  # in order
 
     def __iter__(self) -> Iterator[Connection]:
         """Yield all of them."""
         return iter([entry for entries in self._by_address.values() for entry in entries])
+
+    def named(self) -> list[str]:
+        """Return the first addresses of what came and did not join."""
+        waiting = [*self._named, *self._by_address]
+        return list(dict.fromkeys(waiting))[:_LINES]
 
     def add(self, connection: Connection) -> None:
         """Give a newcomer a place."""
@@ -63,7 +68,7 @@ class Strangers:
         connection.close()
         if connection.address in self._named or len(self._named) > _LINES:
             return
-        self._named.add(connection.address)
+        self._named[connection.address] = None
         if len(self._named) <= _LINES:
             self._log(
                 f"dropped a connection from {connection.address}: {reason}; more from that address are not logged"

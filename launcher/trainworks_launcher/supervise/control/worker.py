@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Mapping
+from typing import Any, Mapping
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, text
@@ -97,6 +97,10 @@ class Worker:
     def others(self) -> Mapping[str, str]:
         """Only the leader needs to know."""
         return {}
+
+    def there(self) -> tuple[Any, ...] | None:
+        """Return the leader's end of the connection; None before the leader has let this host in."""
+        return None if self._connection is None else self._connection.there
 
     def leave(self) -> None:
         """Say goodbye, and go when the leader goes."""

@@ -1,0 +1,59 @@
+"""Looks a host's name up without stopping the loop: DNS may take half a minute, or never answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any, Callable, List, Tuple
+
+from trainworks_launcher.supervise.loop import READ, Loop
+
+Found = List[Tuple[int, Any]]
+"""Address family and socket address, as ``socket.getaddrinfo`` gives them, in its order."""
+
+
+class Lookup:
+    """One look-up of a name, in a thread of its own."""
+
+    def __init__(self, loop: Loop, name: str, port: int, done: Callable[[Found, str], None]) -> None:
+        """Begin.
+
+        Args:
+            loop: The loop of the run.
+            name: A host's name or address.
+            port: The TCP port that the addresses get.
+            done: Called once in the loop with the addresses, or with none and the reason; not after ``cancel``.
+        """
+        self._loop = loop
+        self._done = done
+        self._found: Found = []
+        self._why = ""
+        self.running = True
+        self._reader, self._writer = os.pipe()
+        loop.watch(self._reader, READ, lambda _: self._answered())
+        thread = threading.Thread(target=self._look, args=(name, port), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no further thread may be started here: it is looked up in the loop
+            self._look(name, port)
+
+    def cancel(self) -> None:
+        """Forget the look-up; its thread ends when the resolver answers."""
+        if self.running:
+            self.running = False
+            self._loop.unwatch(self._reader)
+            os.close(self._reader)
+
+    def _look(self, name: str, port: int) -> None:
+        try:
+            rows = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            self._found = [(row[0], row[4]) for row in rows]
+        except (OSError, UnicodeError) as error:
+            self._why = f"cannot resolve the name {name}: {getattr(error, 'strerror', '') or error}"
+        os.close(self._writer)  # the reader's end becomes readable
+
+    def _answered(self) -> None:
+        if self.running:
+            self.cancel()
+            self._done(self._found, self._why)

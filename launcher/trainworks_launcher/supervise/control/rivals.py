@@ -1,0 +1,153 @@
+"""Two hosts that both lead: a leader that misses hosts asks them whether they lead, too.
+
+Where the index of a host is set by hand, or falls back to 0, two hosts wait for each other until the join limit. Each
+of them asks the hosts that it misses at its own control port. A host that leads answers, and with a job secret both
+prove that they know it. Then both jobs end, with the names of both.
+
+=======  =================================================================================
+message  fields
+=======  =================================================================================
+leads    host, job (its identity), nonce: the question
+leads    host, nonce, proof: the answer of a host that leads
+leads    proof: of the host that has asked
+=======  =================================================================================
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract.values import Json, mapping, text
+from trainworks_launcher.supervise.control import identity, proof
+from trainworks_launcher.supervise.control.connection import Attempt, Connection
+from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message, one_line
+from trainworks_launcher.supervise.control.resolve import Found, Lookup
+from trainworks_launcher.supervise.control.seal import LEADER, WORKER
+from trainworks_launcher.supervise.loop import Loop
+
+KIND = "leads"
+
+ASK_AFTER_SECONDS = 10.0
+"""From the beginning; most hosts of a job start within this time of each other."""
+
+_CONNECT_SECONDS = 5.0
+
+_MOST = 8
+"""Hosts that are asked: one rival is enough."""
+
+_MAY_DIFFER = "hosts"
+"""The part of an identity that two leaders of one job may have different: each names itself as the leader."""
+
+
+class Own(NamedTuple):
+    """What this leader says of itself: its name, its job's identity, the job's secret ("" for none)."""
+
+    host: str
+    job: Mapping[str, Json]
+    secret: str
+
+
+class Rivals:
+    """The search of one leader for another one, and its answer to one that asks."""
+
+    def __init__(self, loop: Loop, own: Own, found: Callable[[str, str], None]) -> None:
+        """Nothing is sent before ``ask``. found: gets the other leader's name and address, once."""
+        self._loop = loop
+        self._own = own
+        self._found = found
+        self._over = False
+        self._lookups: list[Lookup] = []
+        self._attempts: list[Attempt] = []
+        self._connections: list[Connection] = []
+        self._asked: dict[Connection, proof.Transcript] = {}
+
+    def ask(self, hosts: Sequence[str], port: int) -> None:
+        """Ask these hosts whether they lead this job, too."""
+        for host in hosts[:_MOST]:
+            self._lookups.append(Lookup(self._loop, host, port, self._resolved))
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._over = True
+        for lookup in self._lookups:
+            lookup.cancel()
+        for attempt in self._attempts:
+            attempt.cancel()
+        for connection in self._connections:
+            connection.close()
+
+    def heard(self, connection: Connection, message: Message) -> bool:
+        """Take what another host says that leads; False if it is not of this job. It may be any program."""
+        said = self._asked.get(connection)
+        if said is None:
+            return self._answer(connection, message)
+        if not proof.is_proof(self._own.secret, WORKER, said, message.get("proof")):
+            return False
+        self._is_rival(said.host, connection)
+        return True
+
+    # --------------------------------------------------------------------------------------------------------- asking
+    def _resolved(self, addresses: Found, _why: str) -> None:
+        for family, address in addresses[:1]:
+            if _is_here(family, address):
+                continue
+            self._attempts.append(Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected))
+
+    def _connected(self, opened: socket.socket | None, _why: str) -> None:
+        if opened is None or self._over:
+            return
+        try:
+            connection = Connection(self._loop, opened, self._told, lambda *_: None, STRANGERS_MESSAGE_LIMIT)
+        except OSError:
+            opened.close()
+            return
+        self._connections.append(connection)
+        nonce = proof.make_nonce()
+        said = proof.Transcript(identity.as_text(self._own.job), self._own.host, nonce, "")
+        self._asked[connection] = said
+        connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
+
+    def _told(self, connection: Connection, message: Message) -> None:
+        theirs = proof.read_nonce(message.get("nonce"))
+        said = self._asked[connection]._replace(leader_nonce=theirs)
+        if message.get("type") != KIND or not theirs:
+            connection.close()
+            return
+        if not proof.is_proof(self._own.secret, LEADER, said, message.get("proof")):
+            connection.close()
+            return
+        connection.send(KIND, proof=proof.make_proof(self._own.secret, WORKER, said))
+        self._is_rival(one_line(message.get("host"), 64), connection)
+
+    # ------------------------------------------------------------------------------------------------------- answering
+    def _answer(self, connection: Connection, message: Message) -> bool:
+        nonce = proof.read_nonce(message.get("nonce"))
+        job = mapping(message.get("job"))
+        different = identity.differences(self._own.job, job)
+        if not nonce or different not in ("", _MAY_DIFFER):
+            return False
+        if nonce in (said.worker_nonce for said in self._asked.values()):
+            connection.close()  # this host has asked itself, by another of its addresses
+            return True
+        host = one_line(text(message.get("host")), 64)
+        said = proof.Transcript(identity.as_text(job), host, nonce, proof.make_nonce())
+        self._asked[connection] = said
+        shown = proof.make_proof(self._own.secret, LEADER, said)
+        connection.send(KIND, host=self._own.host, nonce=said.leader_nonce, proof=shown)
+        return True
+
+    def _is_rival(self, host: str, connection: Connection) -> None:
+        if not self._over:
+            self._over = True
+            self._found(host, connection.address)
+
+
+def _is_here(family: int, address: Any) -> bool:
+    """Return whether an address is one of this host's own: the kernel binds no other one."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError:
+            return False
+    return True

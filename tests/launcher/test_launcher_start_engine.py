@@ -1,0 +1,138 @@
+"""Faults before the first step, on two hosts that are network namespaces: the job starts, or its log names the fault.
+
+Marked ``engine``; see test_launcher_engine for what is needed. Packets are dropped by iptables in the namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from launcher_network import Host, Network, as_host, call, need, network_of
+
+pytestmark = pytest.mark.engine
+
+CONTROL_PORT, STORE_PORT = 7780, 7777
+
+SCRIPT = """
+import os
+print(os.environ["SM_CURRENT_HOST"], "has started", flush=True)
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    need("iptables")
+    with network_of(2) as made:
+        yield made
+
+
+def drop(network: Network, host: str, *rule: str, target: str = "DROP", chain: str = "INPUT") -> None:
+    call(*network.inside(host, "iptables", "-A", chain, *rule, "-j", target))
+
+
+def train(network: Network, folder: Path, host: str, **variables: str) -> Host:
+    """``train -- train.py`` on one of two hosts."""
+    base = folder / host
+    base.mkdir()
+    told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **variables}
+    prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}")
+    return Host(base, "--", "train.py", variables=told, prefix=prefix)
+
+
+@contextlib.contextmanager
+def job(
+    network: Network, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None, hosts: Sequence[str] = ()
+) -> Iterator[list[Host]]:
+    (folder / "train.py").write_text(SCRIPT, encoding="ascii")
+    own = variables or {}
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(train(network, folder, host, **own.get(host, {}))) for host in hosts or network.hosts
+        ]
+
+
+def texts(hosts: Sequence[Host]) -> str:
+    return "\n".join(f"== {host.base.name}\n{host.text}" for host in hosts)
+
+
+def test_a_healthy_job_says_nothing_of_its_data_path(network: Network, tmp_path: Path) -> None:
+    with job(network, tmp_path) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+    for name, host in zip(network.hosts, hosts, strict=True):
+        assert f"{name} has started" in host.text
+        for word in ("data path", "warning", "store"):
+            assert word not in host.text, host.text
+
+
+@pytest.mark.parametrize("deaf", ["algo-1", "algo-2"])
+def test_a_firewall_with_two_open_ports_is_named(network: Network, tmp_path: Path, deaf: str) -> None:
+    """The commonest security group of a first cluster; in one direction only, too."""
+    for port in (CONTROL_PORT, STORE_PORT):
+        drop(network, deaf, "-p", "tcp", "--dport", str(port), target="ACCEPT")
+    drop(network, deaf, "-p", "tcp", "--syn")
+    other = next(host for host in network.hosts if host != deaf)
+    with job(network, tmp_path) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+    said = f"the data path to {deaf} does not work: {other} tried {network.address(deaf)} port "
+    for host in hosts if other == "algo-2" else hosts[:1]:
+        assert said in host.text, texts(hosts)
+        assert "no answer within 5 s" in host.text
+        assert "open all TCP ports between the hosts" in host.text
+
+
+def test_a_firewall_that_answers_no_is_named(network: Network, tmp_path: Path) -> None:
+    drop(network, "algo-1", "-p", "tcp", "--dport", str(CONTROL_PORT), target="ACCEPT")
+    call(*network.inside("algo-1", "iptables", "-A", "INPUT", "-p", "tcp", "--syn", "-j", "REJECT"))
+    with job(network, tmp_path) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+    assert "the data path to algo-1 does not work" in hosts[1].text
+    assert (
+        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port 7777" in hosts[1].text
+    )
+
+
+def test_large_packets_that_are_lost_are_named(network: Network, tmp_path: Path) -> None:
+    drop(network, "algo-2", "-p", "tcp", "-m", "length", "--length", "1000:65535")
+    with job(network, tmp_path) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+    assert "the connection opens, and 9,000 bytes do not arrive" in hosts[0].text, texts(hosts)
+    assert "lower the MTU of eth0" in hosts[0].text
+
+
+def test_a_port_of_the_store_that_is_taken_is_named(network: Network, tmp_path: Path) -> None:
+    taken = "import socket,sys;s=socket.create_server(('',7777));print('up',flush=True);sys.stdin.read()"
+    words = network.inside("algo-1", sys.executable, "-c", taken)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        with job(network, tmp_path) as hosts:
+            assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+        other.kill()
+    assert "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use" in hosts[0].text
+    assert "set MASTER_PORT to another port" in hosts[0].text
+
+
+def test_a_host_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
+    with job(network, tmp_path, hosts=["algo-1"]) as (leader,):
+        leader.read_until("still waiting for algo-2 after 20 s: nothing has come to port 7780 of algo-1")
+
+
+def test_a_leader_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
+    with job(network, tmp_path, hosts=["algo-2"]) as (worker,):
+        worker.read_until("not joined after 20 s: algo-1 (10.77.0.1) port 7780: ")
+        worker.read_until("check that the leader algo-1 is started")
+
+
+def test_two_leaders_end_with_the_names_of_both(network: Network, tmp_path: Path) -> None:
+    both = {host: {"TRAINWORKS_HOST": "algo-1"} for host in network.hosts}
+    with job(network, tmp_path, both) as hosts:
+        assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
+    for host in hosts:
+        assert host.failure.startswith("two hosts lead this job: algo-1, which is this host, and algo-1 (10.77.0."), (
+            host.failure
+        )
