@@ -182,7 +182,8 @@ class FakeLeader:
         (asked,) = Decoder().feed(receive(self.loop, opened))
         said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce())
         shown = proof.make_proof(self.secret, LEADERS, said)
-        challenge = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown, "protocol": PROTOCOL}
+        challenge: dict[str, Json] = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown}
+        challenge["protocol"] = PROTOCOL
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)
         return Peer(self.loop, opened, Seal(proof.make_key(self.secret, said), LEADERS))

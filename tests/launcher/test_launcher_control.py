@@ -49,7 +49,7 @@ from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Role, identity, proof
 from trainworks_launcher.supervise.control.leader import Leader
-from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, read_outcome, read_suspect
+from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, PROTOCOL, Decoder, read_outcome, read_suspect
 from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
 from trainworks_launcher.supervise.control.seal import WORKER as WORKERS
 from trainworks_launcher.supervise.control.seal import Seal
@@ -832,3 +832,54 @@ def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
         assert [launcher.wait() for launcher in made[:2]] == [66, 66]
     assert made[1].failure.startswith(f"lost host {THIRD}: ")
     assert time.monotonic() - made[0].started < TIME_OUT
+
+
+# ------------------------------------------------------------------------------------------- launchers of other versions
+def test_a_host_with_an_older_launcher_is_told_so_and_not_of_a_secret() -> None:
+    """An older launcher sends no number of the protocol."""
+    with leader_on_a_loop() as (loop, control, _, heard), socket.create_connection((LEADER, control.port)) as opened:
+        (message,) = Decoder().feed(encode([{"type": "join", "host": WORKER, "job": dict(JOB), "nonce": "c" * 64}]))
+        send(opened, encode([dict(message)]))
+        (answer,) = Decoder().feed(receive(loop, opened))
+    assert answer["type"] == "refused"
+    assert str(answer["reason"]).startswith("it runs another version of the launcher: use one image")
+    assert "it runs another version of the launcher" in "\n".join(heard.log)
+
+
+def test_a_worker_says_that_the_leader_has_an_older_launcher() -> None:
+    with contextlib.ExitStack() as stack:
+        fake = FakeLeader(stack)
+        opened = fake.accept(stack)
+        (asked,) = Decoder().feed(receive(fake.loop, opened))
+        assert asked["protocol"] == PROTOCOL
+        # As an older leader answers, whose proof covers something else.
+        send(opened, encode([{"type": "challenge", "nonce": "d" * 64, "proof": "e" * 64, "secret": False}]))
+        until(fake.loop, lambda: any("another version of the launcher" in line for line in fake.heard.log))
+    assert not any("JOB_SECRET" in line for line in fake.heard.log)
+
+
+def test_two_leaders_need_the_secret_to_end_each_other() -> None:
+    """A stranger who says that it leads, too, ends no job that has a secret."""
+    limits = Limits()
+    with leader_on_a_loop(SECRET, limits=limits) as (loop, control, role, heard):
+        with socket.create_connection((LEADER, control.port)) as opened:
+            nonce = proof.make_nonce()
+            send(opened, encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]))
+            (answer,) = Decoder().feed(receive(loop, opened))
+            assert answer["type"] == "leads"
+            said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
+            assert proof.is_proof(SECRET, LEADERS, said, answer["proof"])
+            send(opened, encode([{"type": "leads", "proof": proof.make_proof("guess", WORKERS, said)}]))
+            until(loop, lambda: any("dropped a connection" in line for line in heard.log))
+        assert role.phase == 0
+        assert not heard.outcomes
+        with socket.create_connection((LEADER, control.port)) as opened:
+            nonce = proof.make_nonce()
+            send(opened, encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]))
+            (answer,) = Decoder().feed(receive(loop, opened))
+            said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
+            send(opened, encode([{"type": "leads", "proof": proof.make_proof(SECRET, WORKERS, said)}]))
+            until(loop, lambda: heard.outcomes)
+    assert heard.outcomes[0].cause.startswith(
+        f"two hosts lead this job: {LEADER}, which is this host, and other (127.0"
+    )

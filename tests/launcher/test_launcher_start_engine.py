@@ -46,14 +46,19 @@ def train(network: Network, folder: Path, host: str, **variables: str) -> Host:
 
 @contextlib.contextmanager
 def job(
-    network: Network, folder: Path, variables: Mapping[str, Mapping[str, str]] | None = None, hosts: Sequence[str] = ()
+    network: Network,
+    folder: Path,
+    variables: Mapping[str, Mapping[str, str]] | None = None,
+    hosts: Sequence[str] = (),
+    script: str = SCRIPT,
 ) -> Iterator[list[Host]]:
-    (folder / "train.py").write_text(SCRIPT, encoding="ascii")
+    (folder / "train.py").write_text(script, encoding="ascii")
     own = variables or {}
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(train(network, folder, host, **own.get(host, {}))) for host in hosts or network.hosts
-        ]
+        started = [train(network, folder, host, **own.get(host, {})) for host in hosts or network.hosts]
+        for host in started:
+            stack.enter_context(host)
+        yield started
 
 
 def texts(hosts: Sequence[Host]) -> str:
@@ -136,3 +141,30 @@ def test_two_leaders_end_with_the_names_of_both(network: Network, tmp_path: Path
         assert host.failure.startswith("two hosts lead this job: algo-1, which is this host, and algo-1 (10.77.0."), (
             host.failure
         )
+
+
+SEARCHES = """
+import os, socket, sys, time
+def init_process_group():
+    while True:
+        with socket.socket() as opened:
+            opened.settimeout(3)
+            try:
+                opened.connect((os.environ["MASTER_ADDR"], 7791))
+            except OSError as error:
+                print("warning:", error, flush=True)
+if os.environ["SM_CURRENT_HOST"] == "algo-2":
+    init_process_group()
+time.sleep(1000)
+"""
+
+
+def test_ranks_that_do_not_find_each_other_are_named_after_a_minute(network: Network, tmp_path: Path) -> None:
+    """A port of the script's own is closed: torch would repeat its warning for half an hour."""
+    drop(network, "algo-1", "-p", "tcp", "--dport", "7791")
+    with job(network, tmp_path, script=SEARCHES) as (leader, _):
+        leader.read_until("60 s after the start the ranks have not found each other: ")
+        line = next(line for line in leader.text.splitlines() if "have not found each other" in line)
+    assert "algo-2 " in line
+    assert "connects to 10.77.0.1 port 7791, which does not answer" in line
+    assert "algo-1 is in" in line

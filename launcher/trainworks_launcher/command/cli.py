@@ -274,7 +274,8 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
-    from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.invocation import NOTHING_ASKED
+    from trainworks_launcher.given.patience import read_patiently
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
@@ -283,7 +284,11 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     from trainworks_launcher.supervise.supervisor import run_plan
     from trainworks_launcher.supervise.verdict import outcome_files
 
-    environment = read_environment(os.environ, asked) if asked else read_environment(os.environ)
+    try:
+        environment = read_patiently(os.environ, asked or NOTHING_ASKED, output.log)
+    except RefusalError as refusal:  # a file system that does not answer: there is no place for a report, either
+        output.log(str(refusal))
+        return refusal.status
     masker = Masker(environment.variables, environment.hyperparameters)
     known: Job | JobRefusedError | None = None
     try:

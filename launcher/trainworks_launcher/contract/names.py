@@ -279,6 +279,10 @@ HEARTBEAT_LIMIT_SECONDS = 12.0
 HANG_LIMIT_SECONDS = 600.0
 """torch's own watchdog of NCCL ends a job after as long, without a cause. Source: torch/distributed/constants.py."""
 
+START_LOOK_SECONDS = 60.0
+"""From the start of the program until the ranks are looked at that have not found each other. Ranks that import for
+longer are not at their rendezvous yet, and nothing is said of them."""
+
 HANG_FIRST_LOOK = 0.25
 """Share of HANG_LIMIT_SECONDS without output before the ranks are looked at; one that prints more often never is."""
 

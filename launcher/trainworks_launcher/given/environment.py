@@ -19,6 +19,7 @@ from typing import Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract import files, likeness, names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
+from trainworks_launcher.contract.looking import looking_at
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts, without_brackets
 from trainworks_launcher.given import drivers, entry, limits, places, platforms
@@ -190,7 +191,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = places.home_of(variables)
     temporary, said_of_temporary = places.temporary_of(variables)
-    results, refusals = _results(base, variables, platform, checkpoints)
+    with looking_at("the directory of the results", base):
+        results, refusals = _results(base, variables, platform, checkpoints)
     locale, said_of_locale = places.locale_of(variables)
     warnings = [line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line]
     warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
@@ -269,7 +271,8 @@ class _Documents:
         """Return one of the files; absent is empty (local use), anything else that fails is a problem."""
         path = Path(self.base, name)
         try:
-            value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
+            with looking_at("the configuration", str(path)):
+                value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
         except FileNotFoundError:
             return NOTHING
         except (OSError, ValueError) as error:
@@ -310,7 +313,8 @@ def _look_for_code(
     """Return the command line with its program where it was found, the code, and why the code cannot be used."""
     problems: list[Problem] = []
     if invocation.program:
-        words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
+        with looking_at("the code", str(Path.cwd())):
+            words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
         invocation = invocation._replace(program=words)
     elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
         # A command without code of its own: where the image starts programs.
@@ -319,7 +323,8 @@ def _look_for_code(
         location = entry.code_location(base, variables, reserved)
         if not _can_be_path(location):  # ``job`` reports the hyperparameter
             location = f"{base}/{names.CODE_DIRECTORY}"
-        code, problems = look_at_code(base, location, entry.program_name(variables, reserved))
+        with looking_at("the code", "" if "://" in location else location):
+            code, problems = look_at_code(base, location, entry.program_name(variables, reserved))
     if trainer.requirements:
         code = code._replace(requirements=trainer.requirements)
     return invocation, code, problems
@@ -332,16 +337,20 @@ def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -
     default = f"{documents.base}/{names.CHECKPOINTS}"
     if given and _can_be_path(given):
         return str(Path(given).absolute())
-    return default if Path(default).is_dir() else ""
+    with looking_at("the checkpoints", default):
+        return default if Path(default).is_dir() else ""
 
 
 def _newest_checkpoint(directory: str) -> str:
     """Return the newest complete checkpoint; the module is needed only where there may be one."""
-    if not directory or not Path(directory).is_dir():
+    if not directory:
         return ""
-    from trainworks_launcher.contract.checkpoints import newest_complete
+    with looking_at("the checkpoints", directory):
+        if not Path(directory).is_dir():
+            return ""
+        from trainworks_launcher.contract.checkpoints import newest_complete
 
-    return newest_complete(directory)
+        return newest_complete(directory)
 
 
 def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
@@ -462,7 +471,9 @@ def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
     try:
-        return parse_manifest(path.read_text(encoding="utf-8"), str(path)), []
+        with looking_at("the image's manifest", str(path)):
+            words = path.read_text(encoding="utf-8")
+        return parse_manifest(words, str(path)), []
     except FileNotFoundError:
         where = f"{names.IMAGE_MANIFEST_VARIABLE}={asked}"
         problems = [Problem("file not found", where, "unset it, or correct it")] if asked else []
@@ -592,7 +603,8 @@ def _probe(
     if len(hosts) > 1:
         from trainworks_launcher.given import routes
 
-        reaching, own_address, routed, own_route = routes.look_at_network(platform, own_name, interfaces)
+        with looking_at(f"the look-up of host names (DNS) for {', '.join(dict.fromkeys((hosts[0], own_name)))}"):
+            reaching, own_address, routed, own_route = routes.look_at_network(platform, own_name, interfaces)
     elif text(config.get("network_interface_name")) not in ("", *interfaces):
         from trainworks_launcher.given import routes
 

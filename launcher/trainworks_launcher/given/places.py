@@ -157,6 +157,20 @@ def keeps(path: str, table: str) -> bool:
     return mount.point != "/" or not (of_container or any(each.point == "/etc/hostname" for each in mounts))
 
 
+def kind_of_mount(path: str, table: str) -> str:
+    """Return the file system that a path is on by its words alone; ``""`` if the table does not say it.
+
+    No link is followed: the file system may not answer.
+
+    Args:
+        path: An absolute path.
+        table: The text of MOUNTS.
+    """
+    mounts = [_mount(line) for line in table.splitlines() if line.count(" ") > 7]
+    mount = _mount_of(path, mounts)
+    return mount.kind if mount is not None else ""
+
+
 def _mount(line: str) -> _Mount:
     before, _, after = line.partition(" - ")
     number, parent, _, root, point = (

@@ -105,7 +105,7 @@ class DataPath:
             for problem in _problems_of(self._own.place):
                 self._warn(problem)
             self._listen()
-        offer = {
+        offer: dict[str, Json] = {
             "address": self._own.place.address,
             "port": self._listeners[0].port if self._listeners else 0,
             "interface": self._own.place.interface,
@@ -192,7 +192,7 @@ class DataPath:
         return [each for each in dict.fromkeys(around) if each != host]
 
     def _share_with(self, host: str) -> None:
-        peers = [self._row(each, "data") for each in self._neighbours(host)]
+        peers: list[Json] = [self._row(each, "data") for each in self._neighbours(host)]
         if host != self._own.host and self._own.store is not None and len(self._listeners) > 1:
             peers.append({**self._row(self._own.host, "store"), "address": "", "port": self._own.store.port})
         if host == self._own.host:

@@ -61,6 +61,7 @@ class Rivals:
         self._attempts: list[Attempt] = []
         self._connections: list[Connection] = []
         self._asked: dict[Connection, proof.Transcript] = {}
+        self._nonces: set[str] = set()  # of this host's own questions
 
     def ask(self, hosts: Sequence[str], port: int) -> None:
         """Ask these hosts whether they lead this job, too."""
@@ -104,6 +105,7 @@ class Rivals:
             return
         self._connections.append(connection)
         nonce = proof.make_nonce()
+        self._nonces.add(nonce)
         said = proof.Transcript(identity.as_text(self._own.job), self._own.host, nonce, "")
         self._asked[connection] = said
         connection.send(KIND, host=self._own.host, job=dict(self._own.job), nonce=nonce)
@@ -124,10 +126,10 @@ class Rivals:
     def _answer(self, connection: Connection, message: Message) -> bool:
         nonce = proof.read_nonce(message.get("nonce"))
         job = mapping(message.get("job"))
-        different = identity.differences(self._own.job, job)
+        different = identity.differences(self._own.job, message.get("job"))
         if not nonce or different not in ("", _MAY_DIFFER):
             return False
-        if nonce in (said.worker_nonce for said in self._asked.values()):
+        if nonce in self._nonces:
             connection.close()  # this host has asked itself, by another of its addresses
             return True
         host = one_line(text(message.get("host")), 64)

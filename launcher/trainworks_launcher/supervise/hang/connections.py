@@ -29,7 +29,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
     """Return, for each TCP connection that one of the processes holds, its inode and the bytes sent and received."""
-    held = {inode for pid in pids for inode in _inodes(pid)}
+    held = {inode for pid in pids for inode in inodes_of(pid)}
     if not held:
         return {}
     found: dict[int, int] = {}
@@ -39,7 +39,8 @@ def bytes_of(pids: Iterable[int]) -> Mapping[int, int]:
     return found
 
 
-def _inodes(pid: int) -> Iterator[int]:
+def inodes_of(pid: int) -> Iterator[int]:
+    """Yield the inode of each socket that a process holds."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208  (names, not paths)
             with contextlib.suppress(OSError):

@@ -106,6 +106,10 @@ class Eyes:
         running = tuple(sorted(root.pid for root in roots))
         return Look(at, running, found, bytes_of(found), written_at(self._heartbeat), _wrote(roots, found))
 
+    def below(self, root: Root) -> tuple[int, ...]:
+        """Return the ids of a root and of all that descends from it."""
+        return tuple(_descendants(_all_stats(), [root.pid]))
+
     def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
         """Return what changes when the main thread of a process writes something, as ``Look.wrote``: a cheap look."""
         return _wrote(roots, tuple(_descendants(_all_stats(), [root.pid for root in roots])))

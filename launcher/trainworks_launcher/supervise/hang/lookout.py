@@ -23,6 +23,7 @@ from trainworks_launcher.supervise.outcome.outcome import Outcome
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.ranks import Ranks
+    from trainworks_launcher.supervise.hang.start import Start
     from trainworks_launcher.supervise.hang.watch import Watch
 
 MESSAGE = "hang"
@@ -68,6 +69,7 @@ class Lookout:
         self._role: Role | None = None
         self._started = 0.0
         self._watch: Watch | None = None
+        self._start: Start | None = None
 
     def begin(self, role: Role) -> None:
         """The job starts now: also on a host whose ranks another host starts."""
@@ -79,12 +81,17 @@ class Lookout:
         if self._plan.limits.hang:
             self._role = role
             self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
+            several = self._plan.processes > 1 or self._plan.control is not None
+            if several and self._plan.role != "worker":
+                self._loop.after(names.START_LOOK_SECONDS, self._look_at_start)
 
     def end(self) -> None:
         """The job ends, or is being stopped: look no more."""
         self._role = None
         if self._watch is not None:
             self._watch.end()
+        if self._start is not None:
+            self._start.end()
 
     @property
     def idle(self) -> float | None:
@@ -96,14 +103,23 @@ class Lookout:
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host says something about a hang; its limit may be shorter than ours."""
         self._look_now()
+        if self._start is not None:
+            self._start.told(host, message)
         if self._watch is not None:
             self._watch.told(host, message)
+
+    def _look_at_start(self) -> None:
+        """Ask every host whether its ranks have found each other; a job that ended before needs none of this."""
+        self._look_now()
+        if self._start is not None and self._role is not None:
+            self._start.ask()
 
     def _look_now(self) -> None:
         role = self._role
         if self._watch is not None or role is None:
             return
         from trainworks_launcher.supervise.hang.looking import Eyes, Root
+        from trainworks_launcher.supervise.hang.start import Start
         from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
 
         given = self._environment.variables
@@ -121,6 +137,7 @@ class Lookout:
             end=self._report,
             log=self._log,
             mask=self._mask,
+            searching=lambda: self._start is not None and self._start.searching,
         )
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
@@ -131,7 +148,9 @@ class Lookout:
             told.get("NCCL_RAS_ADDR", ""),
         )
         # Once more: a requirement of the job may have brought it.
-        self._watch = Watch(self._loop, Eyes(_py_spy_of(self._environment), file, *recorder), around)
+        eyes = Eyes(_py_spy_of(self._environment), file, *recorder)
+        self._watch = Watch(self._loop, eyes, around)
+        self._start = Start(self._loop, eyes, around)
         self._watch.begin(self._started)
 
     def _what_runs(self) -> list[tuple[int, int]]:

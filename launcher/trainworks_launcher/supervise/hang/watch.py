@@ -93,6 +93,7 @@ class Surroundings(NamedTuple):
         end: Ends the job.
         log: Prints a line.
         mask: Hides secrets in a text.
+        searching: Returns whether a rank of this host has not found the others yet: what it prints is not progress.
     """
 
     host: str
@@ -108,6 +109,7 @@ class Surroundings(NamedTuple):
     end: Callable[[Outcome], None]
     log: Callable[[str], None]
     mask: Callable[[str], str]
+    searching: Callable[[], bool] = lambda: False
 
 
 class Watch:
@@ -184,7 +186,7 @@ class Watch:
     def _tick(self) -> None:
         """Look, unless something was printed a short while ago."""
         roots, printed = self._around.roots(), self._around.printed()
-        if printed <= self._spoke_at:
+        if printed <= self._spoke_at or self._around.searching():
             self._look_or_wait()
             return
 
@@ -214,7 +216,8 @@ class Watch:
         roots, before, printed = self._around.roots(), self._before, self._around.printed()
 
         def looked(look: Look) -> None:
-            self._hear(printed, look.wrote, look)
+            if not self._around.searching():
+                self._hear(printed, look.wrote, look)
             self._looked(look)
 
         self._in_thread(lambda: self._eyes.look(roots, before), looked)
@@ -236,7 +239,7 @@ class Watch:
 
     def _looked(self, look: Look) -> None:
         if self._before is not None:
-            if sign_of_life(self._before, look, self._seen):
+            if not self._around.searching() and sign_of_life(self._before, look, self._seen):
                 self._pace.excuse(look.at - self._last_sign())
                 self._moved_at = look.at
             elif self._spoke_at <= self._before.at:
