@@ -782,6 +782,7 @@ def elastic_job(
         "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
         "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": str(heartbeat),
         "TRAINWORKS_CONTROL_PORT": str(port or free_port()),
+        "MASTER_PORT": str(free_port()),  # jobs of other tests run on this machine, too
     }
     script = "import signal; print('rank runs', flush=True); signal.pause()"
     with hosts(tmp_path, script, names=(LEADER, WORKER, THIRD), hyperparameters=asked, variables=variables) as made:
