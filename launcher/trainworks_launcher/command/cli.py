@@ -179,11 +179,12 @@ def _check(measures: bool) -> int:
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run
     from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.network import read_network
     from trainworks_launcher.job.placement import read_placement
     from trainworks_launcher.plan.asked import checks_of
 
-    environment = read_environment(os.environ)
+    environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
     network, _ = read_network(environment, placement)
     level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
@@ -209,10 +210,11 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
-    environment = read_environment(os.environ, asked)
+    environment = read_environment(take_variables(), asked)
     masker = Masker(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
@@ -275,6 +277,7 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
@@ -283,7 +286,8 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     from trainworks_launcher.supervise.supervisor import run_plan
     from trainworks_launcher.supervise.verdict import outcome_files
 
-    environment = read_environment(os.environ, asked) if asked else read_environment(os.environ)
+    variables = take_variables()
+    environment = read_environment(variables, asked) if asked else read_environment(variables)
     masker = Masker(environment.variables, environment.hyperparameters)
     known: Job | JobRefusedError | None = None
     try:

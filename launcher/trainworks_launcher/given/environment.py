@@ -21,7 +21,7 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts, without_brackets
-from trainworks_launcher.given import drivers, entry, limits, places, platforms
+from trainworks_launcher.given import drivers, entry, limits, places, platforms, secret
 from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.given.manifest import Manifest, parse_manifest
@@ -171,6 +171,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     reserved = split_reserved(hyperparameters)[1]
     hostname = os.uname().nodename
     platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
+    job_secret, of_secret = secret.read_secret(variables)
     program = Path(invocation.program[0]).name if invocation.program else ""
     given = platforms.Given(variables, platform_file, hostname, _read_text, _own_address, program)
     platform = platforms.describe(given)
@@ -214,7 +215,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         drivers=trainer,
         platform=platform,
         invocation=invocation,
-        job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
+        job_secret=job_secret,
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
@@ -224,7 +225,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         temporary=temporary,
         locale=locale,
         warnings=tuple(warnings),
-        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
+        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code, *of_secret),
     )
 
 
