@@ -234,7 +234,11 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``,
+``world``."""
+
+PLACE_VARIABLE = "TRAINWORKS_RANK"
+"""``RANK of WORLD_SIZE``: which rank of the plan a process belongs to, where the launcher's starter has started it."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.
