@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import Iterator, NamedTuple
 
 from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.job import idle
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_preflight.facts import Facts, InstanceFacts
 
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")
 SMP_MODE = "smdistributed.modelparallel"
-
-CUDA_COMPONENTS = frozenset(("cuda", "cudnn", "nccl"))
-"""Components of the image manifest of which an image for GPUs has at least one."""
 
 
 class Advice(NamedTuple):
@@ -72,7 +70,7 @@ def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
     if mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"
         yield Advice("idle GPUs", "switch torch_distributed on, unless the script uses them all by itself", why)
-    if instance.gpus and components and CUDA_COMPONENTS.isdisjoint(components):
+    if instance.gpus and components and idle.CUDA.isdisjoint(components):
         why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {kind} would be idle"
         yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")

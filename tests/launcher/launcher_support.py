@@ -105,7 +105,7 @@ def environment(
         hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
         resource_config=MappingProxyType(config),
         input_data_config=MappingProxyType({}),
-        manifest=manifest(open_mpi),
+        manifest=_for_its_devices(manifest(open_mpi), instance_type),
         devices=devices,
         code=Code("/opt/ml/code", entries=("run.sh", "tool", "train.py"), executable=("tool",)),
         hostname=host,
@@ -116,6 +116,13 @@ def environment(
         platform=platforms.describe(platforms.Given(variables or {}, config, host)),
     )
     return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def _for_its_devices(made: Manifest, instance_type: str) -> Manifest:
+    """An image with Neuron for hosts that have its cores."""
+    if "neuron" not in instance_type:
+        return made
+    return made._replace(components=MappingProxyType({**made.components, "neuron-runtime": "2.32"}))
 
 
 def plan(made: Environment, host: str = "") -> NodePlan:

@@ -256,8 +256,8 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
     [
         (TRAIN_JOB, {"PET_NODE_RANK": "2"}, "'2' is not a whole number from 0 to 1"),
         (TRAIN_JOB, {"PET_NPROC_PER_NODE": "cpu"}, "'cpu' is not a whole number of at least 1"),
-        (PYTORCH_JOB, {"PET_NNODES": "1:4"}, "may have from 1 to 4 hosts; let minReplicas and maxReplicas be the same"),
-        (ELASTIC, {"PET_MAX_RESTARTS": "3"}, "set TRAINWORKS_MAX_RESTARTS=3 instead of maxRestarts"),
+        (PYTORCH_JOB, {"PET_NNODES": "1:4"}, "let minReplicas and maxReplicas be the same"),
+        (ELASTIC, {"PET_MAX_RESTARTS": "3"}, "leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS=3"),
         (DSTACK, {"DSTACK_NODES_NUM": "3"}, "2 address(es) for 3 node(s)"),
         (MPI_JOB, {"K_MPI_JOB_ROLE": "worker"}, "a worker serves ssh, and the launcher pod starts the job"),
         (INDEXED, {"JOB_COMPLETION_INDEX": "2"}, "'2' is not a whole number from 0 to 1"),

@@ -835,7 +835,7 @@ def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
     assert time.monotonic() - made[0].started < TIME_OUT
 
 
-# ------------------------------------------------------------------------------------------- launchers of other versions
+# ---------------------------------------------------------------------------------------- launchers of other versions
 def test_a_host_with_an_older_launcher_is_told_so_and_not_of_a_secret() -> None:
     """An older launcher sends no number of the protocol."""
     with leader_on_a_loop() as (loop, control, _, heard), socket.create_connection((LEADER, control.port)) as opened:

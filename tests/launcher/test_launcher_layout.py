@@ -150,7 +150,7 @@ def test_host_specific_names_are_really_exported() -> None:
 
 HANDED_ON = (
     *("HOSTNAME_VARIABLE", "PYTHON_HOOKS_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE"),
-    *("RESUME_VARIABLE", "RESTARTS_VARIABLE"),
+    *("RESUME_VARIABLE", "RESTARTS_VARIABLE", "PLACE_VARIABLE"),
 )
 """Variables that only the launcher sets."""
 

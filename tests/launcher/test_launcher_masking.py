@@ -203,3 +203,73 @@ def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
     assert "S3cr" not in shown.to_json()
     assert "S3cr" not in to_table(shown, explain(shown, made.variables), 100)
     assert "epochs" in shown.env["SM_HPS"], "the rest is as it was"
+
+
+HIDDEN = [
+    # A connection string in a variable; what a traceback quotes of it. Sources: the makers' documentation of each.
+    ("AccountKey=c2VjcmV0a2V5MTIz+/==;EndpointSuffix=core.windows.net", "c2VjcmV0a2V5MTIz+/=="),
+    ("Endpoint=sb://h/;SharedAccessKeyName=Root;SharedAccessKey=abcDEF12345=", "abcDEF12345="),
+    ("Server=h;Uid=me;Pwd=Pa55word-x;Encrypt=yes", "Pa55word-x"),
+    ("Driver=x;UID=me;PWD=Pa55word-x", "Pa55word-x"),
+    ("Server=h;Password='Pa55;word x';Initial Catalog=db", "Pa55;word x"),
+    ('Server=h;Password="Pa55;word x";Initial Catalog=db', "Pa55;word x"),
+    ("Server=h;password=Pa55&wo;rd;Encrypt=yes", "Pa55&wo;rd"),
+    ("user=me&password=Pa55word-x&next=1", "Pa55word-x"),
+]
+
+
+@pytest.mark.parametrize(("value", "secret"), HIDDEN)
+def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(value: str, secret: str) -> None:
+    masker = Masker({"CONNECTION": value})
+    assert masker.text(f"ValueError: cannot log in with {secret}: bad") == f"ValueError: cannot log in with {MASK}: bad"
+    shown = masker.json(value)
+    assert secret not in f"{shown}"
+    assert f"{shown}".count("=") >= value.count("=") - secret.count("="), "the other pairs stay"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("post to https://hooks.slack.com/services/T0/B0/x1y2z3 failed", f"https://hooks.slack.com/services/{MASK} f"),
+        ("https://hooks.slack.com/triggers/E0/1/abc", f"https://hooks.slack.com/triggers/{MASK}"),
+        ("https://discord.com/api/webhooks/12/aB-c", f"https://discord.com/api/webhooks/{MASK}"),
+        ("https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4", f"webhook.office.com/webhookb2/{MASK}"),
+        ("not known before: AccountKey=Zm9vYmFy;x=1", f"AccountKey={MASK};x=1"),
+        ("Server=h;Pwd=abc;Encrypt=yes", f"Server=h;Pwd={MASK};Encrypt=yes"),
+        ("Command ['mysql', '--pass', 'hunter22'] failed", f"['mysql', '--pass', '{MASK}'] failed"),
+        ("ran: tool --pass=hunter22 --lr 0.1", f"tool --pass={MASK} --lr 0.1"),
+        ("ran: tool --pw hunter22 --lr 0.1", f"tool --pw {MASK} --lr 0.1"),
+        ("ran: tool --db-pass hunter22", f"--db-pass {MASK}"),
+        ("ran: tool --api-key hunter22 x", f"--api-key {MASK} x"),
+        ("ran: tool --password 'hunter 22' x", f"--password {MASK} x"),
+    ],
+)
+def test_secrets_in_a_text_that_no_variable_has(text: str, masked: str) -> None:
+    shown = Masker().text(text)
+    assert masked in shown
+    assert Masker().text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password_embedding=0.3;token_loss=1e-4",
+        "PWD=/home/me;OLDPWD=/work",
+        "num_pass=3 forward_pass=12 bypass=1 compass=2",
+        "--num-pass 3 --forward-pass fused --passes 2 --max-tokens 12",
+        "usage: train.py [-h] [--token TOKEN] [--api-key API_KEY]",
+        "loss=0.1;accuracy=0.9&x=1",
+        "sha256:" + "0a" * 32,
+        "see https://slack.com/help and https://discord.com/api/v10/channels/1",
+        "pwd: /opt/ml/code",
+    ],
+)
+def test_what_is_no_secret_stays_in_texts_and_hyperparameters(text: str) -> None:
+    assert Masker({"NOTE": text}).text(text) == text
+    assert Masker().json(text) == text
+
+
+def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
+    given = ("--pass", "x", "--pw=y", "--db-pass", "z", "--num-pass", "3", "--forward_pass=a", "--pw", "w")
+    masked = ("--pass", MASK, f"--pw={MASK}", "--db-pass", MASK, "--num-pass", "3", "--forward_pass=a", "--pw", MASK)
+    assert Masker().words(given) == masked

@@ -168,6 +168,52 @@ def test_with_a_secret_ray_wants_a_token_that_no_plan_shows() -> None:
     assert SECRET not in token + shown
 
 
+def with_ray(version: str, hosts: tuple[str, ...]) -> NodePlan:
+    made = environment(RAY, hosts=hosts)
+    known = made.manifest._replace(components={**made.manifest.components, "ray": version})
+    return plan(made._replace(job_secret=SECRET, manifest=known))
+
+
+@pytest.mark.parametrize("version", ["2.51.2", "2.40.0", "2.9.3", "1.13.0"])
+def test_a_ray_that_ignores_the_secret_is_refused_on_several_hosts(version: str) -> None:
+    with pytest.raises(RefusalError) as refused:
+        with_ray(version, ("algo-1", "algo-2"))
+    assert refused.value.status == 64
+    assert f"Ray {version} ignores TRAINWORKS_JOB_SECRET" in str(refused.value)
+    assert "use Ray 2.52.0 or later" in str(refused.value)
+    (warning,) = [line for line in with_ray(version, ("algo-1",)).warnings if "Ray" in line]
+    assert "also on one host" in warning
+
+
+@pytest.mark.parametrize("version", ["2.52.0", "2.52.1", "2.60.0", "3.0.0.dev0"])
+def test_a_ray_that_asks_for_the_token_is_taken(version: str) -> None:
+    for hosts in (("algo-1",), ("algo-1", "algo-2")):
+        assert not [line for line in with_ray(version, hosts).warnings if "Ray" in line]
+    (warning,) = [line for line in with_ray("", ("algo-1", "algo-2")).warnings if "Ray" in line]
+    assert "is not known" in warning
+
+
+def test_the_version_of_ray_is_that_of_the_python_that_runs_it(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    (library / "ray-2.40.0.dist-info").mkdir(parents=True)
+    (library / "ray-2.40.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.40.0\n")
+    (library / "ray").mkdir()
+    (library / "ray/__init__.py").touch()
+    programs = {
+        "ray": "exit 9",
+        "python": f'PYTHONPATH="{library}" exec {sys.executable} "$@"',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    image = write_manifest(tmp_path / "image.json", {name: str(tmp_path / name) for name in programs})
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_JOB_SECRET": SECRET}
+    config: dict[str, Json] = {"hosts": list(ADDRESSES), "current_host": ADDRESSES[0], "network_interface_name": "lo"}
+    write_inputs(tmp_path / "job", PROGRAM, RAY, config)
+    with Launcher(tmp_path / "job", variables={**variables, "TRAINWORKS_CONTROL_PORT": str(free_port())}) as launcher:
+        launcher.read_until("Ray 2.40.0 ignores TRAINWORKS_JOB_SECRET")
+
+
 @contextlib.contextmanager
 def job(tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variables: str) -> Iterator[list[Launcher]]:
     """Two launchers whose Ray is the stand-in. Its Python finds the library without a variable, as an image's does."""

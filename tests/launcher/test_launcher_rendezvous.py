@@ -179,7 +179,7 @@ def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: 
         ({**BY_RANK, "RANK": "2"}, "'2' is not a whole number from 0 to 1"),
         ({"WORLD_SIZE": "1", "RANK": "1"}, "'1' is not a whole number from 0 to 0"),
         ({**BY_NODE, "MASTER_ADDR": "localhost"}, "leads every host to itself"),
-        ({**of_host(TRAIN_JOB, 1), "PET_MASTER_ADDR": "localhost"}, "leads every pod to itself"),
+        ({**of_host(TRAIN_JOB, 1), "PET_MASTER_ADDR": "localhost"}, "leads every host to itself"),
         ({"PET_NPROC_PER_NODE": "4"}, "PET_NNODES"),
         ({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.1"}, "AWS_BATCH_JOB_NUM_NODES"),
         ({**VOLCANO, "VC_WORKER_NUM": "3"}, "2 host(s), and the task has 3"),
@@ -387,7 +387,7 @@ def test_num_nodes_is_read_beside_the_leaders_address() -> None:
 
 
 def test_a_world_that_is_taken_for_hosts_is_said() -> None:
-    read = described({"MASTER_ADDR": "m", "WORLD_SIZE": "16", "RANK": "0", "NPROC_PER_NODE": "8"})
+    read = described({"MASTER_ADDR": "m", "WORLD_SIZE": "16", "RANK": "0"})
     assert "WORLD_SIZE=16 is taken for the number of hosts" in read.why
     assert "is taken for" not in described({"MASTER_ADDR": "m", "NNODES": "2", "NODE_RANK": "0"}).why
 

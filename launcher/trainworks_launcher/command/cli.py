@@ -179,11 +179,12 @@ def _check(measures: bool) -> int:
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run
     from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.network import read_network
     from trainworks_launcher.job.placement import read_placement
     from trainworks_launcher.plan.asked import checks_of
 
-    environment = read_environment(os.environ)
+    environment = read_environment(take_variables())
     placement, _ = read_placement(environment, "")
     network, _ = read_network(environment, placement)
     level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
@@ -209,10 +210,11 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.job import make_job
     from trainworks_launcher.plan.modes import plan_host
 
-    environment = read_environment(os.environ, asked)
+    environment = read_environment(take_variables(), asked)
     masker = Masker(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
@@ -276,6 +278,7 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.invocation import NOTHING_ASKED
     from trainworks_launcher.given.patience import read_patiently
+    from trainworks_launcher.given.secret import take_variables
     from trainworks_launcher.job.job import Job, JobRefusedError, make_job
     from trainworks_launcher.plan.modes import plan_host
     from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
@@ -285,7 +288,7 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     from trainworks_launcher.supervise.verdict import outcome_files
 
     try:
-        environment = read_patiently(os.environ, asked or NOTHING_ASKED, output.log)
+        environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
     except RefusalError as refusal:  # a file system that does not answer: there is no place for a report, either
         output.log(str(refusal))
         return refusal.status

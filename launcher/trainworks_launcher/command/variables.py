@@ -38,6 +38,7 @@ SETTINGS = (
     Setting(names.CONTROL_PORT_VARIABLE, f"{names.CONTROL_PORT}", "port of the leader's control channel"),
     Setting(names.MASTER_PORT_VARIABLE, f"{names.MASTER_PORT}", "port of rank 0's store"),
     Setting(names.JOB_SECRET_VARIABLE, "none", "secret that the hosts prove to each other, the same on all"),
+    Setting(names.JOB_SECRET_FILE_VARIABLE, "mounted", f"file with it; {names.JOB_SECRET_FILE}, if there"),
     Setting(names.ARGUMENT_STYLE_VARIABLE, "value", "how hyperparameters become arguments: value, flag, json, ..."),
     Setting(names.ARGUMENT_ORDER_VARIABLE, "name", "the order of those arguments: by name, or as given"),
     Setting(names.STRICT_VARIABLE, "off", "refuse requirements that the image cannot fulfil as written"),

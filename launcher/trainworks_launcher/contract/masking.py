@@ -36,17 +36,28 @@ _WORDS = frozenset(
         "token",
     )
 )
-_LAST_WORDS = frozenset(("auth", "key", "keys"))  # "api_key" is a secret, "num_key_value_heads" is not
+_LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))  # "api_key" is a secret, "num_key_value_heads" is not
+_PASS = "pass"  # "db_pass" is a secret, "forward_pass" is not
+_BEFORE_PASS = frozenset(
+    (
+        *("backward", "data", "final", "first", "forward", "full", "last", "max", "min", "multi", "n", "num"),
+        *("one", "per", "render", "second", "single", "test", "third", "two"),
+    )
+)
+"""Words before ``pass`` that make it a turn over something: the only ones that are not somebody's or something's."""
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
-_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory
+_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory; in a connection string, a password
+_FRACTION = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?"
 _ASSIGNMENT = r"([A-Za-z_][A-Za-z0-9_.-]*)=.*"
 _KEY = re.compile(r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*")  # bounded: values may be long
-_ANY_VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{\[].*|[^\s,'"}\]]+"""
+_NEXT_PAIR = r"""(?=\s*(?:[A-Za-z][\w .-]{0,63}=|['"}\],]|\Z)|\s)"""
+_WITHOUT_QUOTES = rf"""(?:[^\s,'"}}\];&]|[;&](?!{_NEXT_PAIR}))+"""  # Pwd=x;Encrypt=yes, a=x&b=y: ends at ; and &
+_ANY_VALUE = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{{\[].*|{_WITHOUT_QUOTES}"""
 _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
@@ -57,17 +68,30 @@ def is_secret_name(name: str) -> bool:
     words = [word.lower() for word in _SPLIT.split(name) if word]
     if not words:
         return False
-    if words[-1] == "id" and len(words) > 1 and words[-2] in _BEFORE_IDENTIFIER:
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1] == "id" and before in _BEFORE_IDENTIFIER:
         return True
+    if words[-1] == _PASS:
+        return before not in _BEFORE_PASS
     return words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words)
 
 
 def is_secret(name: str, value: object) -> bool:
     """Return whether the value of a name is secret: as its name says, but ``key`` alone may be any key.
 
+    A fraction is a measurement where the name ends with another word, and ``PWD`` is a path except in a connection
+    string.
+
     >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543"), is_secret("api_key", "x")
     (False, True, True)
+    >>> is_secret("password_embedding", "0.3"), is_secret("PWD", "/work"), is_secret("PWD", "x")
+    (False, False, True)
     """
+    if name.upper() in _NOT_SECRET:
+        return isinstance(value, str) and bool(value) and not value.startswith("/")
+    last = [word.lower() for word in _SPLIT.split(name) if word][-1:]
+    if not _WORDS.union(_LAST_WORDS).intersection(last) and _FRACTION.fullmatch(str(value)):
+        return False
     if name.lower() in _LAST_WORDS_ALONE and isinstance(value, str):
         return bool(_RANDOM.fullmatch(value))
     return is_secret_name(name)
@@ -86,10 +110,24 @@ _TOKENS = re.compile(
     | \bsk-(?=[\w-]*\d)[\w-]{20,} | \bnvapi-[\w-]{20,} | \bAIza[\w-]{35}  # OpenAI and others, NVIDIA, Google
     | \bxox[abeoprs]-[\w-]{10,} | \bpypi-AgE[\w-]+  # Slack, PyPI
     | \beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?  # a JSON web token
+    | \bSharedAccessSignature=[^;\s'"]+  # Azure
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
     """,
     re.DOTALL | re.VERBOSE,
 )
+_WEBHOOK = re.compile(
+    r"\b(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/"
+    r"|(?:discord|discordapp)\.com/api/(?:v\d+/)?webhooks/|[\w.-]*webhook\.office\.com/webhookb2/)[^\s'\"<>,;)]+"
+)
+"""Addresses that are a secret themselves: who knows one may write."""
+
+_CONNECTION = re.compile(
+    rf"(\b(?:AccountKey|SharedAccessKey)\s*=\s*|;\s*(?:Password|Pwd)\s*=\s*(?!/)"
+    rf"|\b(?:Password|Pwd)\s*=\s*(?!/)(?=(?:'[^']*'|\"[^\"]*\"|[^\s;'\"]+);))({_ANY_VALUE})",
+    re.IGNORECASE,
+)
+"""Secrets in connection strings (Azure, ODBC, ADO.NET): pairs that ``;`` divides."""
+
 _MARKED = re.compile(
     r"(\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Basic|Bearer|token)\s+|\bBearer\s+(?=\S*\d)"
     r"|\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|[?&](?:Signature|AWSAccessKeyId|sig|token|access_token)="
@@ -105,7 +143,31 @@ def mask_tokens(text: str) -> str:
     >>> mask_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
     '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
     """
-    return _TOKENS.sub(MASK, _MARKED.sub(rf"\g<1>{MASK}", text))
+    for marked in (_WEBHOOK, _CONNECTION, _MARKED):
+        text = marked.sub(rf"\g<1>{MASK}", text)
+    return _TOKENS.sub(MASK, text)
+
+
+_OPTION_IN_TEXT = re.compile(
+    r"(?<![\w-])(--?([A-Za-z][\w.-]{0,63})(?:=|[ \t]+|['\"],\s*['\"])(?!-))('[^']*'|\"[^\"]*\"|[^\s'\",\])]+)"
+)
+
+
+def mask_options(text: str) -> str:
+    """Return a text without the values of options that are secrets by their names, as a command line in an error has.
+
+    A value that is its option's name in capitals is argparse's own stand-in for one.
+
+    >>> mask_options("Command ['mysql', '--pass', 'hunter2', '--db=x'] failed; usage: [--token TOKEN]")
+    "Command ['mysql', '--pass', '******', '--db=x'] failed; usage: [--token TOKEN]"
+    """
+    return _OPTION_IN_TEXT.sub(_without_value, text) if "-" in text else text
+
+
+def _without_value(option: re.Match[str]) -> str:
+    name, value = option[2], option[3].strip("'\"")
+    is_usage = value == value.upper() and value.replace("_", "-") == name.upper().replace("_", "-")
+    return option[0] if is_usage or not is_secret(name, value) else f"{option[1]}{MASK}"
 
 
 class Masker:
@@ -127,7 +189,7 @@ class Masker:
         """Return a text without known secret values, credentials in URLs and tokens of well-known forms."""
         if self._values is not None:
             text = self._values.sub(MASK, text)
-        return mask_tokens(mask_urls(text))
+        return mask_options(mask_tokens(mask_urls(text)))
 
     def value(self, name: str, value: str) -> str:
         """Mask the value of a name: all of it if the name is that of a secret, else the secrets in it.
@@ -172,7 +234,7 @@ class Masker:
         shown: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
-            value = self._value_of_pair.match(text, key.end()) if is_secret_name(key.group(1)) else None
+            value = self._value_of_pair.match(text, key.end()) if _may_be_secret(key.group(1)) else None
             if value and key.start() >= done and is_secret(key.group(1), value.group().strip("'\"")):
                 shown += [text[done : key.end()], MASK]
                 done = value.end()
@@ -206,6 +268,10 @@ class Masker:
         return tuple(masked)
 
 
+def _may_be_secret(name: str) -> bool:
+    return name in _NOT_SECRET or is_secret_name(name)
+
+
 def _forms(value: str) -> tuple[str, ...]:
     """Return a value as it is, inside a JSON text, and inside Python's own text of a list."""
     return value, json.dumps(value)[1:-1], repr(value)[1:-1]
@@ -231,5 +297,5 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
             found.update(
                 pair[2].strip("'\"") for pair in _PAIR.finditer(value) if is_secret(pair[1], pair[2].strip("'\""))
             )
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret_name(name):
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret(name, value):
         found.add(str(value))

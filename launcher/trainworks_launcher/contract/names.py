@@ -183,7 +183,14 @@ processes; default on."""
 
 JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
 """A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they know it when
-they join. Removed from the environment of everything that is started. Default: none, hosts join without a proof."""
+they join. Removed from the environment of everything that is started. Default: the content of JOB_SECRET_FILE."""
+
+JOB_SECRET_FILE_VARIABLE = "TRAINWORKS_JOB_SECRET_FILE"
+"""Path of a file with the secret, where JOB_SECRET_VARIABLE is not set; default JOB_SECRET_FILE, if it exists."""
+
+JOB_SECRET_FILE = "/run/secrets/trainworks-job-secret"
+"""Where Docker's and Podman's secrets are mounted by their names, and where a Kubernetes Secret can be. Without it and
+the variables, hosts join without a proof."""
 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
 """How often failed ranks are started again, by torchrun or on all hosts; also the hyperparameter MAX_RESTARTS. Default
@@ -227,7 +234,11 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``end``, ``ray``,
+``world``."""
+
+PLACE_VARIABLE = "TRAINWORKS_RANK"
+"""``RANK of WORLD_SIZE``: which rank of the plan a process belongs to, where the launcher's starter has started it."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: the ranks' environment and socket.

@@ -100,7 +100,15 @@ _ROWS = (
         minimum=("torch", "1.13"),
         packages=_TORCH,
     ),
-    Mode("ray", "ray", names.RAY_ENABLED, one_per_host=True, trainium=True, programs=("ray", "python")),
+    Mode(
+        "ray",
+        "ray",
+        names.RAY_ENABLED,
+        one_per_host=True,
+        trainium=True,
+        programs=("ray", "python"),
+        packages=("ray",),
+    ),
     Mode(
         "pytorchxla",
         "pytorchxla",

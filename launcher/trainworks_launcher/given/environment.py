@@ -22,7 +22,7 @@ from trainworks_launcher.contract.hyperparameters import decode_values, split_re
 from trainworks_launcher.contract.looking import looking_at
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts, without_brackets
-from trainworks_launcher.given import drivers, entry, limits, places, platforms
+from trainworks_launcher.given import drivers, entry, limits, places, platforms, secret, several
 from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.given.manifest import Manifest, parse_manifest
@@ -39,7 +39,6 @@ PROGRAMS = (
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
 _PROBE_SECONDS = 20.0
-_DIGITS = 6  # of a number of hosts
 _SHOWN = 3
 
 
@@ -180,6 +179,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     reserved = split_reserved(hyperparameters)[1]
     hostname = os.uname().nodename
     platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
+    job_secret, of_secret = secret.read_secret(variables)
     program = Path(invocation.program[0]).name if invocation.program else ""
     given = platforms.Given(variables, platform_file, hostname, _read_text, _own_address, program)
     platform = platforms.describe(given)
@@ -195,7 +195,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         results, refusals = _results(base, variables, platform, checkpoints)
     locale, said_of_locale = places.locale_of(variables)
     warnings = [line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line]
-    warnings += [*_misspelt(variables), *_more_hosts(variables, platform)]
+    warnings += [*_misspelt(variables), *_more_hosts(variables, platform), *platform.warnings]
     has_pmi = any(name.startswith(("PMI_", "PMIX_")) for name in variables)
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not has_pmi:
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
@@ -224,7 +224,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         drivers=trainer,
         platform=platform,
         invocation=invocation,
-        job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
+        job_secret=job_secret,
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
@@ -234,7 +234,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         temporary=temporary,
         locale=locale,
         warnings=tuple(warnings),
-        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
+        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code, *of_secret),
     )
 
 
@@ -376,31 +376,22 @@ def _misspelt(variables: Mapping[str, str]) -> list[str]:
     return [line.format(name, near) for name, near in meant if near]
 
 
-_HOST = "(?:NODE|HOST|WORKER|REPLICA|INSTANCE|MACHINE)"
-_COUNT = re.compile(
-    rf"(?:.*_)?(?:(?:N|NUM|NUMBER|TOTAL|COUNT)_?(?:OF_)?{_HOST}S?|{_HOST}S?_(?:N|NUM|NUMBER|COUNT|TOTAL))"
-)
-_INDEX = re.compile(rf"(?:.*_)?(?:{_HOST}|ALLOC)_(?:RANK|INDEX)")
-_NO_COUNT = re.compile(r"(SM|TRAINWORKS|OMPI)_.*|(.*(DATA|LOAD|CPU).*_)?(N|NUM|NUMBER_OF)_?WORKERS")
-"""What the launcher itself exports, and workers of a data loader."""
-
-
 def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -> list[str]:
     """Return a line about variables by which an unknown scheduler may mean several hosts, where one is planned.
 
     A person who has named the hosts, or started a job of one process among others, needs none.
     """
-    several = len(texts(platform.resource_config.get("hosts"))) > 1 or platform.ranks_elsewhere or platform.served
-    if several or platform.problems or platform.platform in ("hosts", "sagemaker", "hyperpod"):
+    is_several = len(texts(platform.resource_config.get("hosts"))) > 1 or platform.ranks_elsewhere or platform.served
+    if is_several or platform.problems or platform.platform in ("hosts", "sagemaker", "hyperpod"):
         return []
-    found = [
-        f"{name}={value}"
-        for name, value in sorted(variables.items())
-        if value.isdecimal() and len(value) < _DIGITS and not _NO_COUNT.fullmatch(name)
-        if (int(value) > 1 and _COUNT.fullmatch(name)) or (int(value) > 0 and _INDEX.fullmatch(name))
-    ]
+    found = [*several.hints(variables), *(f"{name} is set" for name in _SAYS_NOTHING if name in variables)]
     advice = f"if it has more, set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on each of them"
     return [f"{', '.join(found[:_SHOWN])}: this host is planned as a job of its own; {advice}"] if found else []
+
+
+_SAYS_NOTHING = ("DET_TASK_TYPE", "MODAL_TASK_ID")
+"""Variables of schedulers that tell a job's other hosts by a library alone: Determined (determined.get_cluster_info),
+Modal (modal.experimental.get_cluster_info)."""
 
 
 def _results(

@@ -13,6 +13,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.job import idle, starters
 from trainworks_launcher.job.elsewhere import environment_of
 from trainworks_launcher.job.network import Network, read_network
 from trainworks_launcher.job.placement import Placement, read_placement
@@ -42,7 +43,13 @@ class Job(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Lines to print before the start."""
-        return (*self.environment.warnings, *self.program.warnings, *self.placement.warnings, *self.network.warnings)
+        return (
+            *self.environment.warnings,
+            *self.program.warnings,
+            *self.placement.warnings,
+            *self.network.warnings,
+            *idle.warnings(self.environment, self.program, self.placement),
+        )
 
 
 class JobRefusedError(RefusalError):
@@ -79,6 +86,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
         *program_problems,
         *placement_problems,
         *network_problems,
+        *starters.check(environment, program, placement),
         *_check_settings(environment),
     ]
     if problems:
@@ -97,7 +105,7 @@ def _check_settings(environment: Environment) -> list[Problem]:
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
         what = f"a secret of {len(secret)} characters can be guessed"
         advice = f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand -hex 32"
-        reader.refuse(what, f"variable {names.JOB_SECRET_VARIABLE}", advice)
+        reader.refuse(what, f"variable {names.JOB_SECRET_VARIABLE}, or its file", advice)
     return reader.problems
 
 

@@ -388,6 +388,9 @@ def _slots(
         gpus, neuron_cores = accelerators(environment, kind)
         if not mode.one_per_host:
             reader.warnings += _uncounted(environment, kind)
+        if neuron_cores and mode.name == ELASTIC and _lacks_neuron(environment):
+            advice = "use an image for Neuron, or an instance type with GPUs or CPUs alone"
+            reader.refuse(f"{kind} has Neuron cores, and the image has no Neuron", f"instance type {kind}", advice)
         if neuron_cores and not mode.trainium:
             advice = "use torch_distributed"
             reader.refuse(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice)
@@ -410,6 +413,12 @@ def _slots(
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
     return tuple(counts[type_of[host]] for host in hosts), why
+
+
+def _lacks_neuron(environment: Environment) -> bool:
+    """Return whether an image whose parts are known has none of Neuron's; a foreign image's are not known."""
+    components = environment.manifest.components
+    return bool(environment.manifest.document) and not any("neuron" in name for name in components)
 
 
 def accelerators(environment: Environment, kind: str) -> tuple[int, int]:

@@ -31,6 +31,7 @@ _RUNTIME_DIRECTORY = (
 )
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
+_PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
 _PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")  # places.RESULTS
 _SOCKET = "ranks"  # ranks.SOCKET
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
         return 66
-    environment: Mapping[str, str] = {**os.environ, **restarted()}
+    environment: Mapping[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
     place = os.curdir
     try:
         if keep is not None:
@@ -79,6 +80,7 @@ def main(arguments: list[str]) -> int:
             environment = {
                 **host["env"],
                 **{name: value for name, value in os.environ.items() if name.startswith(_FROM_MPIRUN) or name in keep},
+                **place_in_the_plan(),
                 _RUNTIME_DIRECTORY: directory,
             }
             place = host["cwd"]
@@ -152,6 +154,12 @@ def restarted() -> Mapping[str, str]:
 
         found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
     return {name: value for name, value in found.items() if value}
+
+
+def place_in_the_plan() -> Mapping[str, str]:
+    """Return the variable by which each Python below this rank can tell whether another starter has started it."""
+    rank, world = _number(_RANK), _number((*_SIZE, "WORLD_SIZE"))
+    return {_PLACE: f"{rank} of {world}"} if rank >= 0 and world > 0 else {}
 
 
 def _starts_before() -> int:

@@ -19,6 +19,7 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
         "ray": plan.mode == "ray",
+        "world": plan.ranks_by in ("mpirun", "torchrun"),
     }
     hooks = [name for name, wanted in asked.items() if wanted]
     path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")

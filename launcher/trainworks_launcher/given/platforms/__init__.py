@@ -17,7 +17,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
-from trainworks_launcher.contract.values import NOTHING, Json
+from trainworks_launcher.contract.values import NOTHING, Json, texts, without_brackets
+from trainworks_launcher.given import several
 
 
 class Platform(NamedTuple):
@@ -26,7 +27,8 @@ class Platform(NamedTuple):
     Attributes:
         name: Name of its file, as ``train --plan`` shows it.
         marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
-            for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for that program.
+            for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for that program, A_KIND for what
+            ``several`` recognises.
         stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.
@@ -51,6 +53,9 @@ class Platform(NamedTuple):
 
 HYPERPOD_AGENT = "hyperpodrun"
 """Program of the command line that is told its ranks by the HyperPod training operator."""
+
+A_KIND = "(a count with an index, or a list of hosts)"
+"""Mark of a scheduler that is recognised by the kind of its variables."""
 
 _KUBERNETES = 30.0
 """Default of terminationGracePeriodSeconds."""
@@ -113,6 +118,7 @@ _ROWS = (
     ),
     # Most of these hosts are Kubernetes' pods.
     Platform("environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), _KUBERNETES),
+    Platform("flux", ("FLUX_JOB_NNODES", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"), job=("FLUX_JOB_ID",)),
     Platform(
         "lsf",
         ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
@@ -126,7 +132,6 @@ _ROWS = (
         "counted",
         (
             "NHOSTS",
-            "FLUX_JOB_NNODES",
             "COBALT_JOBSIZE",
             "_CONDOR_NPROCS",
             "BEAKER_REPLICA_COUNT",
@@ -145,6 +150,7 @@ _ROWS = (
         ),
         in_rows=True,
     ),
+    Platform("several", (A_KIND,), in_rows=True),
     Platform("indexed_job", (names.INDEX_VARIABLE,), _KUBERNETES, in_rows=True),
 )
 PLATFORMS: Mapping[str, Platform] = MappingProxyType({row.name: row for row in _ROWS})
@@ -153,7 +159,10 @@ schedulers, each before those that it is built on, and at the end those that do 
 
 
 _OTHER_MARKS = MappingProxyType(
-    {names.RESOURCE_CONFIG_FILE: "there is a resource config", HYPERPOD_AGENT: f"the program is {HYPERPOD_AGENT}"}
+    {
+        names.RESOURCE_CONFIG_FILE: "there is a resource config",
+        HYPERPOD_AGENT: f"the program is {HYPERPOD_AGENT}",
+    }
 )
 """Mark that is no variable -> how it says the platform."""
 
@@ -178,6 +187,16 @@ class Given(NamedTuple):
     read: Callable[[str], str] = lambda _: ""
     address: Callable[[], str] = lambda: ""
     program: str = ""
+
+    @property
+    def pairs(self) -> tuple[several.Pair, ...]:
+        """Variables that say, by their kind, that this process is one of several."""
+        return several.pairs(self.variables)
+
+    @property
+    def lists(self) -> tuple[several.Listed, ...]:
+        """Variables that name, by their kind, several hosts."""
+        return several.lists(self.variables, self.read)
 
 
 class Tasks(NamedTuple):
@@ -221,6 +240,7 @@ class Description(NamedTuple):
         kept: Variables of the rendezvous that the launcher leaves as they are.
         ranks_elsewhere: Why this process is one of several that another program has started; ``""``: it is not.
         job_id: The scheduler's name of the job, for the directory of its results; ``""`` if there is none.
+        warnings: Lines to print before the start.
         problems: What is missing or wrong.
     """
 
@@ -244,6 +264,7 @@ class Description(NamedTuple):
     kept: tuple[str, ...] = ()
     ranks_elsewhere: str = ""
     job_id: str = ""
+    warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
@@ -272,6 +293,8 @@ def _present(mark: str, given: Given) -> tuple[str, ...]:
         return (mark,) if given.resource_config else ()
     if mark == HYPERPOD_AGENT:
         return (mark,) if given.program == mark else ()
+    if mark == A_KIND:
+        return tuple(pair.names[0] for pair in given.pairs) + tuple(listed.name for listed in given.lists)
     if "*" in mark:
         return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
     return (mark,) if mark in given.variables else ()
@@ -291,12 +314,79 @@ def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Descripti
     why = _OTHER_MARKS.get(mark, f"{mark} is set{empty}")
     for other, also in others:
         why += f"; {also} would mean {other.name}, which comes later in the order"
-    module = import_module(f"{__name__}.{'rows' if row.in_rows else row.name}")
-    read: Callable[[Given], Description] = module.ROWS[row.name] if row.in_rows else module.describe
-    made = read(given)
+    made = _read(given, row)
     why += "" if made.why == NONE.why else f"; {made.why}"
+    if not made.problems:
+        made = made._replace(problems=_check_addresses(given, made) or _check_counts(given, row, made, others))
     restarts = row.restarts(given.variables)
     return made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+
+
+def _read(given: Given, row: Platform) -> Description:
+    module = import_module(f"{__name__}.{'rows' if row.in_rows else row.name}")
+    read: Callable[[Given], Description] = module.ROWS[row.name] if row.in_rows else module.describe
+    return read(given)
+
+
+def _check_addresses(given: Given, made: Description) -> tuple[Problem, ...]:
+    """Return what is wrong with the leader's address of a job with several hosts, whoever has set it."""
+    from trainworks_launcher.given.platforms import common  # a recognised platform has loaded it
+
+    count = _count_of(made)
+    if count < 2:
+        return ()
+    kept = without_brackets(given.variables.get("MASTER_ADDR", "")) if "MASTER_ADDR" in made.kept else ""
+    for address, where in ((made.leader_address, made.where), (kept, "MASTER_ADDR")):
+        what = common.why_no_leader(address, count) if address else ""
+        if what:
+            return (Problem(what, f"variable {where}", "give the name or address of the first host alone"),)
+    return ()
+
+
+_DECIDES_ALONE = ("hosts", "sagemaker", "hyperpod", "mpirun", "ranks")
+"""Platforms whose word is not compared: a person's, the platform's own file, and a program that has started each
+process itself."""
+
+_COUNTERS = ("counted", "flux", "lsf", "oar", "pbs", "several")
+"""Platforms that refuse exactly where a job has several hosts."""
+
+
+def _check_counts(
+    given: Given, row: Platform, made: Description, others: Sequence[tuple[Platform, str]]
+) -> tuple[Problem, ...]:
+    """Return a problem where the platform that counts says one host, and another one that is recognised says more."""
+    alone = _count_of(made) == 1 and made.tasks is None and not made.ranks_elsewhere and not made.served
+    if not alone or row.name in _DECIDES_ALONE:
+        return ()
+    for other, mark in others:
+        if other.name == "several" and _is_own(mark, row):
+            continue
+        said = _read(given, other)
+        count = _count_of(said)
+        if other.name == "environment" and said.where == "WORLD_SIZE" and count == made.processes_per_host:
+            continue  # it counts the processes of this one host
+        more = count > 1 or (bool(said.problems) and other.name in _COUNTERS)
+        if not more:
+            continue
+        told = f"{count} hosts" if count > 1 else "more than one"
+        what = f"{row.name} says that the job has one host ({made.where}), and {other.name} {told} ({mark})"
+        advice = (
+            f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+        )
+        if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in given.variables:
+            advice = "leave elasticPolicy out, or give it as many replicas as the job has pods"
+        return (Problem(what, f"{made.where}, {said.where}", advice),)
+    return ()
+
+
+def _count_of(made: Description) -> int:
+    return max(1, len(texts(made.resource_config.get("hosts"))))
+
+
+def _is_own(name: str, row: Platform) -> bool:
+    """Return whether a variable is one more of a platform's own: SLURM_NNODES beside SLURM_STEP_NUM_NODES."""
+    vendors = {mark.partition("_")[0] for mark in row.marks if "_" in mark}
+    return row.name not in ("counted", "environment") and name.lstrip("_").partition("_")[0] in vendors
 
 
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:

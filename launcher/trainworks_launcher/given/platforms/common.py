@@ -11,6 +11,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.values import Json, without_brackets
 from trainworks_launcher.given.platforms import Description, Given
+from trainworks_launcher.given.several import is_host_name
 
 _SHOWN = 16
 """Hosts of a list in a message."""
@@ -39,15 +40,11 @@ class Reader:
         self._advice = advice
 
     def address(self, name: str) -> str:
-        """Return the leader's address, of a job with several hosts; one by which each host reaches itself is wrong.
-
-        So is one with a scheme or a port, which no host would ever reach.
-        """
+        """Return the leader's address, of a job with several hosts; what ``why_no_leader`` tells is wrong."""
         value = without_brackets(self.text(name))
-        if is_loopback(value):
-            self.refuse(f"{value!r} leads every host to itself, and the job has several", name)
-        elif "/" in value or re.fullmatch(r"[^:]*:\d+", value):
-            self.refuse(f"{value!r} is not the name or address of a host alone", name)
+        why = why_no_leader(value) if value else ""
+        if why:
+            self.refuse(why, name, advice="give the name or address of the first host alone")
         return value
 
     def text(self, *named: str) -> str:
@@ -89,10 +86,10 @@ class Reader:
         self.refuse(f"{shown!r} is not a whole number {possible}{enough}", name)
         return least
 
-    def refuse(self, what: str, *named: str) -> None:
-        """Note what is wrong with variables."""
+    def refuse(self, what: str, *named: str, advice: str = "") -> None:
+        """Note what is wrong with variables. advice: the one that applies; default: the platform's."""
         where = f"variable{'' if len(named) == 1 else 's'} {', '.join(named)}"
-        self.wrong.append(Problem(what, where, self._advice))
+        self.wrong.append(Problem(what, where, advice or self._advice))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -127,6 +124,18 @@ def given_rendezvous(variables: Mapping[str, str]) -> tuple[str, ...]:
 def is_loopback(address: str) -> bool:
     """Return whether a name or an address is that of the host which uses it."""
     return address in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
+
+
+def why_no_leader(address: str, count: int = 0) -> str:
+    """Return why an address cannot be the leader's of several hosts; ``""`` if it can. count: of hosts, if known.
+
+    One with a scheme, a port or an unexpanded variable is reached by no host.
+    """
+    if is_loopback(address):
+        return f"{address!r} leads every host to itself, and the job has {count or 'several'}"
+    if not is_host_name(address):
+        return f"{address!r} is not the name or address of a host alone"
+    return ""
 
 
 def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:

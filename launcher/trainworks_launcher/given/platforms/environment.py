@@ -14,7 +14,14 @@ from types import MappingProxyType
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.given.platforms import NONE, Description, Given
-from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous, is_loopback, numbered
+from trainworks_launcher.given.platforms.common import (
+    Reader,
+    config_of,
+    given_rendezvous,
+    is_loopback,
+    numbered,
+    numbers,
+)
 
 _ADVICE = (
     "set MASTER_ADDR, NNODES and NODE_RANK on every host (or MASTER_ADDR, WORLD_SIZE and RANK, which count hosts then),"
@@ -23,6 +30,9 @@ _ADVICE = (
 
 _SAID_OF_HOSTS = MappingProxyType({"mpirun": ("WORLD_SIZE", "RANK"), "ranks": ("WORLD_SIZE", "RANK")})
 """They count hosts: a rank of mpirun that reads them would take itself for another."""
+
+_PER_HOST = ("NPROC_PER_NODE", "PROCESSES_PER_NODE", "PROCS_PER_NODE", "GPUS_PER_NODE", "NUM_GPUS_PER_NODE")
+"""Variables with the processes of each host, as manifests call them: beside them WORLD_SIZE mostly counts processes."""
 
 
 def describe(given: Given) -> Description:
@@ -39,7 +49,15 @@ def describe(given: Given) -> Description:
             return Description(where="MASTER_ADDR", kept=kept)
         if world not in ("", "1"):
             elsewhere = f"WORLD_SIZE={world} with MASTER_ADDR={variables['MASTER_ADDR']}"
-            return Description(where=where, kept=kept, ranks_elsewhere=elsewhere)
+            waits = f"{elsewhere}: a script that reads them waits for the other processes on this host"
+            return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, warnings=(waits,))
+    per_host = next(filter(None, map(reader.optional, _PER_HOST)), "")
+    if where == "WORLD_SIZE" and numbers(per_host) > 1 and numbers(world) and numbers(world) % numbers(per_host) == 0:
+        hosts = numbers(world) // numbers(per_host)
+        what = f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or hosts"
+        advice = f"set NNODES to the number of hosts ({hosts}, or {world}) and NODE_RANK to this one's, from 0"
+        reader.refuse(what, "WORLD_SIZE", advice=advice)
+        return Description(problems=reader.problems)
     count = reader.whole(where, least=1)
     if where == nodes and rank and (world not in ("", "1", str(count)) or node_rank not in ("", rank)):
         elsewhere = f"RANK={rank} with {nodes}={count} and NODE_RANK={node_rank}"

@@ -14,7 +14,7 @@ from typing import Mapping
 
 from trainworks_launcher.contract.values import without_brackets
 from trainworks_launcher.given.platforms import Description, Given
-from trainworks_launcher.given.platforms.common import Reader, config_of, is_loopback, numbered
+from trainworks_launcher.given.platforms.common import Reader, config_of, numbered
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
 
@@ -28,24 +28,24 @@ def describe(given: Given) -> Description:
     number = reader.text("PET_NNODES")
     fewest, _, most = number.partition(":")
     if most and fewest != most:
-        reader.refuse(f"the job may have from {fewest} to {most} hosts; {_ELASTIC}", "PET_NNODES")
+        reader.refuse(f"the job may have from {fewest} to {most} hosts", "PET_NNODES", advice=_ELASTIC)
     count = reader.number(most or fewest, "PET_NNODES", least=1)
     if most and not reader.optional("PET_MASTER_ADDR"):
         address, _, port_text = reader.text("PET_RDZV_ENDPOINT").rpartition(":")
         port = reader.number(port_text, "PET_RDZV_ENDPOINT", least=1, most=65535)
         place = re.search(r"-worker-(\d+)$", given.hostname)
-        rank = reader.number(place.group(1) if place else given.hostname, "HOSTNAME", most=count - 1)
+        index = place.group(1) if place else given.hostname
+        rank = reader.number(index, "HOSTNAME", most=count - 1) if count > 1 else 0
     else:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
         port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
         rank = reader.index("PET_NODE_RANK", count=count)
     address = without_brackets(address)
-    if count > 1 and is_loopback(address):
-        reader.refuse(f"{address!r} leads every pod to itself, and the job has {count}", "PET_MASTER_ADDR")
     per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"
     restarts = reader.optional("PET_MAX_RESTARTS")
     if restarts not in ("", "0"):
-        reader.refuse(f"set TRAINWORKS_MAX_RESTARTS={restarts} instead of maxRestarts", "PET_MAX_RESTARTS")
+        advice = f"leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS={restarts}"
+        reader.refuse("the launcher starts ranks again itself", "PET_MAX_RESTARTS", advice=advice)
     processes = 0 if per_node in ("auto", "gpu") else reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
     if reader.problems:
         return Description(problems=reader.problems)

@@ -20,8 +20,9 @@ from typing import Callable, Mapping
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.given import several
 from trainworks_launcher.given.platforms import HYPERPOD_AGENT, Description, Given, ranks
-from trainworks_launcher.given.platforms.common import Reader, described_by_addresses, on_one_host
+from trainworks_launcher.given.platforms.common import Reader, config_of, described_by_addresses, numbered, on_one_host
 
 _ON_EACH_HOST = "start train once on each host, for example with"
 
@@ -88,7 +89,6 @@ def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]
 _COUNTS: Mapping[str, str] = MappingProxyType(
     {
         "NHOSTS": "Grid Engine (qsub(1), ENVIRONMENTAL VARIABLES)",
-        "FLUX_JOB_NNODES": "Flux (flux-environment(7))",
         "COBALT_JOBSIZE": "Cobalt (qsub(1))",
         "_CONDOR_NPROCS": "HTCondor's parallel universe (manual, Parallel Applications)",
         "BEAKER_REPLICA_COUNT": "Beaker (documentation, Distributed training)",
@@ -111,16 +111,82 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
 
 def _counted(given: Given) -> Description:
     found = [name for name in _COUNTS if name in given.variables]
-    several = [name for name in found if _number(given.variables[name]) != 1]
-    if not several:
+    more = [name for name in found if _number(given.variables[name]) != 1]
+    if not more:
         return Description(where=found[0])
-    name = several[0]
+    if given.pairs or given.lists:
+        made = _several(given)
+        if made.resource_config:
+            return made
+    name = more[0]
     what = f"{name}={given.variables[name]} says that the job has several hosts, and not which ones"
     advice = (
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE} to its own name; for"
         " a job of this one host set both to its name"
     )
     return Description(problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),))
+
+
+def _several(given: Given) -> Description:
+    """Return the hosts of a scheduler that is recognised by the kind of its variables; else what to set.
+
+    A list with this host's index in it says all, and so does a number of hosts with the leader's address. In a file of
+    hosts a host looks for itself: the order is not that of the indices (Google Batch, BATCH_HOSTS_FILE).
+    """
+    pair = next(iter(given.pairs), None)
+    for listed in given.lists:
+        made = _of_list(given, listed, pair)
+        if made is not None:
+            return made
+    address = several.leader(given.variables, pair.vendor) if pair is not None and pair.of_hosts else ("", "")
+    if pair is not None and address[1] and pair.index < pair.count:
+        hosts = numbered(pair.count)
+        return Description(
+            why=f"{pair} count hosts, and {address[0]} leads to the first",
+            resource_config=config_of(hosts, hosts[pair.index]),
+            where=pair.names[0],
+            leader_address=address[1],
+            names_resolve=False,
+        )
+    if pair is not None:
+        what = f"{pair} say that this is one of several processes, and not where the first one is"
+        advice = (
+            f"if each runs on a host of its own, set MASTER_ADDR to the first host's address, NNODES={pair.count} and"
+            f" NODE_RANK=${pair.names[1]}; if it is a job of its own, set {_TO_ITSELF}"
+        )
+        return Description(where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),))
+    listed = given.lists[0]
+    shown = ",".join(listed.hosts[:_SHOWN])
+    what = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
+    advice = (
+        f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and {names.HOST_VARIABLE} set to its own"
+        f" name; if it is a job of its own, set {_TO_ITSELF}"
+    )
+    return Description(where=listed.name, problems=(Problem(what, f"variable {listed.name}", advice),))
+
+
+_SHOWN = 16
+"""Hosts of a list in a message."""
+
+_TO_ITSELF = f"{names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} to its name"
+
+
+def _of_list(given: Given, listed: several.Listed, pair: several.Pair | None) -> Description | None:
+    """Return the hosts of a list in which this one knows its place, None if it does not."""
+    hosts = listed.hosts
+    own = given.hostname.partition(".")[0]
+    here = next((host for host in hosts if host.partition(".")[0] == own or host == given.address()), "")
+    index_name = several.index_of(given.variables, listed)
+    fits = pair is not None and pair.count == len(hosts) and pair.index < pair.count
+    if not listed.in_file and (index_name or fits):
+        index = int(given.variables[index_name]) if index_name else pair.index if pair is not None else 0
+        here = hosts[index]
+    elif not fits or pair is None:
+        return None  # nothing says that train was started on each of them
+    if not here:
+        return None
+    why = f"{listed.name} has the hosts"
+    return Description(why=why, resource_config=config_of(hosts, here), where=listed.name)
 
 
 def _number(value: str) -> int:
@@ -140,6 +206,7 @@ ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(
         "pbs": _pbs,
         "oar": _oar,
         "counted": _counted,
+        "several": _several,
         "kuberay": _told_by_a_person(
             "KubeRay",
             f"let Ray start the script itself, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on every host"

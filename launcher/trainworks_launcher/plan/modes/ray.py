@@ -13,6 +13,7 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import accelerators
+from trainworks_launcher.plan.flight_recorder import release
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.modes.common import Variable
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan, Reason, words_of
@@ -29,9 +30,13 @@ _LEAST_STORE = 75 << 20
 _AMPLE = 10**10
 """Bytes of /dev/shm from which on Ray's own default fits. Source: ray_constants.py, REQUIRE_SHM_SIZE_THRESHOLD."""
 
+_ASKS_FOR_A_TOKEN = "2.52.0"
+"""The first Ray that answers only to who has the token; an older one ignores RAY_AUTH_MODE without a word. Source:
+RAY_AUTH_MODE in ray/_raylet.so and ray/_private/authentication/ of the wheels of 2.51.0 (absent) and 2.52.0."""
+
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for options of Ray that the launcher gives itself."""
+    """Plan the job's host. Raises RefusalError for a wrong option, or a Ray that ignores the secret."""
     ray, python = (common.programs_of_mode(job)[name] for name in ("ray", "python"))
     placement = job.placement
     head = placement.host == placement.leader
@@ -39,6 +44,7 @@ def plan(job: Job) -> NodePlan:
     port, seconds = str(job.network.master_port), f"{job.network.limits.join:g}"
     leader = placement.leader_address if hosts > 1 else names.LOOPBACK
     options, warnings = _options(job, head)
+    warnings += _check_token(job)
     here = (f"{job.environment.launcher_directory}/programs/ray_node.py", leader, port, seconds)
     start = (job.environment.launcher_python, "-I", *here, "head" if head else "worker", "--", ray, "start")
     name = "Ray head" if head else "Ray worker"
@@ -68,6 +74,26 @@ _RETRIES = "RAY_NUM_REDIS_GET_RETRIES"
 
 _NO_COLOR = "a log shows escape sequences as they are"
 _ADDRESS = "RAY_ADDRESS"  # programs/ray_node.py has the same name
+
+
+def _check_token(job: Job) -> tuple[str, ...]:
+    """Return a warning where the installed Ray may not ask for the token that is made of the job's secret.
+
+    Raises RefusalError on several hosts if it certainly does not.
+    """
+    if not job.environment.job_secret:
+        return ()
+    version = job.environment.manifest.components.get("ray", "")
+    first = _ASKS_FOR_A_TOKEN
+    if not version:
+        return (f"which Ray is installed is not known: one before {first} ignores {names.JOB_SECRET_VARIABLE}",)
+    if release(version) >= release(first):
+        return ()
+    what = f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}: every program that reaches its ports can run code"
+    if len(job.placement.distribution_hosts) == 1:
+        return (f"{what}, also on one host; {first} is the first that asks for a token",)
+    advice = f"use Ray {first} or later, or unset {names.JOB_SECRET_VARIABLE} on a network of the job's own"
+    raise RefusalError([Problem(what, "mode ray, several hosts", advice)])
 
 
 def _token(secret: str) -> list[Variable]:

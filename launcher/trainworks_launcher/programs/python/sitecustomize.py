@@ -8,6 +8,8 @@ TRAINWORKS_PYTHON_HOOKS says what:
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
 - ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
   none did; and one for each exception that ended a thread. ``supervise/outcome/records.py`` reads it.
+- ``world``: a process whose RANK and WORLD_SIZE are not those of its rank in the plan was started by another starter,
+  in the script: the first one of a host says it.
 - ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and warns where there is
   none (Ray 2.60 has no setting for it): only its errors are logged.
 
@@ -167,6 +169,25 @@ def _log_errors_only() -> None:
     logger.setLevel(logging.ERROR)
 
 
+def _compare_the_world() -> None:
+    planned = os.environ["TRAINWORKS_RANK"]  # names.PLACE_VARIABLE
+    found = []
+    if "LOCAL_RANK" in os.environ:  # as every starter of torch sets it
+        found.append((os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")))
+    found.append((os.environ.get("OMPI_COMM_WORLD_RANK", ""), os.environ.get("OMPI_COMM_WORLD_SIZE", "")))
+    others = [pair for pair in found if all(pair) and "{} of {}".format(*pair) != planned]
+    if not others:
+        return
+    rank, world = others[0]
+    file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/other-world"
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # once on each host
+    sys.stderr.write(
+        f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has planned it as rank"
+        f" {planned}: the program has a starter of its own (torchrun, accelerate launch, ...), so each of its worlds"
+        " trains alone; let the program be the script itself, or start it with train --mode none\n"
+    )
+
+
 def _import_the_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     kept = sys.path[:]
@@ -183,7 +204,13 @@ def _import_the_next() -> None:
         sys.path[:] = kept
 
 
-for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit), ("end", _note_the_end), ("ray", _log_errors_only)):
+for _name, _hook in (
+    ("stacks", _listen),
+    ("exit", _wait_at_exit),
+    ("end", _note_the_end),
+    ("ray", _log_errors_only),
+    ("world", _compare_the_world),
+):
     if _name in os.environ.get(_HOOKS, "").split():
         try:  # noqa: SIM105  (contextlib takes time, and this is part of every start of Python)
             _hook()
