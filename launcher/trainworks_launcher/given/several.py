@@ -63,22 +63,22 @@ class Pair(NamedTuple):
     """A number of hosts or processes, and which of them this is.
 
     Attributes:
-        count: How many there are; more than one.
-        index: This one's number, as it is said: from 0, or from 1.
+        size: How many there are; more than one.
+        place: This one's number, as it is said: from 0, or from 1.
         names: The variables of the two.
         vendor: The words with which both begin; ``()`` for none.
         of_hosts: Whether hosts are counted, or processes of which each host has one as far as is known (JAX).
     """
 
-    count: int
-    index: int
+    size: int
+    place: int
     names: tuple[str, str]
     vendor: tuple[str, ...]
     of_hosts: bool
 
     def __str__(self) -> str:
         """Return the two as they stand in the environment."""
-        return f"{self.names[0]}={self.count}, {self.names[1]}={self.index}"
+        return f"{self.names[0]}={self.size}, {self.names[1]}={self.place}"
 
 
 class Listed(NamedTuple):
