@@ -289,10 +289,10 @@ def test_a_script_that_calls_mpirun_on_every_host_runs_once(
 ) -> None:
     """docs/migrate.md's own line: each host runs the same script, with the same list of hosts."""
     ends = f"sys.exit({code} if os.environ['OMPI_COMM_WORLD_RANK'] == '3' else 0)"
-    rank = f"import os, sys; print('ran', flush=True); {ends}"
+    rank = f"import os, sys; print('STARTED', flush=True); {ends}"
     statuses, texts = called(tmp_path, network, dialect, asks="algo-1,algo-2", rank=rank)
     assert statuses == [5 if code else 0] * 2, texts
-    ran = "".join(texts).count("ran\n")
+    ran = "".join(texts).count("STARTED")
     assert ran == 4 or (code and 0 < ran < 4), texts  # mpirun ends the others with the one that fails
     assert "mpirun ended with" not in texts[1], texts
 

@@ -71,6 +71,7 @@ class Agents:
         self._wait = wait
         self._copied = copied
         self._waiting: dict[int, socket.socket] = {}
+        self._copies: list[socket.socket] = []
         self._number = 0
         self._open: set[socket.socket] = set()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -83,7 +84,10 @@ class Agents:
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
-        """Listen no more; agents that still ask see that."""
+        """Listen no more; agents that still ask see that, and those of a copy end without a word."""
+        for connection in self._copies:
+            if connection in self._open:
+                self._answer(connection, {"status": _FAILED, "text": ""})
         for opened in tuple(self._open):
             self._close(opened)
 
@@ -131,6 +135,7 @@ class Agents:
             asked = {}
         host, others = text(asked.get("host")), self._others()
         if self._copied is not None:
+            self._copies.append(connection)
             self._copied()
             return {}
         if host not in others:
