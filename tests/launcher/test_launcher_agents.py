@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
 from pathlib import Path
 
-from launcher_support import LAUNCHER, TIME_OUT, Launcher, pids_with_variable, write_manifest
+import pytest
+from launcher_support import LAUNCHER, TIME_OUT, Launcher, pids_with_variable, write_inputs, write_manifest
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.outcome.starters import mpirun_reason
 
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
 RANK = LAUNCHER / "trainworks_launcher/programs/rank.py"
@@ -155,11 +158,69 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
     assert f"on {WORKER}\n" in worker.text
 
 
-def test_without_a_distribution_only_the_first_host_may_ask(tmp_path: Path) -> None:
+def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(tmp_path: Path) -> None:
+    """Both hosts run it, as docs/migrate.md says. The status is that of the first one, and of its ranks."""
+    script = CALLER.partition("if os.environ")[0] + (
+        "if os.environ['SM_CURRENT_HOST'] == '{leader}':\n"
+        "    open({came!r}).readline()\n"
+        "    run('echo', 'rank', 'on', '$SM_CURRENT_HOST')\n"
+        "    sys.exit({status})\n"
+        "asked = subprocess.Popen([*agent, '{leader}', 'true'])\n"
+        "print('asks', flush=True)\n"
+        "asked.wait()\n"
+        "print('went on', flush=True)\n"
+    )
+    for status in (0, 9):
+        base = tmp_path / str(status)
+        base.mkdir()
+        came = base / "came"
+        os.mkfifo(came)
+        filled = script.format(leader=LEADER, came=str(came), status=status)
+        with two_hosts(base, filled) as (leader, worker):
+            worker.read_until("the program here waits")
+            came.write_text("go\n", encoding="utf-8")
+            assert (leader.wait(), worker.wait()) == (status, status), leader.text + worker.text
+        assert f"rank on {WORKER}\n" in worker.text
+        assert "went on" not in worker.text
+        assert "warning: mpirun was called on this host alone" not in worker.text
+        assert leader.failure == worker.failure
+        assert leader.succeeded == worker.succeeded == (status == 0)
+
+
+def test_a_mpirun_that_only_another_host_calls_starts_nothing_and_says_so(tmp_path: Path) -> None:
     with two_hosts(tmp_path, called(WORKER, f"run('true', host='{LEADER}')")) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
-    why = f"only the job's first host, {LEADER}, starts programs on other hosts"
-    assert f"status 255 said trainworks: {why}\n" in worker.text
+    assert "warning: mpirun was called on this host alone, not on the first one" in worker.text
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="NOT TESTED: no mpirun is here")
+def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_path: Path) -> None:
+    """A real Open MPI, which asks for more slots than there are and ends with a status that says nothing."""
+    write_inputs(tmp_path, "", {}, {})
+    (tmp_path / "code/run.sh").write_text(
+        "mpirun --allow-run-as-root --host localhost:1 -np 7 true\n", encoding="utf-8"
+    )
+    write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
+    with Launcher(tmp_path) as made:
+        assert made.wait() not in (0, 64), made.text
+    assert made.failure.startswith("There are not enough slots available in the system to satisfy the 7 slots"), (
+        made.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            f"{'-' * 40}\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon: x\n{'-' * 40}\n",
+            "PRTE has lost communication with a remote daemon",
+        ),
+        ("-" * 40 + "\n| epoch | loss |\n" + "-" * 40 + "\n", ""),
+        ("Traceback: mpirun\n", ""),
+    ],
+)
+def test_only_mpiruns_own_help_is_a_reason(said: str, reason: str) -> None:
+    assert mpirun_reason(said.encode()) == reason
 
 
 def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A FIFO without a writer blocks its reader, as a dead network file system does.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ def test_a_file_that_never_answers_is_named(manifest: Path) -> None:
     with pytest.raises(RefusalError) as refused:
         read_patiently(variables(manifest), NOTHING_ASKED, lambda _: None, limit=1.0)
     assert f"the image's manifest {manifest} does not answer (file system tmpfs) within 1 s" in str(refused.value)
-    os.close(os.open(manifest, os.O_WRONLY))  # the reader ends, and with it its thread
+    os.close(os.open(manifest, os.O_WRONLY))  # the reader goes on, and ends
+    for thread in threading.enumerate():
+        if thread.name == "trainworks-read":
+            thread.join()
 
 
 def test_what_does_not_answer_is_said_long_before_the_limit(manifest: Path, tmp_path: Path) -> None:

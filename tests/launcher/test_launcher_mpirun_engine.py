@@ -228,7 +228,7 @@ CALLER = """
 import os, subprocess, sys
 me = os.environ["SM_CURRENT_HOST"]
 asks = {asks!r}
-if me == asks:
+if me in asks.split(","):
     with open("hosts", "w") as hostfile:
         hostfile.write("{hosts}")
     words = ["--hostfile", "hosts", "-np", "4", "-x", "GREETING=hello world", sys.executable, "-c", {rank!r}]
@@ -282,10 +282,25 @@ def test_the_program_hears_how_its_mpirun_ended(tmp_path: Path, network: Network
     assert "mpirun ended with 7\n" in texts[0], texts
 
 
-def test_another_host_than_the_first_is_told_who_may_call_mpirun(tmp_path: Path, network: Network) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_script_that_calls_mpirun_on_every_host_runs_once(
+    tmp_path: Path, network: Network, dialect: Dialect, code: int
+) -> None:
+    """docs/migrate.md's own line: each host runs the same script, with the same list of hosts."""
+    ends = f"sys.exit({code} if os.environ['OMPI_COMM_WORLD_RANK'] == '3' else 0)"
+    rank = f"import os, sys; print('STARTED', flush=True); {ends}"
+    statuses, texts = called(tmp_path, network, dialect, asks="algo-1,algo-2", rank=rank)
+    assert statuses == [5 if code else 0] * 2, texts
+    ran = "".join(texts).count("STARTED")
+    assert ran == 4 or (code and 0 < ran < 4), texts  # mpirun ends the others with the one that fails
+    assert "mpirun ended with" not in texts[1], texts
+
+
+def test_another_host_than_the_first_starts_nothing_and_says_so(tmp_path: Path, network: Network) -> None:
     statuses, texts = called(tmp_path, network, OPEN_MPI_5, asks="algo-2")
-    assert statuses == [5, 5], texts
-    assert "trainworks: only the job's first host, algo-1, starts programs on other hosts\n" in texts[1], texts
+    assert statuses == [0, 0], texts
+    assert "warning: mpirun was called on this host alone, not on the first one" in texts[1], texts
 
 
 def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:

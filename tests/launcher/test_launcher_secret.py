@@ -16,6 +16,7 @@ from launcher_support import LAUNCHER, Launcher, write_inputs
 
 from ports import free_port
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.environment import read_environment
 
 SECRET = "canary-0123456789abcdef0123456789"
@@ -106,7 +107,7 @@ def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:
     by_file = {"TRAINWORKS_JOB_SECRET_FILE": str(path)}
     made = []
     for host, variables in zip(hosts, (by_file, {"TRAINWORKS_JOB_SECRET": SECRET}), strict=True):
-        config = {"hosts": list(hosts), "current_host": host, "network_interface_name": "lo"}
+        config: dict[str, Json] = {"hosts": list(hosts), "current_host": host, "network_interface_name": "lo"}
         write_inputs(tmp_path / host, "print('trains')", {}, config)
         made.append(Launcher(tmp_path / host, variables={**shared, **variables}))
     with made[0], made[1]:

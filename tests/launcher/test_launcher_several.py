@@ -93,6 +93,13 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "Lepton": ({"LEPTON_JOB_TOTAL_WORKERS": "2", "LEPTON_JOB_WORKER_INDEX": "0"}, "TRAINWORKS_HOSTS"),
     # docs.metaflow.org, distributed training on Kubernetes, a worker
     "Metaflow": ({"MF_WORLD_SIZE": "2", "MF_WORKER_REPLICA_INDEX": "0"}, "TRAINWORKS_HOSTS"),
+    # openpai.readthedocs.io, environment variables of a task role
+    "OpenPAI": (
+        {"PAI_CURRENT_TASK_ROLE_TASK_COUNT": "2", "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "0"},
+        "NNODES=2",
+    ),
+    # polyaxon.com, distributed jobs
+    "Polyaxon": ({"POLYAXON_REPLICA_COUNT": "2", "POLYAXON_REPLICA_INDEX": "0"}, "NNODES=2"),
     "a file of two hosts": ({"ACME_HOSTFILE": "/etc/acme/hosts"}, "TRAINWORKS_HOSTS=vm-0"),
     "a manifest's typing error": (
         {"MASTER_ADDR": "$(MASTER_ADDR)", "WORLD_SIZE": "2", "RANK": "0"},
@@ -146,6 +153,8 @@ ONE = {
     "Google Batch of one": {"BATCH_TASK_COUNT": "1", "BATCH_TASK_INDEX": "0", "BATCH_JOB_UID": "j"},
     "Flux of one": {"FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0"},
     "mpirun of one": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+    "Semaphore": {"SEMAPHORE_JOB_COUNT": "4", "SEMAPHORE_JOB_INDEX": "1"},
+    "Travis": {"TRAVIS_NUM_JOBS": "2", "TRAVIS_JOB_ID": "1"},
     "GitHub": {"GITHUB_RUN_NUMBER": "12", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "test"},
     "PyTorchJob's only pod with eight processes": {
         "PET_NNODES": "1",
@@ -318,6 +327,7 @@ def test_a_bare_world_of_two_on_loopback_is_a_warning() -> None:
     [
         ({"NOMAD_ALLOC_INDEX": "0"}, "NOMAD_ALLOC_INDEX=0"),
         ({"ACME_NODE_RANK": "0"}, "ACME_NODE_RANK=0"),
+        ({"PALS_RANKID": "0", "PALS_NODEID": "0"}, "PALS_RANKID=0"),
         ({"MODAL_TASK_ID": "ta-1"}, "MODAL_TASK_ID is set"),
         ({"DET_TASK_TYPE": "TRIAL", "DET_MASTER": "http://m"}, "DET_TASK_TYPE is set"),
     ],

@@ -37,7 +37,20 @@ _LISTS = frozenset(("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IP
 _NO_HOSTS = frozenset(
     (
         # arrays, shards of tests, and what one host has several of
-        *("ARRAY", "CI", "CIRCLE", "BUILDKITE", "PARALLEL", "PYTEST", "SHARD", "SHARDS", "TEST", "XDIST"),
+        *(
+            "ARRAY",
+            "BUILDKITE",
+            "CI",
+            "CIRCLE",
+            "PARALLEL",
+            "SEMAPHORE",
+            "TRAVIS",
+            "PYTEST",
+            "SHARD",
+            "SHARDS",
+            "TEST",
+            "XDIST",
+        ),
         *("CORE", "CORES", "CPU", "CPUS", "CUDA", "DEVICE", "GPU", "GPUS", "LOCAL", "NUMA", "SLOT", "SLOTS", "THREAD"),
         # groups inside a job, and data loaders
         *("CP", "DATA", "DATALOADER", "DP", "EP", "EXPERT", "LOADER", "LOAD", "PP", "SP", "TENSOR", "TP"),
@@ -46,6 +59,7 @@ _NO_HOSTS = frozenset(
         *("REDIS", "SSH", "TRUSTED", "VAULT", "ZOOKEEPER"),
     )
 )
+_FILLERS = ("ALL", "CURRENT", "MY", "OF", "OWN", "THIS")
 _OURS = ("SM_", "TRAINWORKS_", "KUBERNETES_", "CLOUD_RUN_")
 """Beginnings of what the launcher itself exports, of links to services, and of Cloud Run's arrays of tasks."""
 
@@ -63,22 +77,22 @@ class Pair(NamedTuple):
     """A number of hosts or processes, and which of them this is.
 
     Attributes:
-        count: How many there are; more than one.
-        index: This one's number, as it is said: from 0, or from 1.
+        size: How many there are; more than one.
+        place: This one's number, as it is said: from 0, or from 1.
         names: The variables of the two.
         vendor: The words with which both begin; ``()`` for none.
         of_hosts: Whether hosts are counted, or processes of which each host has one as far as is known (JAX).
     """
 
-    count: int
-    index: int
+    size: int
+    place: int
     names: tuple[str, str]
     vendor: tuple[str, ...]
     of_hosts: bool
 
     def __str__(self) -> str:
         """Return the two as they stand in the environment."""
-        return f"{self.names[0]}={self.count}, {self.names[1]}={self.index}"
+        return f"{self.names[0]}={self.size}, {self.names[1]}={self.place}"
 
 
 class Listed(NamedTuple):
@@ -178,12 +192,12 @@ def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
         parts = _parts(name)
         if parts is None or not _NUMBER.fullmatch(value.strip()):
             continue
-        if {*_HOSTS, "ALLOC"}.isdisjoint(parts.objects + parts.vendor[-1:]):
+        if {*_HOSTS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
             continue
         of_loader = parts.objects == ("WORKER",) and parts.role in ("N", "NUM", "NUMBER") and not parts.vendor
         if parts.role in _COUNTS and not of_loader:
             counts[name] = int(value)
-        elif parts.role in ("INDEX", "RANK"):
+        elif parts.role in ("INDEX", "RANK") or "RANK" in parts.objects:
             indices[name] = int(value)
     says_one = 1 in counts.values()
     found = [f"{name}={count}" for name, count in counts.items() if count > 1]
@@ -219,7 +233,7 @@ def _parts(name: str) -> _Name | None:
         role = next((word for word in reversed(words) if word in _COUNTS), "")
     if not role:
         return None
-    rest = [_singular(word) for word in words if word not in (role, "OF", "ALL")]
+    rest = [_singular(word) for word in words if word not in (role, *_FILLERS)]
     split = next((place for place, word in enumerate(rest) if word in _HOSTS | _PROCESSES), len(rest))
     vendor, objects = tuple(rest[:split]), tuple(rest[split:])
     if not {*objects} <= _HOSTS | _PROCESSES:

@@ -162,6 +162,7 @@ class _Supervisor:
         self._daemons: Daemons | None = None
         self._data_path: DataPath | None = None
         self._is_prepared = False
+        self._is_copy = False
         self._outcome: Outcome | None = None
         self._stopping = Stopping(
             self._loop,
@@ -323,7 +324,7 @@ class _Supervisor:
                 lambda: role.others() if self._running.is_active else {},
                 role.tell,
                 wait=not ours,
-                leader="" if leads or self._plan.control is None else self._plan.control.leader,
+                copied=None if leads else self._wait_as_copy,
             )
         if leads and self._agents is not None:
             self._heard[agents.LOST] = self._lost_daemon
@@ -331,6 +332,20 @@ class _Supervisor:
         else:
             self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
             self._heard[agents.START] = self._daemons.start
+
+    def _wait_as_copy(self) -> None:
+        """mpirun of this host's program asks for other hosts, as the first host's does: that one starts the ranks.
+
+        The program waits in its mpirun until the job ends, and ends as the first host's does.
+        """
+        if self._is_copy or self._phase is not Phase.RUNNING or self._stopping.signal:
+            return
+        self._is_copy = True
+        leader = self._plan.control.leader if self._plan.control is not None else ""
+        self._log(
+            f"mpirun starts its ranks from host {leader} alone: the program here waits, and ends as it does there"
+        )
+        self._report(Outcome(SUCCEEDED, 0, self._plan.host))
 
     def _start_daemon(self, argv: Sequence[str]) -> Child | None:
         """Start what mpirun on the leader asks for, while the ranks run or start."""
@@ -513,6 +528,8 @@ class _Supervisor:
         return {**seen, "SHELL": "/bin/sh", "TMPDIR": str(self._runtime.path)}
 
     def _command_ended(self, code: int) -> None:
+        if self._is_copy and self._phase < Phase.ENDING:
+            return  # the first host's copy decides
         stopped, tail = self._stopping.signal, self._running.tail
         lost = "" if stopped else self._verdict.lost_daemon(tail)
         if code == 0 and not lost:
@@ -705,6 +722,9 @@ class _Supervisor:
         if not self._outcome.again:
             self._outcome = self._tries.of_job(self._outcome)
         self._phase = Phase.ENDING
+        asked = self._daemons is not None and self._daemons.were_asked
+        if self._is_copy and not asked and self._outcome.kind == SUCCEEDED:
+            self._log("warning: mpirun was called on this host alone, not on the first one: it has started nothing")
         self._lookout.end()
         command = self._running.command
         if command is not None and command.running:

@@ -53,9 +53,9 @@ def describe(given: Given) -> Description:
             return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, warnings=(waits,))
     per_host = next(filter(None, map(reader.optional, _PER_HOST)), "")
     if where == "WORLD_SIZE" and numbers(per_host) > 1 and numbers(world) and numbers(world) % numbers(per_host) == 0:
-        hosts = numbers(world) // numbers(per_host)
+        fewer = numbers(world) // numbers(per_host)
         what = f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or hosts"
-        advice = f"set NNODES to the number of hosts ({hosts}, or {world}) and NODE_RANK to this one's, from 0"
+        advice = f"set NNODES to the number of hosts ({fewer}, or {world}) and NODE_RANK to this one's, from 0"
         reader.refuse(what, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
     count = reader.whole(where, least=1)

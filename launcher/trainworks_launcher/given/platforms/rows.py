@@ -139,11 +139,11 @@ def _several(given: Given) -> Description:
         if made is not None:
             return made
     address = several.leader(given.variables, pair.vendor) if pair is not None and pair.of_hosts else ("", "")
-    if pair is not None and address[1] and pair.index < pair.count:
-        hosts = numbered(pair.count)
+    if pair is not None and address[1] and pair.place < pair.size:
+        hosts = numbered(pair.size)
         return Description(
             why=f"{pair} count hosts, and {address[0]} leads to the first",
-            resource_config=config_of(hosts, hosts[pair.index]),
+            resource_config=config_of(hosts, hosts[pair.place]),
             where=pair.names[0],
             leader_address=address[1],
             names_resolve=False,
@@ -151,7 +151,7 @@ def _several(given: Given) -> Description:
     if pair is not None:
         what = f"{pair} say that this is one of several processes, and not where the first one is"
         advice = (
-            f"if each runs on a host of its own, set MASTER_ADDR to the first host's address, NNODES={pair.count} and"
+            f"if each runs on a host of its own, set MASTER_ADDR to the first host's address, NNODES={pair.size} and"
             f" NODE_RANK=${pair.names[1]}; if it is a job of its own, set {_TO_ITSELF}"
         )
         return Description(where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),))
@@ -177,9 +177,9 @@ def _of_list(given: Given, listed: several.Listed, pair: several.Pair | None) ->
     own = given.hostname.partition(".")[0]
     here = next((host for host in hosts if host.partition(".")[0] == own or host == given.address()), "")
     index_name = several.index_of(given.variables, listed)
-    fits = pair is not None and pair.count == len(hosts) and pair.index < pair.count
+    fits = pair is not None and pair.size == len(hosts) and pair.place < pair.size
     if not listed.in_file and (index_name or fits):
-        index = int(given.variables[index_name]) if index_name else pair.index if pair is not None else 0
+        index = int(given.variables[index_name]) if index_name else pair.place if pair is not None else 0
         here = hosts[index]
     elif not fits or pair is None:
         return None  # nothing says that train was started on each of them

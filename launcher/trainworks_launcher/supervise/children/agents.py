@@ -42,7 +42,7 @@ Tell = Callable[..., None]
 
 
 class Agents:
-    """The agents of mpirun, on the leader, and where they are refused. Every method runs in the loop's thread."""
+    """The agents of mpirun, on the leader, and where they only wait. Every method runs in the loop's thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Agents:
         tell: Tell,
         *,
         wait: bool = False,
-        leader: str = "",
+        copied: Callable[[], None] | None = None,
     ) -> None:
         """Listen in ``directory``.
 
@@ -62,14 +62,16 @@ class Agents:
             others: Returns the hosts that may be asked, each with its address.
             tell: As ``Role.tell``.
             wait: Whether an agent is answered when what it started has ended.
-            leader: The host that may ask, on a host that may not.
+            copied: On a host that may not ask: called when its program does, as the first host's copy of it does, too.
+                Its agents wait for the end of the job.
         """
         self._loop = loop
         self._others = others
         self._tell = tell
         self._wait = wait
-        self._leader = leader
+        self._copied = copied
         self._waiting: dict[int, socket.socket] = {}
+        self._copies: list[socket.socket] = []
         self._number = 0
         self._open: set[socket.socket] = set()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -82,7 +84,10 @@ class Agents:
         self._watch(server, lambda _: self._accept(server))
 
     def close(self) -> None:
-        """Listen no more; agents that still ask see that."""
+        """Listen no more; agents that still ask see that, and those of a copy end without a word."""
+        for connection in self._copies:
+            if connection in self._open:
+                self._answer(connection, {"status": _FAILED, "text": ""})
         for opened in tuple(self._open):
             self._close(opened)
 
@@ -129,9 +134,10 @@ class Agents:
         except ValueError:
             asked = {}
         host, others = text(asked.get("host")), self._others()
-        if self._leader:
-            why = f"only the job's first host, {self._leader}, starts programs on other hosts"
-            return {"status": _FAILED, "text": f"trainworks: {why}\n"}
+        if self._copied is not None:
+            self._copies.append(connection)
+            self._copied()
+            return {}
         if host not in others:
             why = f"{host!r} is not another host of this job, or mpirun has ended"
             return {"status": _FAILED, "text": f"trainworks: {why}\n", "others": dict(others)}
@@ -171,6 +177,7 @@ class Daemons:
         self._start = start
         self._has_ranks = has_ranks
         self._left = False
+        self._asked = False
         self._tell = tell
         self._running: dict[Child, int] = {}
 
@@ -179,8 +186,14 @@ class Daemons:
         """Process ids of those that run."""
         return tuple(child.pid for child in self._running)
 
+    @property
+    def were_asked(self) -> bool:
+        """Whether the leader has asked for one."""
+        return self._asked
+
     def start(self, _: str, message: Mapping[str, Json]) -> None:
         """The leader asks for one."""
+        self._asked = True
         awaited = number(message.get("number"))
         try:
             child = self._start(("/bin/sh", "-c", text(message.get("line"))))

@@ -126,6 +126,24 @@ def mpirun_daemon(tail: bytes) -> str:
     return printable(found[0][1]) if found else ""
 
 
+_HELP = re.compile(r"^-{20,}\n(.+?)\n-{20,}$", re.DOTALL | re.MULTILINE)
+_OF_MPIRUN = re.compile(r"Open MPI|PR?RTE\b|\bmpirun\b|\bprterun\b|\bORTE\b|\bMPI_")
+_REASON_CHARACTERS = 300
+
+
+def mpirun_reason(tail: bytes) -> str:
+    """Return the first sentence of mpirun's own help about why it could not go on; "" if it printed none.
+
+    It stands between two lines of dashes, and breaks its lines.
+    """
+    for block in _HELP.findall(tail.decode("utf-8", "replace")):
+        if _OF_MPIRUN.search(block):
+            paragraph = " ".join(block.strip().split("\n\n")[0].split())
+            sentence = re.split(r"(?<=[.!])\s", paragraph)[0].rstrip(".:")
+            return printable(sentence)[:_REASON_CHARACTERS]
+    return ""
+
+
 def mpirun_host(tail: bytes) -> str:
     """Return the host of the process that failed first, in mpirun's own words; "" if it does not say."""
     found = re.search(r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace"))

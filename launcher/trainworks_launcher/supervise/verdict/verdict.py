@@ -221,6 +221,10 @@ class Verdict:
         said = Said(tail.read(), errors, self._records(), pid, time.monotonic(), shell)
         lost = self.lost_daemon(tail)
         cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
+        if not cause and not self._plan.ranks_by and code > 0:  # the program may have called a mpirun of its own
+            from trainworks_launcher.supervise.outcome.starters import mpirun_reason
+
+            cause = mpirun_reason(tail.read())
         found = self._failure(names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause)
         return found._replace(host=lost or found.host)
 
