@@ -115,7 +115,7 @@ def test_a_fixed_tag_that_another_one_set_meanwhile_is_an_error(
     assert digest_of(hostile.manifests["released", "1.0"][1]) == other["digest"]
 
 
-def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile, registries: Registries) -> None:
+def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile) -> None:
     """Too busy for some, broken for others: 429 and 500 in turn."""
     chance = random.Random(2026)
     image = hostile.put_image("team/image", os.urandom(1000))
@@ -124,7 +124,8 @@ def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile, regis
     def fails(request: Request) -> bool:
         return chance.random() < 0.3 and request.answer(chance.choice([429, 500]), Retry_After="0")
 
-    with hostile_registry() as other:
+    patient = Registries(HostSettings(pip=PipSettings()), patience=Patience(attempts=60, pause=0.001))
+    with hostile_registry() as other, patient as registries:
         hostile.fault = other.fault = fails
         promote_image(f"{hostile.host}/team/image:1.0", [f"{other.host}/released"], Tags(), registries)
         assert other.digests("released") == {image["digest"], note["digest"]}

@@ -291,7 +291,7 @@ def test_one_tag_for_two_architectures(
             assert done.tags[-1] == tag
             listed = registries.existing(place, tag).listed("manifests")
             assert {each["platform"]["architecture"]: each["digest"] for each in listed} == pushed
-        registries.tag(place, done.digest, ["single"])
+        registries.put(place, "single", registries.existing(place, done.digest))
         tags = tags_for(references[0], shared=["single"])
         with pytest.raises(RegistryError, match="is an image of one architecture"):
             push_image(engine, references[0], [place], tags, registries, os.environ)
