@@ -39,7 +39,7 @@ class Hostile:
 
     Attributes:
         login: Whether it wants the login of the tests.
-        deletes: Whether it removes a tag; Debian's does not, unless it is told to.
+        deletes: Whether it removes manifests; Debian's does not, unless it is told to.
         page: How many referrers it lists at once; 0: all.
         fault: Comes first at each request.
         location: The address that an upload goes to, given that of its own.
@@ -201,16 +201,15 @@ class Request(BaseHTTPRequestHandler):
         else:
             self.answer(404)
 
-    def _delete(self, name: str, reference: str) -> None:
-        """Remove a tag, if this registry does that."""
+    def _delete(self, name: str, digest: str) -> None:
+        """Remove a manifest with its tags, if this registry does that; no registry of this kind removes a tag alone."""
         mine = self.mine
-        if not mine.deletes:
+        kept = {key: row for key, row in mine.manifests.items() if key[0] != name or digest_of(row[1]) != digest}
+        if not mine.deletes or ":" not in digest:
             self.answer(405, as_json({"errors": [{"code": "UNSUPPORTED", "message": "no deletion"}]}))
-        elif (name, reference) in mine.manifests and ":" not in reference:
-            del mine.manifests[name, reference]
-            self.answer(202)
         else:
-            self.answer(404, as_json({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}))
+            mine.manifests = kept
+            self.answer(202)
 
     def _chunks(self) -> bytes:
         body: list[bytes] = []

@@ -24,7 +24,7 @@ from trainworks.host import aws
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
 from trainworks.registry.names import Tags, check_repository, split_image
-from trainworks.registry.tags import OCI_INDEX, look_at, set_tags, taken
+from trainworks.registry.tags import OCI_INDEX, list_of, look_at, set_tags, taken
 from trainworks.registry.tools import Manifest, Registries, oras
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -106,8 +106,8 @@ def push_image(
             if found is None:
                 name = f"{SENT}{image.identifier.removeprefix('sha256:')[:12]}-{secrets.token_hex(4)}"
                 _send(registries, engine, image, f"{place}:{name}")
-                stack.callback(_remove, registries, place, name)
                 found, how = registries.existing(place, name), "sent"
+                stack.callback(_remove, registries, place, found, name)
             # What came by a name is believed once it comes by its digest.
             found = registries.existing(place, found.digest)
             if not found.is_of(image.identifier):
@@ -134,10 +134,18 @@ def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) 
         registries.push(place, argv, show=_say_layer)
 
 
-def _remove(registries: Registries, place: str, name: str) -> None:
-    """Remove the tag under which an image was sent."""
-    if not registries.untag(place, name):
-        say(f"  {place} keeps the tag {name}, under which the image was sent: it removes no tags")
+def _remove(registries: Registries, place: str, image: Manifest, name: str) -> None:
+    """Remove the tag under which an image was sent.
+
+    Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its own first, so that
+    the image stays.
+    """
+    removed = False
+    with contextlib.suppress(RegistryError):
+        value = list_of([image.descriptor], {"trainworks.sent": name})
+        removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
+    if not removed:
+        say(f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing")
 
 
 def _share(registries: Registries, place: str, image: Manifest, tag: str) -> None:

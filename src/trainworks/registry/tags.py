@@ -223,10 +223,16 @@ class _Race:
         return True
 
 
-def _claim_of(image: Manifest, tag: str, *, won: bool) -> Mapping[str, Any]:
+def list_of(images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return a manifest that lists images, which keeps them from a registry's garbage collection."""
     return {
         "schemaVersion": 2,
         "mediaType": OCI_INDEX,
-        "manifests": [image.descriptor],
-        "annotations": {"trainworks.claim": tag, **({WON: "yes"} if won else {})},
+        "manifests": list(images),
+        "annotations": dict(annotations),
     }
+
+
+def _claim_of(image: Manifest, tag: str, *, won: bool) -> Mapping[str, Any]:
+    annotations = {"trainworks.claim": tag, **({WON: "yes"} if won else {})}
+    return list_of([image.descriptor], annotations)

@@ -203,11 +203,11 @@ class Registries:
         """Put a tag on an image that the repository has."""
         self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
 
-    def untag(self, repository: str, tag: str) -> bool:
-        """Remove a tag, and nothing that it names; ``False`` if the registry does not do that."""
-        doing = f"removing {image_name(repository, tag)}"
+    def remove(self, repository: str, digest: str) -> bool:
+        """Remove a manifest and its tags; ``False`` if the registry does not do that."""
+        doing = f"removing {image_name(repository, digest)}"
         with contextlib.suppress(RegistryError):
-            self._client.ask(doing, repository, f"manifests/{tag}", method="DELETE", attempts=1)
+            self._client.ask(doing, repository, f"manifests/{digest}", method="DELETE", attempts=1)
             return True
         return False
 
