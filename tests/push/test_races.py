@@ -6,6 +6,7 @@ requests can be tried. No order is left to the clock.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +15,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from push.hostile import Hostile, Request, as_json, digest_of, hostile_registry
+from push.hostile import IMAGE, Hostile, Request, as_json, digest_of, hostile_registry
 from trainworks.errors import RegistryError
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.registry.protocol import Patience
-from trainworks.registry.tags import claim_tag, set_tags
+from trainworks.registry.tags import add_to_list, claim_tag, set_tags
 from trainworks.registry.tools import Registries
 
 NAME, TAG = "team/image", "v1"
@@ -289,3 +290,57 @@ def test_a_registry_that_alters_a_manifest_gets_no_image_told(registry: Hostile,
 
     registry.fault = alter
     assert push(registry, 0, mine, patience=Patience(pause=0.02)).error
+
+
+ARCHITECTURES = ("amd64", "arm64")
+
+
+def built_for(mine: Hostile, architecture: str, number: int = 0) -> str:
+    """Have an image for these processors; return its digest."""
+    configuration = as_json({"architecture": architecture, "os": "linux", "number": number})
+    config = {**mine.put_blob(NAME, configuration), "mediaType": "application/vnd.oci.image.config.v1+json"}
+    value = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": []}
+    return str(mine.put_manifest(NAME, value)["digest"])
+
+
+def share(mine: Hostile, side: int, digest: str) -> bool:
+    """Add an image to the tag of several architectures, as one of two pushes."""
+    place = mine.host.replace("127.0.0.1", HOSTS[side]) + f"/{NAME}"
+    with Registries(HostSettings(pip=PipSettings())) as registries:
+        return add_to_list(registries, place, registries.existing(place, digest), TAG)
+
+
+def shared(mine: Hostile) -> set[str]:
+    return {str(each["digest"]) for each in json.loads(mine.manifests[NAME, TAG][1])["manifests"]}
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_two_architectures_at_once_are_both_in_the_tag(length: int, registry: Hostile) -> None:
+    digests = [built_for(registry, each) for each in ARCHITECTURES]
+    turns = Turns([0] * length + [1] * 200)
+    registry.fault = turns.wait
+
+    def one(side: int) -> bool:
+        try:
+            return share(registry, side, digests[side])
+        finally:
+            turns.end(side)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, range(2))) == [True, True]
+    assert shared(registry) == set(digests)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the put", "after the put"])
+def test_an_image_that_another_push_replaced_in_the_list_is_not_told(registry: Hostile, *, after: bool) -> None:
+    first, second = (built_for(registry, "amd64", number) for number in range(2))
+    ends: list[bool] = []
+    meanwhile(
+        registry,
+        lambda request: wants(request, "PUT"),
+        lambda: ends.append(share(registry, 1, second)),
+        after=after,
+    )
+    assert not share(registry, 0, first)
+    assert ends == [True]
+    assert shared(registry) == {second}

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from trainworks.host import aws
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
 from trainworks.registry.names import Tags, check_repository, split_image
-from trainworks.registry.tags import OCI_INDEX, list_of, look_at, set_tags, taken
+from trainworks.registry.tags import add_to_list, images_of, list_of, look_at, set_tags, taken
 from trainworks.registry.tools import Manifest, Registries, oras
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -33,14 +32,8 @@ COSIGN_TAGS = (".att", ".sig", ".sbom")
 """How the tags end under which cosign keeps attestations, signatures and bills of materials: ``sha256-DIGEST.att``."""
 
 
-DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-"""What a multi-architecture tag is, beside ``OCI_INDEX``: a list of images, of Docker's form only."""
-
 SENT = "trainworks-sent-"
 """How the tag begins under which an engine sends an image; it is removed where the registry allows that."""
-
-MERGES = 5
-"""How often an image is added to a multi-architecture tag that other pushes change at the same time."""
 
 
 @dataclass(kw_only=True)
@@ -94,7 +87,7 @@ def push_image(
     chosen = [_chosen_tags(registries, place, tags, image.identifier, day) for place in repositories]
     for place in repositories:
         for tag in tags.shared:
-            _shared(registries, place, tag)
+            images_of(registries, place, tag)
     record = cache_folder(environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json")
     known = _recorded(record)
     results = []
@@ -116,10 +109,9 @@ def push_image(
             with contextlib.suppress(OSError):
                 write_cached(record, json.dumps(known).encode())
             names = set_tags(registries, place, found, choice.fixed, tags.moving)
-            for tag in tags.shared:
-                _share(registries, place, found, tag)
+            names += [tag for tag in tags.shared if add_to_list(registries, place, found, tag)]
         registries.existing(place, found.digest)
-        results.append(_pushed(place, found.digest, [*names, *tags.shared], how))
+        results.append(_pushed(place, found.digest, names, how))
     return results
 
 
@@ -146,44 +138,6 @@ def _remove(registries: Registries, place: str, image: Manifest, name: str) -> N
         removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
     if not removed:
         say(f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing")
-
-
-def _share(registries: Registries, place: str, image: Manifest, tag: str) -> None:
-    """Put an image under a multi-architecture tag, in the place of an earlier one for the same processors.
-
-    Raises:
-        RegistryError: The tag is an image, this image is a list itself, or other pushes change the tag all the time.
-    """
-    if not image.configuration:
-        raise RegistryError(
-            f"{place}@{image.digest} is a list of images, which cannot stand in the list of {tag}",
-            hint="push it without --multi-arch-tag",
-        )
-    configuration = json.loads(registries.blob(place, image.configuration))
-    platform = {key: configuration[key] for key in ("architecture", "os")}
-    mine = {**image.descriptor, "platform": platform}
-    for _ in range(MERGES):
-        begun = time.monotonic()
-        others = [each for each in _shared(registries, place, tag) if each.get("platform") != platform]
-        listed = sorted([*others, mine], key=lambda each: str(each.get("platform")))
-        dockers = all("vnd.docker." in str(each.get("mediaType")) for each in listed)
-        kind = DOCKER_LIST if dockers else OCI_INDEX
-        registries.put_manifest(place, {"schemaVersion": 2, "mediaType": kind, "manifests": listed}, tag=tag)
-        # A push of another architecture that looked before this one wrote has written by then.
-        time.sleep(time.monotonic() - begun)
-        if any(each.get("digest") == image.digest for each in _shared(registries, place, tag)):
-            return
-    raise RegistryError(f"{place}:{tag} was changed by another push at the same time", hint="repeat the command")
-
-
-def _shared(registries: Registries, place: str, tag: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the images of a multi-architecture tag; none if it does not exist yet."""
-    found = registries.manifest(place, tag)
-    if found is not None and "manifests" not in found.value:
-        raise RegistryError(
-            f"{place}:{tag} is an image of one architecture", hint="give another --multi-arch-tag, or remove that tag"
-        )
-    return found.listed("manifests") if found else ()
 
 
 def _say_layer(line: str) -> None:
