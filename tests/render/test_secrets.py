@@ -125,6 +125,8 @@ def test_source_archives_are_built_in_a_stage_without_a_secret_after_it_began(fa
     files = {file.path: file.content.decode() for file in rendering.files}
     assert "sagemaker_training-5.1.4.tar.gz" in files["requirements/sagemaker-training-archives.txt"]
     assert "sagemaker-training==" not in files["requirements/sagemaker-training.txt"]
+    # uv refuses to build, should a list of wheels have an archive after all.
+    assert " --no-build " in files["files/builder/install-python-packages"]
 
 
 ARCHIVES = "RUN --mount=type=bind,source=requirements/sagemaker-training-archives.txt"
