@@ -39,6 +39,7 @@ class Hostile:
 
     Attributes:
         login: Whether it wants the login of the tests.
+        deletes: Whether it removes manifests; Debian's does not, unless it is told to.
         page: How many referrers it lists at once; 0: all.
         fault: Comes first at each request.
         location: The address that an upload goes to, given that of its own.
@@ -47,6 +48,7 @@ class Hostile:
 
     url: str = ""
     login: bool = False
+    deletes: bool = False
     page: int = 0
     fault: Fault = lambda _request: False
     location: Callable[[str], str] = lambda own: own
@@ -108,8 +110,12 @@ class Hostile:
         return [found[each] for each in sorted(found)]
 
     def digests(self, name: str) -> set[str]:
-        """Return the digests of all manifests of a repository."""
-        return {reference for where, reference in self.manifests if where == name and ":" in reference}
+        """Return the digests of all manifests of a repository but the claims of tags."""
+        return {
+            reference
+            for (where, reference), (_, content) in self.manifests.items()
+            if where == name and ":" in reference and b"trainworks.claim" not in content
+        }
 
 
 class Request(BaseHTTPRequestHandler):
@@ -172,6 +178,8 @@ class Request(BaseHTTPRequestHandler):
                 mine.manifests[name, each] = media, body
             more = {"OCI_Subject": json.loads(body)["subject"]["digest"]} if b'"subject"' in body else {}
             self.answer(201, Docker_Content_Digest=digest_of(body), **more)
+        elif kind == "manifests" and self.command == "DELETE":
+            self._delete(name, reference)
         elif kind == "manifests":
             found = mine.manifests.get((name, reference))
             accepted = [each.strip() for each in (self.headers.get("Accept") or "").split(",")]
@@ -192,6 +200,16 @@ class Request(BaseHTTPRequestHandler):
             self._upload(name, parse_qs(parts.query), body)
         else:
             self.answer(404)
+
+    def _delete(self, name: str, digest: str) -> None:
+        """Remove a manifest with its tags, if this registry does that; no registry of this kind removes a tag alone."""
+        mine = self.mine
+        kept = {key: row for key, row in mine.manifests.items() if key[0] != name or digest_of(row[1]) != digest}
+        if not mine.deletes or ":" not in digest:
+            self.answer(405, as_json({"errors": [{"code": "UNSUPPORTED", "message": "no deletion"}]}))
+        else:
+            mine.manifests = kept
+            self.answer(202)
 
     def _chunks(self) -> bytes:
         body: list[bytes] = []
@@ -245,7 +263,7 @@ class Request(BaseHTTPRequestHandler):
         mine.blobs[name, digest] = content
         self.answer(201, Docker_Content_Digest=digest)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do  # noqa: N815 - the base class's names
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do  # noqa: N815 - the base class's names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Say nothing."""

@@ -36,7 +36,8 @@ from trainworks.host.settings import HostSettings
 from trainworks.proof.prove import pushed_address
 from trainworks.registry.names import Tags, tags_for
 from trainworks.registry.protocol import Patience
-from trainworks.registry.push import Pushed, push_image
+from trainworks.registry.push import SENT, Pushed, push_image
+from trainworks.registry.tags import claim_tag
 from trainworks.registry.tools import Registries
 
 PATH = os.environ["PATH"]
@@ -211,6 +212,64 @@ def test_a_name_of_the_user_s_own_store_stays(name: str, image: str, server: Reg
     assert engine.inspect(f"{server.host}/a:1") is None
 
 
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_push_prints_the_address_and_the_name_it_was_sent_under_goes_where_it_can(
+    name: str, image: str, hostile: Hostile, capsys: pytest.CaptureFixture[str], *, deletes: bool
+) -> None:
+    """No request of the engine is for the fixed tag, and stdout is what `image=$(...)` wants."""
+    hostile.deletes = deletes
+    repository = f"{hostile.host}/team/image"
+    assert main(["push", image, "--repository", repository, "--tag", "v1", "--engine", name]) == 0
+    said = capsys.readouterr()
+    digest = digest_of(hostile.manifests["team/image", "v1"][1])
+    assert said.out == f"{repository}@{digest}\n"
+    assert f"  {repository}:v1\n" in said.err
+    tags = {tag for _, tag in hostile.manifests if ":" not in tag}
+    sent = {tag for tag in tags if tag.startswith(SENT)}
+    assert tags - sent == {"v1", claim_tag("v1")}
+    assert len(sent) == (0 if deletes else 1)
+    assert all(tag in said.err for tag in sent)
+    written = [path.rpartition("/")[2] for method, path, _ in hostile.seen if method == "PUT" and "/manifests/" in path]
+    assert [tag for tag in written if not tag.startswith(SENT)] == [claim_tag("v1"), "v1"]
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_two_pushes_at_once_under_one_fixed_tag(name: str, server: RegistryServer, tmp_path: Path) -> None:
+    """Real processes, against a real registry: one gets 0, the other 15 with the digest that is there."""
+    engine = engine_that_answers(name)
+    references = [f"trainworks-push-{uuid.uuid4().hex[:12]}:1.{number}-cpu" for number in range(2)]
+    try:
+        for reference in references:
+            context = tmp_path / reference.replace(":", "-")
+            context.mkdir()
+            (context / "file").write_text(reference)
+            (context / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
+            request = BuildRequest(name="image", context=context, tags=(reference,))
+            engine.build(request, lambda _event: None)
+        for number in range(5):
+            place = f"{server.host}/race/r{number}"
+            words = ("--repository", place, "--tag", "v1", "--engine", name)
+            commands = [(sys.executable, str(ROOT / "build.py"), "push", each, *words) for each in references]
+            with contextlib.ExitStack() as stack:
+                racing = [
+                    stack.enter_context(
+                        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    )
+                    for command in commands
+                ]
+                ended = [(*each.communicate(timeout=600), each.returncode) for each in racing]
+            ended.sort(key=lambda end: end[2])
+            (output, _, first), (_, errors, second) = ended
+            assert (first, second) == (0, 15), ended
+            with Registries(HostSettings(pip=PipSettings())) as registries:
+                digest = registries.existing(place, "v1").digest
+            assert output == f"{place}@{digest}\n"
+            assert f"v1 is another image ({digest})" in errors
+    finally:
+        for reference in references:
+            engine.remove(reference)
+
+
 @pytest.mark.usefixtures("logged_in")
 def test_tags_of_a_day_with_two_contents(
     name: str, server: RegistryServer, registries: Registries, tmp_path: Path
@@ -291,7 +350,7 @@ def test_one_tag_for_two_architectures(
             assert done.tags[-1] == tag
             listed = registries.existing(place, tag).listed("manifests")
             assert {each["platform"]["architecture"]: each["digest"] for each in listed} == pushed
-        registries.tag(place, done.digest, ["single"])
+        registries.put(place, "single", registries.existing(place, done.digest))
         tags = tags_for(references[0], shared=["single"])
         with pytest.raises(RegistryError, match="is an image of one architecture"):
             push_image(engine, references[0], [place], tags, registries, os.environ)

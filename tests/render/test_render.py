@@ -223,10 +223,12 @@ def test_the_final_stage_has_nothing_of_the_builder(renderings: Mapping[str, Ren
 
 
 def test_every_requirement_is_pinned_and_hashed(renderings: Mapping[str, Rendering]) -> None:
-    line = re.compile(r"[a-z0-9-]+==[^\s=]+ --hash=sha256:[0-9a-f]{64}")
+    wheel = re.compile(r"[a-z0-9-]+==[^\s=]+ --hash=sha256:[0-9a-f]{64}")
+    archive = re.compile(r"[a-z0-9-]+ [^\s=]+ \S+\.(tar\.gz|zip) [0-9a-f]{64}")
     for rendering in renderings.values():
         for file in rendering.files:
             if file.path.startswith("requirements/"):
+                line = archive if file.path.endswith("-archives.txt") else wheel
                 assert all(line.fullmatch(text) for text in file.content.decode().splitlines()), file.path
 
 
@@ -242,12 +244,13 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
             continue
         largest = max(sizes.values())
         for step in (step for step in steps if step.python):
-            stages = [stage for stage, owner in rendering.stage_components.items() if owner == step.component]
-            layers = [
-                re.findall(r"sha256:(\w+)", file.content.decode())
-                for file in rendering.files
-                if file.path in {f"requirements/{stage}.txt" for stage in stages}
-            ]
+            owned = [stage for stage, owner in rendering.stage_components.items() if owner == step.component]
+            stages = [stage for stage in owned if not stage.endswith("-archives")]
+            contents = {file.path: file.content.decode() for file in rendering.files}
+            # What is built of source archives is in the layer of the wheels beside them.
+            lists = {stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt") for stage in stages}
+            texts = ["".join(contents.get(path, "") for path in paths) for paths in lists.values()]
+            layers = [re.findall(r"\b[0-9a-f]{64}\b", text) for text in texts if text]
             # Each wheel is in one layer, and each layer is copied.
             assert sorted(each for layer in layers for each in layer) == sorted(each.sha256 for each in step.python)
             assert all(f"COPY --from={stage} " in rendering.dockerfile for stage in stages), f"{name} {stages}"
@@ -379,7 +382,9 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         # The comment above a stage has the version; nothing else of the Dockerfile may have it.
         # What the image's environment tells of a version is in its last instructions, and in what login shells read.
         told = {"PYTORCH_VERSION": "torch"}.items() & {(key, component) for key in plan.environment}
-        assert [stage for stage in old if old[stage] != new[stage]] == [component, *(["image"] if told else [])]
+        # A component's comment is above the first of its stages.
+        first = f"{component}-archives" if f"{component}-archives" in old else component
+        assert [stage for stage in old if old[stage] != new[stage]] == [first, *(["image"] if told else [])]
         stages = {stage for stage, owner in before.stage_components.items() if owner == component}
         if not told:
             assert instructions(before.dockerfile) == instructions(after.dockerfile)

@@ -18,7 +18,6 @@ from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.shares import BUILDER
 from trainworks.render.dockerfile import Rendering
 
 CONTEXT_FOLDERS = frozenset(
@@ -174,11 +173,8 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
         OutputError: A file cannot be copied.
     """
     found: dict[str, None] = {}
-    builders = next(step.python for step in plan.steps if step.component == BUILDER)
     for step in plan.steps:
-        compiles = step.python != builders and any(not package.file.endswith(".whl") for package in step.python)
-        # A source distribution is built in an environment of its own, with what `builder` is pinned to.
-        for package in (*step.python, *(builders if compiles else ())):
+        for package in step.python:
             source = find_local_file(package, settings)
             if source is not None:
                 _link(source, folder / "wheels" / step.component / package.file)

@@ -161,12 +161,14 @@ class Client:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        attempts: int = 0,
     ) -> Answer:
         """Send a request about a repository, again after a failure that may pass.
 
         Args:
             doing: What it is for, for messages.
             path: What follows ``/v2/NAME/``.
+            attempts: How often it is sent; default: as patience has it.
 
         Returns:
             An answer with a status of 200 to 299.
@@ -194,7 +196,7 @@ class Client:
                 self._authorized[host, scope] = authorization
             return self._good(doing, host, answer)
 
-        return self.patiently(doing, host, attempt)
+        return self.patiently(doing, host, attempt, attempts=attempts)
 
     def login(self, host: str) -> dict[str, str]:
         """Return this machine's login for a registry; ``{}`` without one."""

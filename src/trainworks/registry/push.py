@@ -1,7 +1,7 @@
 """``push`` and ``promote``: an image goes to registries under dated, fixed and moving tags.
 
-The engine pushes, oras copies; the rules for tags are ours. Every tag that never moves is looked at before anything is
-sent, and again at the end.
+The engine sends an image under a name of its own, oras copies by digest; the tags are set by us, last (``tags``). Every
+tag that never moves is looked at before anything is sent, too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from trainworks.host import aws
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
 from trainworks.registry.names import Tags, check_repository, split_image
+from trainworks.registry.tags import add_to_list, images_of, list_of, look_at, set_tags, taken
 from trainworks.registry.tools import Manifest, Registries, oras
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -30,9 +32,8 @@ COSIGN_TAGS = (".att", ".sig", ".sbom")
 """How the tags end under which cosign keeps attestations, signatures and bills of materials: ``sha256-DIGEST.att``."""
 
 
-DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-"""What a multi-architecture tag is: a list of images. Docker's form has images of Docker's form only."""
+SENT = "trainworks-sent-"
+"""How the tag begins under which an engine sends an image; it is removed where the registry allows that."""
 
 
 @dataclass(kw_only=True)
@@ -48,18 +49,12 @@ class Pushed:
     tags: list[str] = field(default_factory=list)
     how: str = ""
 
-    @property
-    def names(self) -> list[str]:
-        """Every name of the image in this repository, the digest first."""
-        return [self.image_uri, *(f"{self.repository}:{tag}" for tag in self.tags)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
-    """The tags that never move, those that do not exist, and the manifest of this image that the others have."""
+    """The tags that never move, and the manifest of this image that one of them has."""
 
     fixed: tuple[str, ...]
-    missing: tuple[str, ...]
     existing: Manifest | None
 
 
@@ -92,68 +87,57 @@ def push_image(
     chosen = [_chosen_tags(registries, place, tags, image.identifier, day) for place in repositories]
     for place in repositories:
         for tag in tags.shared:
-            _shared(registries, place, tag)
+            images_of(registries, place, tag)
     record = cache_folder(environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json")
     known = _recorded(record)
     results = []
     for place, choice in zip(repositories, chosen, strict=True):
-        first = (*choice.fixed, *tags.moving)[0]
         found, how = choice.existing, "there"
         if found is None:
-            found, how = _found_elsewhere(registries, place, known, image, first), "copied"
-        if found is None:
-            plain = registries.plain(_host(place))
-            with (
-                engine.push_command(image, f"{place}:{first}", plain=plain) as argv,
-                DISPLAY.task("pushing", log=False),
-            ):
-                registries.push(place, argv, show=_say_layer)
-            found, how = registries.existing(place, first), "sent"
+            found, how = _found_elsewhere(registries, place, known, image), "copied"
+        with contextlib.ExitStack() as stack:
+            if found is None:
+                name = f"{SENT}{image.identifier.removeprefix('sha256:')[:12]}-{secrets.token_hex(4)}"
+                _send(registries, engine, image, f"{place}:{name}")
+                found, how = registries.existing(place, name), "sent"
+                stack.callback(_remove, registries, place, found, name)
+            # What came by a name is believed once it comes by its digest.
+            found = registries.existing(place, found.digest)
             if not found.is_of(image.identifier):
-                # Another push set the tag in the meantime.
-                raise _taken(place, first, found.digest)
-        known[place] = found.digest
-        with contextlib.suppress(OSError):
-            write_cached(record, json.dumps(known).encode())
-        done = (first,) if how != "there" else ()
-        missing, moving = ([tag for tag in each if tag not in done] for each in (choice.missing, tags.moving))
-        _tag(registries, place, found.digest, missing, moving)
-        for tag in tags.shared:
-            _share(registries, place, found, tag)
-        results.append(_pushed(place, found.digest, choice.fixed, (*tags.moving, *tags.shared), how))
+                raise RegistryError(f"{place}@{found.digest} is not the image {reference} that was sent")
+            known[place] = found.digest
+            with contextlib.suppress(OSError):
+                write_cached(record, json.dumps(known).encode())
+            names = set_tags(registries, place, found, choice.fixed, tags.moving)
+            names += [tag for tag in tags.shared if add_to_list(registries, place, found, tag)]
+        registries.existing(place, found.digest)
+        results.append(_pushed(place, found.digest, names, how))
     return results
 
 
-def _share(registries: Registries, place: str, image: Manifest, tag: str) -> None:
-    """Put an image under a multi-architecture tag, in the place of an earlier one for the same processors.
+def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) -> None:
+    """Have an engine push an image under ``HOST/NAME:TAG``."""
+    place = name.rpartition(":")[0]
+    plain = registries.plain(_host(place))
+    with (
+        engine.push_command(image, name, plain=plain) as argv,
+        DISPLAY.task("pushing", log=False),
+    ):
+        registries.push(place, argv, show=_say_layer)
 
-    Raises:
-        RegistryError: The tag is an image, this image is a list itself, or another push changed the tag meanwhile.
+
+def _remove(registries: Registries, place: str, image: Manifest, name: str) -> None:
+    """Remove the tag under which an image was sent.
+
+    Registries remove manifests, and many do not remove a tag alone: the tag gets a manifest of its own first, so that
+    the image stays.
     """
-    if not image.configuration:
-        raise RegistryError(
-            f"{place}@{image.digest} is a list of images, which cannot stand in the list of {tag}",
-            hint="push it without --multi-arch-tag",
-        )
-    configuration = json.loads(registries.blob(place, image.configuration))
-    platform = {key: configuration[key] for key in ("architecture", "os")}
-    listed = [each for each in _shared(registries, place, tag) if each.get("platform") != platform]
-    listed = sorted([*listed, {**image.descriptor, "platform": platform}], key=lambda each: str(each.get("platform")))
-    dockers = all("vnd.docker." in str(each.get("mediaType")) for each in listed)
-    kind = DOCKER_LIST if dockers else OCI_INDEX
-    digest = registries.put_manifest(place, {"schemaVersion": 2, "mediaType": kind, "manifests": listed}, tag=tag)
-    if registries.existing(place, tag).digest != digest:
-        raise RegistryError(f"{place}:{tag} was changed by another push at the same time", hint="repeat the command")
-
-
-def _shared(registries: Registries, place: str, tag: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the images of a multi-architecture tag; none if it does not exist yet."""
-    found = registries.manifest(place, tag)
-    if found is not None and "manifests" not in found.value:
-        raise RegistryError(
-            f"{place}:{tag} is an image of one architecture", hint="give another --multi-arch-tag, or remove that tag"
-        )
-    return found.listed("manifests") if found else ()
+    removed = False
+    with contextlib.suppress(RegistryError):
+        value = list_of([image.descriptor], {"trainworks.sent": name})
+        removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
+    if not removed:
+        say(f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing")
 
 
 def _say_layer(line: str) -> None:
@@ -166,14 +150,14 @@ def _host(place: str) -> str:
 
 
 def _found_elsewhere(
-    registries: Registries, place: str, known: Mapping[str, str], image: BuiltImage, tag: str
+    registries: Registries, place: str, known: Mapping[str, str], image: BuiltImage
 ) -> Manifest | None:
     """Copy an image that another repository of this registry has; ``None`` without one."""
     for other in sorted((each for each in known if _host(each) == _host(place)), key=lambda each: each != place):
         with contextlib.suppress(RegistryError):
             found = registries.manifest(other, known[other])
             if found is not None and found.is_of(image.identifier):
-                registries.copy(other, place, found.digest, tag=tag, attached=False)
+                registries.copy(other, place, found.digest, attached=False)
                 say(f"  {place}: copied from {other}")
                 return found
     return None
@@ -182,7 +166,6 @@ def _found_elsewhere(
 def _chosen_tags(registries: Registries, place: str, tags: Tags, identifier: str, day: str) -> _Chosen:
     """Return the fixed and dated tags; raises ``RegistryError`` if another image has one of them."""
     fixed: list[str] = []
-    missing: list[str] = []
     existing = None
     dated = f"{tags.dated}-{day}"
     wanted: list[tuple[str, ...]] = [(tag,) for tag in tags.fixed]
@@ -193,18 +176,10 @@ def _chosen_tags(registries: Registries, place: str, tags: Tags, identifier: str
             if found is None or found.is_of(identifier):
                 break
         else:
-            raise _taken(place, name, found.digest if found else "")
+            raise taken(place, name, found.digest if found else "")
         fixed.append(name)
-        missing += [] if found else [name]
         existing = found or existing
-    return _Chosen(fixed=tuple(fixed), missing=tuple(missing), existing=existing)
-
-
-def _taken(place: str, tag: str, digest: str) -> RegistryError:
-    return RegistryError(
-        f"{place}:{tag} is another image ({digest}), and this tag never moves",
-        hint="use another --tag, or give a tag that may move with --moving-tag",
-    )
+    return _Chosen(fixed=tuple(fixed), existing=existing)
 
 
 def prepare(place: str) -> None:
@@ -219,17 +194,8 @@ def prepare(place: str) -> None:
         say(f"  {place}: created, with scan on push and dated tags that never move")
 
 
-def _tag(registries: Registries, place: str, digest: str, missing: Sequence[str], moving: Sequence[str]) -> None:
-    """Set the tags that an image lacks; those that never move first, and another push may have set them meanwhile."""
-    registries.tag(place, digest, missing)
-    for tag in missing:
-        if (now := registries.existing(place, tag).digest) != digest:
-            raise _taken(place, tag, now)
-    registries.tag(place, digest, moving)
-
-
-def _pushed(place: str, digest: str, fixed: Sequence[str], moving: Sequence[str], how: str) -> Pushed:
-    return Pushed(repository=place, image_uri=f"{place}@{digest}", digest=digest, tags=[*fixed, *moving], how=how)
+def _pushed(place: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
+    return Pushed(repository=place, image_uri=f"{place}@{digest}", digest=digest, tags=list(tags), how=how)
 
 
 def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: Registries) -> list[Pushed]:
@@ -252,7 +218,8 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
         tags = Tags(fixed=(reference,))
     for place in places:
         prepare(place)
-    missing = {place: _missing(registries, place, digest, tags.fixed) for place in places}
+    for place in places:
+        look_at(registries, place, digest, tags.fixed)
     with DISPLAY.task("copying", log=False):
         attachments = set(_attachments(registries, origin, manifest))
         results = []
@@ -269,20 +236,10 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
             if attachments:
                 say(f"  {place}: copied with {len(attachments)} attachments")
             how = "copied" if _host(origin) == _host(place) else "sent"
-            # Once more: the copy took its time.
-            _missing(registries, place, digest, tags.fixed)
-            _tag(registries, place, digest, missing[place], tags.moving)
-            results.append(_pushed(place, digest, tags.fixed, tags.moving, how))
+            copied = registries.existing(place, digest)
+            names = set_tags(registries, place, copied, tags.fixed, tags.moving)
+            results.append(_pushed(place, digest, names, how))
     return results
-
-
-def _missing(registries: Registries, place: str, digest: str, fixed: Sequence[str]) -> list[str]:
-    """Return the fixed tags that a repository does not have; raises ``RegistryError`` if another image has one."""
-    found = {tag: registries.manifest(place, tag) for tag in fixed}
-    for tag, manifest in found.items():
-        if manifest is not None and manifest.digest != digest:
-            raise _taken(place, tag, manifest.digest)
-    return [tag for tag, manifest in found.items() if manifest is None]
 
 
 def _attachments(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
@@ -313,8 +270,15 @@ def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:
 
 
 def text_of(results: Sequence[Pushed]) -> str:
-    """Return the results for stdout: a line for each repository, the ``image_uri`` with its digest, then the tags."""
-    return "".join(" ".join(result.names) + "\n" for result in results)
+    """Return the results for stdout: a line for each repository, the ``image_uri`` with its digest."""
+    return "".join(f"{result.image_uri}\n" for result in results)
+
+
+def say_tags(results: Sequence[Pushed]) -> None:
+    """Print the tags of each repository for people."""
+    for result in results:
+        for tag in result.tags:
+            say(f"  {result.repository}:{tag}")
 
 
 def _recorded(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ registry decides, which is asked again, never the program's words.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -104,7 +105,7 @@ class Registries:
         """Store this machine's settings; ``report`` receives a line for each retry."""
         self._settings = settings
         self._report = report
-        self._patience = patience or Patience()
+        self.patience = patience or Patience()
         self._stack = ExitStack()
         self._folder = Path()
         self._checked: set[str] = set()
@@ -112,7 +113,7 @@ class Registries:
     def __enter__(self) -> Registries:
         """Create the private folder."""
         self._folder = self._stack.enter_context(private_folder())
-        self._client = Client(self._settings, self._folder, report=self._report, patience=self._patience)
+        self._client = Client(self._settings, self._folder, report=self._report, patience=self.patience)
         self._stack.callback(self._client.close)
         return self
 
@@ -185,7 +186,7 @@ class Registries:
         environment = self._environment([host])
 
         def attempt() -> bytes:
-            done = processes.run(argv, timeout=self._patience.seconds, environment=environment, limit=LARGEST)
+            done = processes.run(argv, timeout=self.patience.seconds, environment=environment, limit=LARGEST)
             if len(done.output) > LARGEST:
                 raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
             if done.status:
@@ -198,13 +199,17 @@ class Registries:
         content = self._client.patiently(doing, host, attempt, attempts=2)
         return descriptors(table(content, where).get("manifests"), where)
 
-    def tag(self, repository: str, digest: str, tags: Sequence[str]) -> None:
-        """Put tags on an image that the repository has."""
-        if not tags:
-            return
-        image = self.existing(repository, digest)
-        for tag in tags:
-            self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
+    def put(self, repository: str, tag: str, image: Manifest) -> None:
+        """Put a tag on an image that the repository has."""
+        self._put(f"tagging {repository}", repository, tag, image.content, image.kind)
+
+    def remove(self, repository: str, digest: str) -> bool:
+        """Remove a manifest and its tags; ``False`` if the registry does not do that."""
+        doing = f"removing {image_name(repository, digest)}"
+        with contextlib.suppress(RegistryError):
+            self._client.ask(doing, repository, f"manifests/{digest}", method="DELETE", attempts=1)
+            return True
+        return False
 
     def copy(self, source: str, target: str, digest: str, *, tag: str = "", attached: bool) -> None:
         """Copy an image between repositories; within a registry nothing is sent.

@@ -52,6 +52,9 @@ BLOCKS = frozenset({"stage", "image"})
 MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 """Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
+ARCHIVES = "source_archives"
+"""The macro of a stage that builds the source archives of a component, before the component's own."""
+
 DIVIDED = "wheel_layers"
 """Value that a recipe reads instead of ``requirements`` if its wheels may be divided among several layers."""
 
@@ -153,6 +156,10 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         if check:
             _check_signature(environment, recipe, values)
         blocks = _blocks(environment, step.recipe, values)
+        if "stage" in blocks:
+            built = [each for each in wheels[step.component] if each.archives]
+            own = [str(environment.globals[ARCHIVES](step.component, each)).strip() for each in built]
+            blocks["stage"] = "\n\n".join((*own, blocks["stage"]))
         if not step.in_image:
             blocks.pop("image", None)
         texts[step.component] = "\n".join(blocks.values())
@@ -282,7 +289,7 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "site_packages": f"/opt/venv/lib/python{plan.target.python}/site-packages",
     }
     if wheels:
-        values["requirements"] = wheels[0].requirements
+        values["requirements"] = wheels[0]
         values[DIVIDED] = wheels
     values["artifacts"] = _artifacts_path(step) if step.artifacts else ""
     if step.component == "system":
@@ -425,8 +432,11 @@ def _context_files(
     files = [SourceFile(path=path, content=text.encode()) for path, text in generated.items() if path in dockerfile]
     for step in plan.steps:
         for layer in wheels[step.component]:
-            lines = [f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in layer.packages]
+            lines = [f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in layer.wheel_packages]
             files.append(SourceFile(path=layer.requirements, content="".join(lines).encode()))
+            if layer.archives:
+                rows = [f"{each.name} {each.version} {each.file} {each.sha256}\n" for each in layer.archive_packages]
+                files.append(SourceFile(path=layer.archives, content="".join(rows).encode()))
         if step.python:
             # The folder must exist to be mounted; local copies of the step's files are put there before a build.
             files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))

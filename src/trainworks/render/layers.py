@@ -28,13 +28,28 @@ class WheelLayer:
 
     Attributes:
         stage: Name of the build stage.
-        requirements: Path of its requirements in the build context.
-        packages: The wheels, in the lock's order.
+        requirements: Path of the list of its wheels in the build context.
+        packages: The wheels and source archives, in the lock's order.
     """
 
     stage: str
     requirements: str
     packages: tuple[LockedPackage, ...]
+
+    @property
+    def archives(self) -> str:
+        """Path of the list of its source archives; ``""`` without one."""
+        return f"requirements/{self.stage}-archives.txt" if self.archive_packages else ""
+
+    @property
+    def wheel_packages(self) -> tuple[LockedPackage, ...]:
+        """The packages that are wheels."""
+        return tuple(package for package in self.packages if package.file.endswith(".whl"))
+
+    @property
+    def archive_packages(self) -> tuple[LockedPackage, ...]:
+        """The packages that are built in a stage of their own."""
+        return tuple(package for package in self.packages if not package.file.endswith(".whl"))
 
 
 def one_layer(step: Step) -> tuple[WheelLayer, ...]:

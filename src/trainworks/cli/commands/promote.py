@@ -31,7 +31,7 @@ def parser() -> Grammar:
                 needs="registries",
             ),
         ),
-        result="the image_uri of each copy, by digest and by tag, for an Estimator.",
+        result="the image_uri of each copy, by digest, for an Estimator; its tags on stderr.",
         done="copied",
         fails=(HostError, RegistryError),
         reads=(LOGINS, HOST_SETTINGS),
@@ -50,7 +50,7 @@ def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command 
     """Promote an image."""
     from trainworks.host.settings import read_host_settings
     from trainworks.registry.names import check_tags
-    from trainworks.registry.push import promote_image, report_of, text_of
+    from trainworks.registry.push import promote_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
@@ -58,5 +58,6 @@ def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command 
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = promote_image(options.source, options.targets, tags, registries)
     report = {"source": options.source, "promoted": report_of(done)}
+    say_tags(done)
     put_result(options.format, report, text_of(done))
     return 0

@@ -44,7 +44,7 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
         ),
-        result="the image_uri, by digest and by each tag, for an Estimator.",
+        result="the image_uri of each repository, by digest, for an Estimator; its tags on stderr.",
         done="pushed",
         fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, HostError, LockError, RegistryError),
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
@@ -74,7 +74,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.plan.names import unknown
     from trainworks.plan.variants import image_named
     from trainworks.registry.names import check_tags, tags_for
-    from trainworks.registry.push import push_image, report_of, text_of
+    from trainworks.registry.push import push_image, report_of, say_tags, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
@@ -89,5 +89,6 @@ def run(options: Namespace, root: Path) -> int:
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}
+    say_tags(done)
     put_result(options.format, report, text_of(done))
     return 0
