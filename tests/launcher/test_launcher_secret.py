@@ -33,8 +33,10 @@ signal.pause()
 THIEF = """
 import sys, os
 for name in os.listdir("/proc"):
-    if name.isdecimal() and int(name) != os.getpid() and os.stat(f"/proc/{name}").st_uid in (0, os.getuid()):
+    if name.isdecimal() and int(name) != os.getpid():
         try:
+            if os.stat(f"/proc/{name}").st_uid not in (0, os.getuid()):
+                continue
             status = dict(line.split(":", 1) for line in open(f"/proc/{name}/status"))
             if int(status["Uid"].split()[0]) != os.getuid():
                 continue
