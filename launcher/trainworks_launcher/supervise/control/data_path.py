@@ -114,7 +114,7 @@ class DataPath:
         if self._leads:
             self._offered(self._own.host, offer)
         else:
-            self._role.tell(KIND, step="offer", **offer)
+            self._role.tell(KIND, "", step="offer", **offer)
 
     def heard(self, host: str, message: Mapping[str, Json]) -> None:
         """Take a message of the trial."""
