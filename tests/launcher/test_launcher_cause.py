@@ -214,8 +214,8 @@ ASSERTIONS = (
         (ASSERTIONS, "RuntimeError: CUDA error: device-side assert", "Assertion `index < size` failed."),
         pytest.param(
             "raise ExceptionGroup('2 shards failed', [OSError('shard-3'), KeyError('labels')])",
-            "ExceptionGroup: 2 shards failed (2 sub-exceptions)",
-            "caused by OSError: shard-3",
+            "OSError: shard-3 (in ExceptionGroup: 2 shards failed (2 sub-exceptions))",
+            "OSError: shard-3",
             marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="no groups before Python 3.11"),
         ),
         (
@@ -230,6 +230,57 @@ def test_what_an_exception_hides_is_told(tmp_path: Path, script: str, cause: str
     made = run(tmp_path, script)
     assert_cause(made, cause)
     assert note in "\n".join(made.failure.splitlines()[:4])
+
+
+LONG_AGO = "import subprocess, sys, os, time\nsubprocess.run([sys.executable, '-c', 'import no_such_module'])\n"
+LATER = "time.sleep(6)\n"
+NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+@pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
+def test_an_exception_that_the_program_survived_is_a_note(tmp_path: Path, end: str) -> None:
+    """An optional import failed in a child, and was handled; NCCL's watchdog ends a rank by abort."""
+    made = run(tmp_path, LONG_AGO + LATER + end)
+    assert NOT_FOUND not in made.failure.splitlines()[0]
+    assert f"before that, {NOT_FOUND}" in made.failure or NOT_FOUND in made.failure
+
+
+def test_a_status_of_a_tool_is_not_that_of_an_older_child(tmp_path: Path) -> None:
+    script = f"{sys.executable} -c 'import no_such_module' || echo going on\nsleep 6\nexit 1\n"
+    write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
+    (tmp_path / "code/run.sh").write_text(script, encoding="ascii")
+    with Launcher(tmp_path) as made:
+        assert made.wait() == 1
+    assert NOT_FOUND not in made.failure.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("sys.exit('no checkpoint to start from')", 1, "no checkpoint to start from"),
+        ("sys.exit(4)", 4, "exit status 4"),
+    ],
+)
+def test_an_exception_that_a_library_handled_is_not_the_cause(
+    tmp_path: Path, end: str, status: int, words: str
+) -> None:
+    """``code`` leaves what it handles in sys.last_value, as pytest and IPython do."""
+    script = "import code, sys\ncode.InteractiveInterpreter().runcode(compile('1 / 0', 'cell', 'exec'))\n"
+    made = run(tmp_path, script + end)
+    assert made.status == status
+    assert "ZeroDivisionError" not in made.failure.splitlines()[0]
+    assert words in made.failure
+
+
+def test_exceptions_of_threads_are_noted_up_to_a_bound(tmp_path: Path) -> None:
+    threads = (
+        "import threading\nfor number in range(500):\n"
+        "    t = threading.Thread(target=open, args=(f'/no/{number}',)); t.start(); t.join()\n"
+        "import os\nprint('records', open(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'] + '/ends').read().count('FileNot'))\n"
+    )
+    made = run(tmp_path, threads + DIES)
+    assert "records 64" in made.text
+    assert_cause(made, "ValueError: loss is nan")
 
 
 DIES_IN_SHELL = f"{sys.executable} -c 'open(\"/no/such/cache\")'"

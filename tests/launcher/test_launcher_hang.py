@@ -162,6 +162,13 @@ def test_without_such_evidence_a_rank_only_differs() -> None:
     assert "nothing shows" not in name_the_odd([*rows(WAITS, WAITS), others[1]], (), 60).text
 
 
+def test_ranks_that_wait_for_one_rank_are_the_odd_ones_beside_a_collective() -> None:
+    """mpi4py's lower-case recv waits in MPI_Mprobe, for one rank; the others wait for all."""
+    probing = [row_of(1, "algo-1", (), "S", "", "", natively("PMPI_Mprobe"))]
+    barrier = [row_of(rank, "algo-1", (), "S", "", "", natively("MPI_Barrier")) for rank in (0, 2, 3)]
+    assert [row.rank for row in name_the_odd([*probing, *barrier], (), 60).odd] == [1]
+
+
 def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "look at the network" in name_the_odd(rows(WAITS, WAITS), (), 600).text
     assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text

@@ -18,11 +18,11 @@ def described(error: BaseException, thread: str) -> str:
         if not file.startswith("<frozen") and "/site-packages/mpi4py/" not in file:
             break  # before it: what runs the script, as python -m and mpi4py do
         trace = trace.tb_next
-    origin, members = "", getattr(error, "exceptions", ())
+    origin, members, inner = "", getattr(error, "exceptions", ()), ""
     if members and isinstance(members[0], BaseException):
-        origin = f"caused by {first_line(members[0])}"
+        inner = first_line(_first_of_group(error))
     elif error.__cause__ is not None:
-        origin = f"caused by {first_line(error.__cause__)}"
+        origin = f"caused by {first_line(_root_of(error))}"
     elif error.__context__ is not None and not error.__suppress_context__:
         origin = f"while handling {first_line(error.__context__)}"
     message = [*traceback.format_exception_only(type(error), error)]
@@ -33,10 +33,33 @@ def described(error: BaseException, thread: str) -> str:
         "frames": _cut("".join(traceback.format_tb(trace))),
         "origin": _cut(origin),
         "thread": thread,
+        "inner": _cut(inner),
         "rank": int(rank) if rank.isdecimal() else -1,
         "argv": _cut(" ".join(sys.argv)),
     }
     return f", {json.dumps(found)[1:-1]}"
+
+
+def _first_of_group(error: BaseException) -> BaseException:
+    """Return the first exception of a group that is not a group itself."""
+    for _ in range(_DEEPEST):
+        members = getattr(error, "exceptions", ())
+        if not members or not isinstance(members[0], BaseException):
+            break
+        error = members[0]
+    return error
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """Return the first exception of a chain of direct causes, which may be a circle."""
+    for _ in range(_DEEPEST):
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    return error
+
+
+_DEEPEST = 32
 
 
 def _cut(text: str) -> str:

@@ -22,6 +22,9 @@ def planner(mode: str) -> Callable[[Job], NodePlan]:
     return found
 
 
+_PYTHON_HOME = "PYTHONHOME"  # of a host's Python, where the scheduler hands its environment on
+
+
 def plan_host(job: Job) -> NodePlan:
     """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
 
@@ -37,6 +40,13 @@ def plan_host(job: Job) -> NodePlan:
         why.append(Reason("requirements", kept, Origin.IMAGE))
     hidden = platform.hidden.get(plan.ranks_by, ())
     checks = checks_of(job.environment, placement, job.network)
+    left_out = [name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)]
+    warnings = list(plan.warnings)
+    python, home = job.environment.programs.get("python", ""), job.inherited.get(_PYTHON_HOME, "")
+    if home and not python.startswith(f"{home.rstrip('/')}/"):
+        # Python looks for its own library there, and ends with status 1 before the first line of a script.
+        left_out.append(_PYTHON_HOME)
+        warnings.append(f"left out {_PYTHON_HOME}={home}: it is of another Python than {python or 'the image has'}")
     member = placement.member
     return plan._replace(
         checks=checks,
@@ -45,6 +55,7 @@ def plan_host(job: Job) -> NodePlan:
         platform=platform.platform,
         member=member,
         hidden=hidden,
-        left_out=tuple(name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)),
+        left_out=tuple(left_out),
+        warnings=tuple(warnings),
         hidden_from_ranks=platform.hidden.get("ranks", ()) if plan.ranks_by == "mpirun" else (),
     )

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
 _LIMIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
+_MOST_THREADS = 64
+"""Exceptions of threads that are noted of one process."""
+
 _GLOO_THREAD = "pt_gloo_runloop"
 
 
@@ -103,13 +106,15 @@ def _note_the_end() -> None:
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/ends"  # names.RUNTIME_DIRECTORY_VARIABLE
     began, clock = time.monotonic(), time.monotonic
     noted = []
+    compiled: list[Any] = []
+    threads_noted: list[int] = []
 
     def write(fields: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(opened, f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode())
         os.close(opened)
 
-    def note(error: "BaseException", thread: str = "") -> None:
+    def note(error: "BaseException", thread: str = "", more: str = "") -> None:
         library = os.path.dirname(os.__file__)  # noqa: PTH120
         sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
         try:
@@ -117,11 +122,13 @@ def _note_the_end() -> None:
             if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
                 write(', "message": "KeyboardInterrupt"')
                 return
-            found: dict[str, Any] = {}
-            path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
-            with open(path, encoding="utf-8") as opened:  # noqa: PTH123
-                exec(compile(opened.read(), path, "exec"), found)  # noqa: S102
-            write(found["described"](error, thread))
+            if not compiled:
+                found: dict[str, Any] = {}
+                path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
+                with open(path, encoding="utf-8") as opened:  # noqa: PTH123
+                    exec(compile(opened.read(), path, "exec"), found)  # noqa: S102
+                compiled.append(found["described"])
+            write(compiled[0](error, thread) + more)
         except BaseException:  # noqa: BLE001  (never in the way of the script)
             pass
         finally:
@@ -132,8 +139,10 @@ def _note_the_end() -> None:
             error = getattr(sys, last, None)
             if os.getpid() in noted:
                 return
-            if isinstance(error, BaseException):
-                note(error)
+            # The hook has seen every exception that ended the program. pytest, IPython and code set the variable for
+            # those that they handle; it counts only where the program has put another hook in the place of this one.
+            if isinstance(error, BaseException) and sys.excepthook is not excepthook:
+                note(error, more=', "guessed": true')
             else:
                 write("")
         except BaseException:  # noqa: BLE001
@@ -146,6 +155,10 @@ def _note_the_end() -> None:
 
     def of_thread(given: "_thread._ExceptHookArgs") -> None:
         if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
+            threads_noted.append(os.getpid())
+            if len(threads_noted) > _MOST_THREADS:  # a pusher of metrics may fail in each step
+                shown_of_thread(given)
+                return
             threads = len(noted)
             note(given.exc_value, getattr(given.thread, "name", "") or "?")
             del noted[threads:]

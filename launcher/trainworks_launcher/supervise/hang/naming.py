@@ -15,7 +15,7 @@ _COLLECTIVES = re.compile(
 )
 """Files whose public functions are those in which a rank waits for others."""
 
-_TO_ONE = re.compile(r"send|recv", re.IGNORECASE)
+_TO_ONE = re.compile(r"send|recv|probe", re.IGNORECASE)
 """Of those, and of MPI's and NCCL's: the ones that wait for one other rank, and are no collectives."""
 
 _LIBRARIES = ("/torch/distributed/", "/horovod/", "/mpi4py/")
@@ -234,6 +234,10 @@ def _odd(groups: Sequence[Sequence[Row]]) -> list[Row]:
     waiting = [group for group in groups if group[0].kind == "collective"]
     if len(groups) < 2:
         return stopped
+    to_one = [group for group in waiting if _TO_ONE.search(group[0].what)]
+    if to_one and len(to_one) < len(waiting) == len(groups):
+        # They wait for one rank, and the others for all of them.
+        return [row for group in to_one for row in group]
     if waiting:
         apart = [row for group in groups for row in group if group[0].kind != "collective"]
         if apart:

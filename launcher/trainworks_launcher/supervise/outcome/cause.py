@@ -74,6 +74,9 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
     """Return why a process ended. returncode: negative after a signal; None if it is not known."""
     own, number = said.own(), signal_of(returncode or 0)
     first = first_of_the_last([row for row in said.records if row is not own])
+    if own is not None and own.message and own.guessed and returncode not in (1, None):
+        # A program that handles an exception may leave it in sys.last_value; one that it does not handle gives 1.
+        return Reason(None, _last_line(said.errors) if returncode in _SAYS_WHY else "", own.cause)
     if own is not None and own.message:
         if number == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
             return Reason()
@@ -84,17 +87,31 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
         line = _last_line(said.errors) if returncode in _SAYS_WHY else ""
         is_of_first = bool(line) and line in [part.strip() for part in first.message.splitlines()]
         return Reason(first) if is_of_first else Reason(None, line, first.cause)
+    return Reason(first) if _passes_on(said, first, returncode) else Reason(None, "", first.cause)
+
+
+def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
+    """Return whether a process without a record of its own ended because of a child's exception.
+
+    The ends belong together: the process ended within seconds of the exception, with no Python in between that ended
+    well, and with a status that passes it on. A shell has any status, and that of an aborted program, too; another
+    process that aborts does so for a reason of its own.
+    """
+    near = first.at + _SHELL_SECONDS > said.ended_at
     went_on = any(not row.message and row.began >= first.at for row in said.records)
-    chosen = said.shell and first.at + _SHELL_SECONDS > said.ended_at
-    may_be = number in (0, signal.SIGABRT) and (chosen or returncode in (1, None) or number)
-    return Reason(first) if may_be and not went_on else Reason(None, "", first.cause)
+    if not near or went_on:
+        return False
+    number = signal_of(returncode or 0)
+    if said.shell:
+        return number in (0, signal.SIGABRT)
+    return returncode in (1, None)
 
 
 _SAYS_WHY = (1, 2)
 """Statuses with which a Python ends that says why: ``sys.exit("...")`` has 1, a wrong command line 2."""
 
 _SHELL_SECONDS = 5.0
-"""How long a shell may live after the program whose end it passes on, with a status of its own."""
+"""How long a process may live after the child whose end it passes on."""
 
 _OF_THE_INTERPRETER = re.compile(
     r"\n(?:Error in atexit\._run_exitfuncs|Exception ignored (?:in|on)).*(?:\nTraceback .*(?:\n[ \t].*)*\n\S.*)?\n*$"
@@ -250,7 +267,7 @@ def failure_of(
     asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
     notes = [
         EMULATE if library and _NO_GPU.search(cause) else "",
-        found.origin if found is not None else "",
+        found.origin if found is not None and found.origin not in cause else "",
         f"the GPU had printed: {asserted[0]}" if asserted else "",
         f"before that, {lack_of_memory(oom_kills, host)}" if oom_kills and not of_memory else "",
         f"{EARLIER}{reason.earlier}" if reason.earlier else "",

@@ -13,6 +13,9 @@ from trainworks_launcher.contract.values import Json, decode, mapping, number, p
 FILE = "ends"
 """Name of the file in the runtime directory."""
 
+CAUSED_BY = "caused by "
+"""What the origin of an exception begins with that was raised from another one."""
+
 _CHILD_FAILED = ("subprocess.CalledProcessError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
 """Exceptions that only say that a process failed which this one had started."""
 
@@ -29,6 +32,9 @@ class Record(NamedTuple):
         origin: ``caused by`` another one, or ``while handling`` it; ``""`` for neither.
         thread: Name of the thread that it ended; ``""``: the whole program.
         rank: What the process's variables say; -1 if nothing.
+        inner: Of a group of exceptions the first one that is not a group itself; ``""`` for another exception.
+        guessed: No hook of ours saw the exception: it is what ``sys.last_value`` had at the end, where the program had
+            replaced the hook.
     """
 
     pid: int
@@ -39,14 +45,23 @@ class Record(NamedTuple):
     origin: str = ""
     thread: str = ""
     rank: int = -1
+    inner: str = ""
+    guessed: bool = False
 
     @property
     def cause(self) -> str:
-        """The first line of the message.
+        """The first line of the message; of a group its first exception; with the direct cause, if it has one.
 
         A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on with that, and an
         exception of another process that is told in the message is named by its last line.
         """
+        first = self._first_line
+        if self.inner:
+            return f"{self.inner} (in {first})"
+        return f"{first} ({self.origin})" if first and self.origin.startswith(CAUSED_BY) else first
+
+    @property
+    def _first_line(self) -> str:
         lines = [line.strip() for line in self.message.splitlines() if line.strip()]
         if not lines:
             return ""
@@ -74,10 +89,17 @@ def read(data: bytes) -> list[Record]:
             row = mapping(decode(line.decode("utf-8")))
         except (ValueError, RecursionError):
             continue
-        message, frames, origin, thread = (printable(text(row.get(name))) for name in _TEXTS)
-        rank, times = row.get("rank"), (_seconds(row.get("began")), _seconds(row.get("at")))
-        whose = rank if isinstance(rank, int) else -1
-        found.append(Record(number(row.get("pid")), *times, message, frames, origin, thread, whose))
+        rank = row.get("rank")
+        found.append(
+            Record(
+                number(row.get("pid")),
+                _seconds(row.get("began")),
+                _seconds(row.get("at")),
+                rank=rank if isinstance(rank, int) else -1,
+                guessed=row.get("guessed") is True,
+                **{name: printable(text(row.get(name))) for name in _TEXTS},
+            )
+        )
     return found
 
 
@@ -95,7 +117,7 @@ def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
     return [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
 
 
-_TEXTS = ("message", "frames", "origin", "thread")
+_TEXTS = ("message", "frames", "origin", "thread", "inner")
 
 
 def _seconds(value: Json) -> float:
