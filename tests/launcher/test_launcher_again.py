@@ -286,3 +286,22 @@ def test_what_a_restart_costs(
     tries.count(KILLED, 900.0)
     assert "step(s)" not in tries.go_on()[1]
     assert tries.of_job(KILLED).lost_steps is None
+
+
+@pytest.mark.parametrize(
+    "message", ["object %r' % object()", "time %s' % __import__('time').time()", "pid %d' % os.getpid()"]
+)
+def test_a_failure_whose_message_differs_is_the_same_one(tmp_path: Path, message: str) -> None:
+    write_inputs(tmp_path, f"import os\nprint('a try', flush=True)\nraise ValueError('bad {message})\n", {}, {})
+    with Launcher(tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="5")) as made:
+        assert made.wait() == 1
+    assert made.text.count("a try\n") == 2, made.text
+
+
+def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) -> None:
+    write_inputs(
+        tmp_path, "import os, signal\nprint('a try', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n", {}, {}
+    )
+    with Launcher(tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="9")) as made:
+        assert made.wait() == 137
+    assert made.text.count("a try\n") == 4, made.text

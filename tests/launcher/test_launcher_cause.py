@@ -276,7 +276,8 @@ def test_exceptions_of_threads_are_noted_up_to_a_bound(tmp_path: Path) -> None:
     threads = (
         "import threading\nfor number in range(500):\n"
         "    t = threading.Thread(target=open, args=(f'/no/{number}',)); t.start(); t.join()\n"
-        "import os\nprint('records', open(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'] + '/ends').read().count('FileNot'))\n"
+        "import os\nends = open(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'] + '/ends').read()\n"
+        "print('records', ends.count('FileNot'))\n"
     )
     made = run(tmp_path, threads + DIES)
     assert "records 64" in made.text

@@ -27,6 +27,9 @@ KIND = "tries"
 
 _CAUSES = 20
 _CAUSE_CHARACTERS = 500
+_KILLS = 3
+"""Tries in a row that were killed without a step further: the next one would be, too."""
+
 _CURABLE = (names.EXIT_HOSTS, names.EXIT_HANG)
 
 
@@ -60,6 +63,7 @@ class Tries:
         self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
         self._last: tuple[int, str, int | None] | None = None
+        self._same = 0  # how often in a row a try ended as the one before, without a step further
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
         """Return the outcome of a try, with whether there is another one. started: the program was started."""
@@ -70,8 +74,11 @@ class Tries:
             again = False
         elif again:
             state = state_of(self._checkpoints) if self._checkpoints else 0
-            last, self._last = self._last, (outcome.rank, outcome.cause or outcome.end, state)
-            again = outcome.retry or self._last != last or state is None
+            last, self._last = self._last, (outcome.rank, outcome.kind_of_failure, state)
+            same = self._last == last and state is not None
+            self._same = self._same + 1 if same else 0
+            # A kill from outside may be a preemption, which says nothing of the next one; three in a row do.
+            again = self._same < (_KILLS if outcome.retry else 1)
         return outcome._replace(again=again)
 
     def count(self, outcome: Outcome, began: float) -> str:

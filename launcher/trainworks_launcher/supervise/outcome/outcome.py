@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import NamedTuple, Sequence
 
@@ -9,6 +10,10 @@ from trainworks_launcher.contract import names
 
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 """The three ends. Stopped: a stop signal came, and the program ended within its grace or was killed after it."""
+
+
+_PLACE = re.compile(r'(?m)^\s*File "([^"]+)", line (\d+)')
+_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 
 
 class Outcome(NamedTuple):
@@ -75,6 +80,19 @@ class Outcome(NamedTuple):
         if not self.place:
             return self.status in (names.EXIT_PREPARATION, names.EXIT_HOSTS, names.EXIT_CHECK, names.EXIT_HANG)
         return not self.memory and signal_of(self.status) in (signal.SIGKILL, signal.SIGTERM)
+
+    @property
+    def kind_of_failure(self) -> str:
+        """What two failures have in common that are one: the exception's type, and where the user's code raised it.
+
+        A message has addresses, times and sizes. Where no exception is known it is the cause, or the end.
+        """
+        places = _PLACE.findall(self.frames)
+        own = [place for place in places if not any(part in place[0] for part in _NOT_THE_USERS)]
+        if not places:
+            return self.cause or self.end
+        file, line = (own or places)[-1]
+        return f"{self.cause.partition(':')[0]} at {file}:{line}"
 
     @property
     def text(self) -> str:
