@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, Launcher, write_inputs
+from launcher_support import LAUNCHER, Launcher, write_inputs, write_manifest
+from test_launcher_starters import STARTER
 
 from ports import free_port
 from trainworks_launcher.contract import names
@@ -55,9 +56,9 @@ for name in os.listdir("/proc"):
 """
 
 
-def launcher_of_user(base: Path, script: str, **variables: str) -> Launcher:
+def launcher_of_user(base: Path, script: str, hyperparameters: dict[str, Json] | None = None, **given: str) -> Launcher:
     """A launcher that runs as another user than this one, from a copy that this user can read."""
-    write_inputs(base, script, {}, {})
+    write_inputs(base, script, hyperparameters or {}, {})
     shutil.copytree(LAUNCHER / "trainworks_launcher", base / "launcher/trainworks_launcher")
     for place in (base, *base.rglob("*")):
         os.chown(place, USER, USER)
@@ -66,7 +67,7 @@ def launcher_of_user(base: Path, script: str, **variables: str) -> Launcher:
             parent.chmod(parent.stat().st_mode | 0o011)
     program = (shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable, "-IS")
     entry = base / "launcher/trainworks_launcher/__main__.py"
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(base), "TMPDIR": str(base), **variables}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(base), "TMPDIR": str(base), **given}
     return Launcher(base, prefix=AS_USER, program=(*program, str(entry)), variables=environment)
 
 
@@ -99,6 +100,25 @@ def test_a_job_with_a_secret_runs_as_a_user_and_its_files_in_proc_serve(tmp_path
     assert "has False" in launcher.text
     assert "the cause" in launcher.failure
     assert "Permission" not in launcher.text
+
+
+@needs_root
+def test_ranks_of_a_user_report_and_their_stacks_are_read_while_the_launcher_holds_a_secret(tmp_path: Path) -> None:
+    """torchrun is a stand-in; the hang watch is the real one, and asks each rank for its stacks."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(f"#!/usr/bin/python3\n{STARTER}", encoding="utf-8")
+    torchrun.chmod(0o755)
+    image = write_manifest(tmp_path / "image.json", {"python": "/usr/bin/python3", "torchrun": str(torchrun)})
+    asked: dict[str, Json] = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+    }
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_HANG": "fail"}
+    variables |= {"TRAINWORKS_HANG_LIMIT_SECONDS": "3", "TRAINWORKS_JOB_SECRET": SECRET}
+    waits = "import threading\ndef stuck_here():\n    threading.Event().wait()\nstuck_here()\n"
+    with launcher_of_user(tmp_path, waits, asked, **variables) as launcher:
+        assert launcher.wait() == 68, launcher.text
+    assert "stuck_here" in launcher.text + launcher.failure, launcher.text
 
 
 def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:

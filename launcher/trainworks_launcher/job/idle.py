@@ -49,7 +49,7 @@ def _no_gpu(environment: Environment, placement: Placement) -> str:
     row = environment.manifest.instances.get(kind, Instance())
     if row.gpus:
         return ""  # placement has said it
-    todo = "start the container with its GPUs (docker run --gpus all)"
+    todo = "start the container with its GPUs (docker run --gpus all), or ask the scheduler for some"
     if kind.startswith(names.PLATFORM_TYPES):
         todo = f"{kind} has none: take an instance type with GPUs, or an image for CPUs"
     return f"this image is for CUDA and sees no GPU: {todo}"
