@@ -73,7 +73,8 @@ def faults(dockerfile: str) -> Iterator[str]:
     for each in instructions(dockerfile):
         if each.startswith("FROM "):
             stage, spoiled = each.split()[-1], ""
-        if each.startswith("COPY --from="):
+        # Of that stage comes a folder of wheels, which are unpacked as any other.
+        if each.startswith("COPY --from=") and each != f"COPY --from={stage}-archives /opt/built /opt/built":
             spoiled = spoiled or each
         if not each.startswith("RUN "):
             continue

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import cast
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateNotFound
@@ -158,7 +159,8 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         blocks = _blocks(environment, step.recipe, values)
         if "stage" in blocks:
             built = [each for each in wheels[step.component] if each.archives]
-            own = [str(environment.globals[ARCHIVES](step.component, each)).strip() for each in built]
+            stage_of = cast("Callable[[str, WheelLayer], object]", environment.globals[ARCHIVES])
+            own = [str(stage_of(step.component, each)).strip() for each in built]
             blocks["stage"] = "\n\n".join((*own, blocks["stage"]))
         if not step.in_image:
             blocks.pop("image", None)
