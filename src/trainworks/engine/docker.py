@@ -168,7 +168,15 @@ class DockerEngine:
         dated = constant and not request.same_layers
         with private_folder(large_folder() if dated else None) as folder:
             identifier_file = folder / "image-id"
-            argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
+            argv = [
+                program,
+                "build",
+                "--progress=plain",
+                "--network",
+                request.network,
+                "--iidfile",
+                str(identifier_file),
+            ]
             argv += build_arguments(request, folder)
             # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
