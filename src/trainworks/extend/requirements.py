@@ -53,6 +53,9 @@ class ExtendedBase:
         components: The components of an image of ours that have a version, name to version.
         uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
+        metadata: What decides which requirements go together, of each distribution: name to the lines of a file.
+        builds: The build that a framework says of itself, such as ``2.4.1+cu121``, by the distribution's name.
+        user: Who its programs run as; ``""`` is root.
     """
 
     reference: str
@@ -76,6 +79,9 @@ class ExtendedBase:
     components: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     uv: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
+    builds: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
 
     @property
     def apt(self) -> bool:
@@ -88,6 +94,7 @@ class ExtendedBase:
         return {
             "python_version": self.version,
             "python_full_version": self.full_version or f"{self.version}.0",
+            "implementation_version": self.full_version or f"{self.version}.0",
             "platform_machine": self.machine,
             "platform_system": "Linux",
             "sys_platform": "linux",
