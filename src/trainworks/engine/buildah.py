@@ -29,7 +29,7 @@ from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import IdleContainer, image_of
 from trainworks.engine.bindings import with_content_keys
-from trainworks.engine.building import build_arguments, run_build
+from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
 from trainworks.engine.marked import Marked
@@ -164,11 +164,11 @@ class BuildahEngine:
             argv += build_arguments(request, folder)
             # Proxies go in by the environment, not as build arguments: buildah hands them to the steps and, unlike
             # arguments, keeps them out of the cache's keys. The host's own must not go in unasked.
-            for name in _PROXIES:
+            for name in PROXIES:
                 environment.pop(name, None)
             environment.update(request.arguments)
             for name in request.arguments:
-                if name not in _PROXIES:
+                if name not in PROXIES:
                     argv += ["--build-arg", name]
             argv.append(str(request.context))
             try:
@@ -299,7 +299,7 @@ class BuildahEngine:
     ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command, job=job)
         with self._temporary_files() as (_, environment):
-            for name in _PROXIES:
+            for name in PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
             argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *marked.argv)
@@ -506,13 +506,6 @@ def _own_limits() -> list[str]:
         # buildah itself lowers its limit of processes to this.
         hard["nproc"] = min(hard["nproc"], int(_MOST_PROCESSES.read_text()))
     return [f"--ulimit={name}={each}:{each}" for name, each in hard.items() if each < _RAISED]
-
-
-_PROXIES: Final = tuple(
-    name
-    for stem in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-    for name in (stem, stem.upper())
-)
 
 
 def _format(context: Path) -> str:

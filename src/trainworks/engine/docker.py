@@ -24,7 +24,7 @@ from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
 from trainworks.engine.backend import IdleContainer, image_of
-from trainworks.engine.building import build_arguments, run_build
+from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
@@ -181,6 +181,11 @@ class DockerEngine:
             # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
+            if not request.secrets:
+                # The client adds the proxies of its own configuration, which may have a password.
+                for name in PROXIES:
+                    if name not in request.arguments:
+                        argv += ["--build-arg", f"{name}="]
             if constant:
                 argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]
             if dated:

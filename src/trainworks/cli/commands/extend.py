@@ -115,7 +115,7 @@ def add_contents(grammar: Grammar) -> None:
     grammar.add_argument(
         "--build-network",
         action="store_true",
-        help="give builds of wheels a network, for projects that download while they build; they never have secrets",
+        help="let builds of wheels download: they have a network, and no secrets",
     )
     grammar.add_argument(
         "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
