@@ -69,6 +69,7 @@ class Folder:
 
     path: Path
     index: Index
+    in_settings: bool = True
     tag: str = field(default_factory=lambda: f"trainworks-test/rights:{uuid.uuid4().hex[:12]}")
 
     def __post_init__(self) -> None:
@@ -82,6 +83,9 @@ class Folder:
     @property
     def environment(self) -> dict[str, str]:
         more = {"HOME": str(self.path / "home"), "NETRC": str(self.path / "home" / ".netrc"), "TOKEN": CANARY}
+        if self.in_settings:
+            login = f"{USER}:{self.index.password}@{self.index.host}"
+            more["PIP_EXTRA_INDEX_URL"] = f"http://{login}/simple/"
         return {**os.environ, **more, "XDG_CACHE_HOME": str(self.path / "cache"), "NAME": USER}
 
     def write(self, name: str, text: str) -> Path:
@@ -132,7 +136,6 @@ def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder:
     name, content = sdist_of("of_archive", "1.0", SETUP.format(look=look, name="of_archive"))
     folder.index.files[name] = content
     lines = [
-        f"--extra-index-url http://${{NAME}}:${{TOKEN}}@{folder.index.host}/simple/",
         "./pkg",
         f"of_git @ git+{(folder.path / 'lib').as_uri()}",
         "of_archive",
@@ -179,7 +182,7 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
     image.engine.build(BuildRequest(name="hostile", context=context, tags=(base,)), lambda _event: None)
     (name, content) = wheel_of("private_one", "1.0", "FOUND = 1\n")
     folder.index.files[name] = content
-    folder.write("r.txt", f"--extra-index-url {folder.index.simple}\nprivate_one\n")
+    folder.write("r.txt", "private_one\n")
     try:
         done = folder.extend(image.engine, base)
         assert done.returncode == 0, done.stderr
@@ -219,7 +222,7 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
     docker_image: BuiltByCommand, folder: Folder
 ) -> None:
     """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
-    engine, private = docker_image.engine, folder.index
+    engine, private, folder.in_settings = docker_image.engine, folder.index, False
     texts = {
         "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
         "by_login": f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl",
