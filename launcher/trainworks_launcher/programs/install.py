@@ -474,7 +474,7 @@ class Installation:
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
-        return HERE.install(self, (*self.options, *words), quiet=quiet)
+        return int(HERE.install(self, (*self.options, *words), quiet=quiet))
 
     def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str]) -> int:
         """Install what is asked for, without indexes of the user's file that do not answer, as pip does.

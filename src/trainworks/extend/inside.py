@@ -181,7 +181,7 @@ def import_error(modules: Sequence[str]) -> str:
     if done.returncode == 0:
         return ""
     said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return (said or [f"import ended with status {done.returncode}"])[-1]
+    return str((said or [f"import ended with status {done.returncode}"])[-1])
 
 
 def compile_imports(names: Iterable[str]) -> None:

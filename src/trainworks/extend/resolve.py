@@ -102,7 +102,7 @@ class Resolved:
 
     lock: ExtensionLock
     wheels: Sequence[Path]
-    own: Sequence[str] = ()
+    own: tuple[str, ...] = ()
 
 
 @dataclass
@@ -169,7 +169,7 @@ def load_installer(program: Path, say: Any) -> Any:
     specification = importlib.util.spec_from_file_location("trainworks_installer", program)
     if specification is None or specification.loader is None:
         raise LockError(f"{program} cannot be loaded")
-    module = importlib.util.module_from_spec(specification)
+    module: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     module.say = say
     module.find_uv = find_uv_bin

@@ -108,7 +108,7 @@ class Resolver:
         (packages / "trainworks_trap.py").write_text(text, encoding="utf-8")
         (packages / "trainworks_trap.pth").write_text("import trainworks_trap\n", encoding="utf-8")
         version = base.full_version or f"{base.version}.0"
-        self.words = ("--python", str(trap / "bin" / "python"), "--python-version", version)
+        self.words: tuple[str, ...] = ("--python", str(trap / "bin" / "python"), "--python-version", version)
         self.words += ("--python-platform", _platform(base))
         self.tags = [str(tag) for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)]
 

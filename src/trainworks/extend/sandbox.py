@@ -16,6 +16,7 @@ from dataclasses import replace
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -150,7 +151,7 @@ class Workshop:
 
     def error_of(self, modules: Sequence[str], wheels: Sequence[Path]) -> str:
         """Return why an import fails, with these wheels on the base; ``""`` where it does not."""
-        local = {parse_wheel_filename(each.name)[0]: "" for each in wheels}
+        local: dict[str, str] = {parse_wheel_filename(each.name)[0]: "" for each in wheels}
         lock = ExtensionLock(local=local).text.encode()
         files = [SourceFile(path=f"inputs/{LOCK}", content=lock)]
         question = Question(origin="", files=files, bench=BARE, modules=tuple(modules))
@@ -284,7 +285,7 @@ def _asked(content: bytes) -> list[str]:
     return [each for each in plain if "\n" not in each]
 
 
-def _project_of(source: WheelSource) -> dict[str, object]:
+def _project_of(source: WheelSource) -> dict[str, Any]:
     """Return what builds a source, as its ``pyproject.toml`` says."""
     path = "/".join(filter(None, ("source", source.subdirectory.strip("/"), "pyproject.toml")))
     system: dict[str, object] = {}
