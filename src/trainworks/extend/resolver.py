@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
@@ -51,6 +52,7 @@ _LEVELS = {"x86_64": (17, 28, *range(31, 41)), "aarch64": (17, 28, *range(31, 41
 _SAME_FILES = ("--index", "--default-index", "--only-binary", "--no-binary", "--prerelease", "--allow-insecure-host")
 """Options of an installation that decide which files are looked at."""
 
+_COME = ("installed", "reinstalled")
 _PAIRS = ("-r", "-c", "--excludes", "--find-links", "--target")
 _AT_ONCE = 8
 
@@ -162,7 +164,7 @@ class Resolver:
         rows = json.loads(done.stdout)["changes"]
         return Changes(
             removed=[row["name"] for row in rows if row["action"] == "uninstalled"],
-            added={row["name"]: row["version"] for row in rows if row["action"] in ("installed", "reinstalled")},
+            added={row["name"]: row.get("version", "") for row in rows if row["action"] in _COME},
         )
 
     def fetch(self, wanted: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> list[Fetched]:
@@ -181,7 +183,9 @@ class Resolver:
         lines = _lines_of(words)
         options = [line for line in lines if line.startswith("-") and not line.startswith("-e ")]
         direct = [line for line in lines if re.search(r"://|^/|@ */", line) and line not in options]
-        exact = self.file("exact.txt", [*options, *direct, *(f"{name}=={each}" for name, each in wanted.items())])
+        # A source archive that a line names has no version before it is built; the line is there itself.
+        pins = [f"{name}=={version}" for name, version in wanted.items() if version]
+        exact = self.file("exact.txt", [*options, *direct, *pins])
         output = Path(exact).with_name("pylock.toml")
         more = [word for word in words if word.startswith(_SAME_FILES)]
         more += [word for first, second in _pairs(words) if first == "--find-links" for word in (first, second)]
@@ -197,9 +201,9 @@ class Resolver:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda row: self._fetch(row, output.parent, logins, hashes), rows))
 
-    def known_file(self, sha256: str) -> Path | None:
-        """Return a file that was downloaded before."""
-        found = [*(self._files / sha256).glob("*")]
+    def known_file(self, sha256: str, name: str = "") -> Path | None:
+        """Return a file that was downloaded before, under this name or any."""
+        found = [path for path in (self._files / sha256).glob("[!.]*") if name in ("", path.name)]
         return found[0] if found and content_of(found[0]).sha256 == sha256 else None
 
     def _fetch(
@@ -217,7 +221,7 @@ class Resolver:
         path = local_path(address)
         if path is not None:
             content, there = content_of(path), path
-        elif expected and (known := self.known_file(expected)):
+        elif expected and (known := self.known_file(expected, _file_name(address))):
             content, there = content_of(known), known
         else:
             there = self._download(_with_login(address, logins), expected)
@@ -250,7 +254,7 @@ class Resolver:
 
     def _download(self, address: str, sha256: str) -> Path:
         """Return a file of the cache, by its hash."""
-        name = unquote(urlsplit(address).path.rsplit("/", 1)[-1])
+        name = _file_name(address)
         self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = self.folder / f"download-{abs(hash(address))}" / name
         draft.parent.mkdir(exist_ok=True)
@@ -278,7 +282,7 @@ class Resolver:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What an installation changes: names that go, and name to version of what comes."""
+    """What an installation changes: names that go; and name to version of what comes, ``""`` where uv says none."""
 
     removed: Sequence[str]
     added: Mapping[str, str]
@@ -302,14 +306,25 @@ def _table(found: Message) -> str:
     requires, extras = found.get_all("Requires-Dist") or [], found.get_all("Provides-Extra") or []
     lines = [
         "[[dependency-metadata]]",
-        f"name = {json.dumps(str(found['Name']))}",
-        f"version = {json.dumps(str(found['Version']))}",
-        f"requires-dist = {json.dumps([str(each) for each in requires])}",
-        f"provides-extra = {json.dumps([str(each) for each in extras])}",
+        f"name = {_text(found['Name'])}",
+        f"version = {_text(found['Version'])}",
+        f"requires-dist = [{', '.join(map(_text, requires))}]",
+        f"provides-extra = [{', '.join(map(_text, extras))}]",
     ]
     if python := found["Requires-Python"]:
-        lines.append(f"requires-python = {json.dumps(str(python))}")
+        lines.append(f"requires-python = {_text(python)}")
     return "\n".join(["", *lines])
+
+
+def _file_name(address: str) -> str:
+    """Return the name of the file at an address: an index may write a slash in another way, and means no folder."""
+    return PurePosixPath(unquote(urlsplit(address).path)).name or "file"
+
+
+def _text(value: object) -> str:
+    """Return a text of others as TOML has it."""
+    plain = "".join(each for each in str(value) if each.isprintable())
+    return json.dumps(plain, ensure_ascii=False)
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -356,11 +371,22 @@ def _addresses_in(config: str) -> list[str]:
     return [*(row.get("url", "") for row in found.get("index", ())), *found.get("find-links", ())]
 
 
+def _whole_login(address: str, login: str) -> str:
+    """Return a login with the password that the user's keyring has for it, as uv asks for it."""
+    program = shutil.which("keyring")
+    if ":" in login or not program:
+        return login
+    words = (program, "get", address, unquote(login))
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return f"{login}:{quote(done.stdout.strip(), safe='')}" if done.returncode == 0 else login
+
+
 def _with_login(address: str, lines: Sequence[str]) -> str:
     """Return an address with the login that an index of its host has; a file's own address has none."""
     parts = urlsplit(address)
     for line in lines:
         for scheme, login, host in re.findall(r"(\w+)://([^/@\s]+)@([^/\s]+)", os.path.expandvars(line)):
             if (scheme.removeprefix("git+"), host) == (parts.scheme, parts.netloc):
+                login = _whole_login(f"{scheme}://{host}", login)
                 return urljoin(address, f"//{login}@{host}{parts.path}") + (f"?{parts.query}" if parts.query else "")
     return address
