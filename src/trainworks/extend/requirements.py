@@ -54,7 +54,7 @@ class ExtendedBase:
         uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
         metadata: What decides which requirements go together, of each distribution: name to the lines of a file.
-        builds: The build that a framework says of itself, such as ``2.4.1+cu121``, by the distribution's name.
+        builds: The build that a framework says of itself, such as ``VERSION+cu121``, by the distribution's name.
         user: Who its programs run as; ``""`` is root.
     """
 

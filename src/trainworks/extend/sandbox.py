@@ -45,7 +45,7 @@ from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
 DEFAULT_BACKEND = "setuptools.build_meta:__legacy__"
-DEFAULT_REQUIRES = ("setuptools>=40.8.0",)
+DEFAULT_REQUIRES = ("setuptools",)
 """Of a project that does not say what builds it (PEP 517)."""
 
 PINS = "install.txt"

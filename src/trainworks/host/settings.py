@@ -91,7 +91,7 @@ class HostSettings:
         lines = (address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line))
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         # A proxy may be written without a scheme.
-        proxies = (value if "://" in value else f"http://{value}" for value in proxies)
+        proxies = (value if "://" in value else f"//{value}" for value in proxies)
         named = hosts_of((*self.sources, *archives, *lines, *proxies))
         return "host" if any(map(_is_loopback, named)) else "default"
 
