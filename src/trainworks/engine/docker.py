@@ -183,8 +183,9 @@ class DockerEngine:
                 argv += ["--build-arg", name]
             if not request.secrets:
                 # The client adds the proxies of its own configuration, which may have a password.
+                given = {name.lower() for name in request.arguments}
                 for name in PROXIES:
-                    if name not in request.arguments:
+                    if name.lower() not in given:
                         argv += ["--build-arg", f"{name}="]
             if constant:
                 argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +27,7 @@ from trainworks.extend.kept import targets_for
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
 from trainworks.extend.resolver import Fetched, Resolver, name_in
-from trainworks.extend.sandbox import Workshop, metadata_of, source_of_archive
+from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
 from trainworks.extend.toolkit import Workbench, lacking
 from trainworks.extend.wanted import INPUTS, Wanted
 from trainworks.facts.rows import Facts, TargetRow
@@ -176,16 +175,16 @@ def load_installer(program: Path, say: Any) -> Any:
     return module
 
 
-def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Any:
+def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
     """Return what gets the wheels of build requirements: an environment of their own, and nothing that is kept."""
     counted = iter(range(10_000))
 
-    def supply(requires: Sequence[str]) -> list[Path]:
+    def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
         folder = resolver.folder / f"supply-{next(counted)}"
         folder.mkdir(mode=0o700)
         variables, _ = installer.for_uv(installer.create_command("install").parse_args([])[0], folder)
         own = {**os.environ, **variables}
-        words = ("-r", resolver.file("requires.txt", list(requires)))
+        words = (*options, "-r", resolver.file("requires.txt", list(requires)))
         changes = resolver.changes(Environment(folder / "environment"), words, own)
         if changes is None:
             raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
@@ -247,7 +246,7 @@ def resolve(
     ]
     lock = _lock_of(session, order, built, installer.LEFT)
     lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""))
-    return _resolved(lock, session.fetched.values(), session, built)
+    return _resolved(lock, order, session.fetched.values(), session, built)
 
 
 def gather(
@@ -287,7 +286,7 @@ def gather(
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         words = [*order.words, *options, "-r", resolver.file("lock.txt", lines)]
         found += resolver.fetch(missing, words, {**os.environ, **variables})
-    return _resolved(lock, found, session, [*built, *_wheels(local, session)])
+    return _resolved(lock, order, found, session, [*built, *_wheels(local, session)])
 
 
 def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
@@ -369,13 +368,13 @@ def _address_of(line: str) -> str:
     return found.group() if found else without_credentials(line)
 
 
-def _resolved(lock: ExtensionLock, fetched: Iterable[Fetched], session: Session, built: Sequence[Path]) -> Resolved:
+def _resolved(
+    lock: ExtensionLock, order: Order, fetched: Iterable[Fetched], session: Session, built: Sequence[Path]
+) -> Resolved:
     files = list(fetched)
-    with ThreadPoolExecutor(1) as pool:
-        wheels = [*pool.map(session.wheel_of, files)]
-    folders = {
-        path.resolve() for path in map(Path, session.installer.create_command("install").parse_args([])[0].find_links)
-    }
+    wheels = [session.wheel_of(each) for each in files]
+    pip, _ = session.installer.create_command("install").parse_args([])
+    folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
     own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}
     return Resolved(lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own)))

@@ -54,8 +54,8 @@ PINS = "install.txt"
 _ROUNDS = 4
 _LARGEST_ANSWER = 4_000_000_000
 
-Supply = Callable[[Sequence[str]], list[Path]]
-"""Returns the wheels of requirements and of all that these need, in an environment of their own."""
+Supply = Callable[[Sequence[str], Sequence[str]], list[Path]]
+"""Returns the wheels of requirements, in an environment of their own; the second are options of uv."""
 
 
 class Workshop:
@@ -94,7 +94,7 @@ class Workshop:
         self._started = False
         self._built: dict[str, Path] = {}
         self._building: list[str] = []
-        self.supply: Supply = lambda _requires: []
+        self.supply: Supply = lambda _requires, _options: []
 
     @property
     def start(self) -> str:
@@ -174,10 +174,11 @@ class Workshop:
             "whole": whole,
             "environment": dict(self._bench.variables),
         }
-        tools = self.supply(self._bench.requirements.splitlines()) if self._bench.requirements else []
+        locked = self._bench.requirements.splitlines()
+        tools = self.supply(locked, ("--no-deps",)) if locked else []
         more: list[str] = []
         for _ in range(_ROUNDS):
-            links = self.supply([*requires, *more]) if requires or more else []
+            links = self.supply([*requires, *more], ()) if requires or more else []
             files = [
                 SourceFile(path="source/source.tar", content=source.archive),
                 SourceFile(path="source/order.json", content=json.dumps(order).encode()),
