@@ -342,6 +342,24 @@ def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByComma
     assert image.engine.inspect(project.tag) is None
 
 
+def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Project) -> None:
+    context = project.folder / "base"
+    context.mkdir()
+    (context / "Dockerfile").write_text(f"FROM {docker_image.reference}\nRUN useradd -m someone\nUSER someone\n")
+    base = f"trainworks-test/user:{uuid.uuid4().hex[:12]}"
+    engine = docker_image.engine
+    engine.build(BuildRequest(name="user", context=context, tags=(base,)), lambda _event: None)
+    try:
+        done = project.extend(engine, base, "--until", "build")
+        assert done.returncode == 0, done.stderr
+        made = engine.inspect(project.tag)
+        assert made is not None
+        assert made.user == "someone"
+    finally:
+        engine.remove(project.tag)
+        engine.remove(base)
+
+
 def test_an_extension_without_a_compiler_says_so(docker_image: BuiltByCommand, project: Project) -> None:
     setup = "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
     project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})

@@ -218,6 +218,42 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
         docker_image.engine.remove(folder.tag)
 
 
+BACKEND = """
+import zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "pkg-1.0-py3-none-any.whl"
+    {made}
+    return name
+def get_requires_for_build_wheel(config_settings=None):
+    return {requires}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "requires", "said"),
+    [
+        ("open(folder + '/' + name, 'w').close()", "[]", "pkg-1.0-py3-none-any.whl is not a wheel with metadata"),
+        (
+            "zipfile.ZipFile(folder + '/' + name, 'w').writestr('a-1.dist-info/METADATA', 'Name: torch')",
+            "[]",
+            "whose metadata are those of torch",
+        ),
+        ("pass", "['-r /etc/passwd', 'a\\nb', 7]", "its build gives no wheel"),
+    ],
+)
+def test_a_build_backend_that_lies_is_an_error(
+    docker_image: BuiltByCommand, folder: Folder, made: str, requires: str, said: str
+) -> None:
+    system = '[build-system]\nrequires = []\nbuild-backend = "lies"\nbackend-path = ["."]\n'
+    folder.write("pkg/pyproject.toml", system)
+    folder.write("pkg/lies.py", BACKEND.format(made=made, requires=requires))
+    folder.write("r.txt", "./pkg\n")
+    done = folder.extend(docker_image.engine, docker_image.reference)
+    assert done.returncode == 7, done.stderr
+    assert said in done.stderr
+    assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
+
+
 def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
     docker_image: BuiltByCommand, folder: Folder
 ) -> None:

@@ -120,6 +120,11 @@ def test_a_hash_of_the_users_own_is_what_counts(resolver: Resolver, index: Index
     words = ("-r", str(lines))
     lines.write_text(f"hashed==1.0 --hash=sha256:{hashlib.sha256(content).hexdigest()}\n")
     assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    lines.write_text(f"hashed==1.0 --hash=sha512:{hashlib.sha512(content).hexdigest()}\n")
+    assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    lines.write_text(f"hashed==1.0 --hash=sha512:{'0' * 128}\n")
+    with pytest.raises(LockError, match="Hash mismatch for hashed"):
+        resolver.fetch({"hashed": "1.0"}, words, environment(index))
     lines.write_text(f"hashed==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(LockError, match="Hash mismatch for hashed"):
         resolver.fetch({"hashed": "1.0"}, words, environment(index))

@@ -157,7 +157,7 @@ def build(uv: Uv, answer: Path, folder: Path) -> int:
     done = subprocess.run(hook, cwd=project, env={**os.environ, **variables}, check=False)
     if done.returncode:
         return done.returncode
-    more = json.loads(asked.read_text(encoding="utf-8"))
+    more = [str(each) for each in json.loads(asked.read_text(encoding="utf-8"))]
     if more and uv.install(*links, *more, python=python):
         (answer / "asked.json").write_text(json.dumps(more), encoding="utf-8")
         return 0

@@ -152,7 +152,7 @@ PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)((?: \\\n    --hash=\S+)*)$", re.
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionLock:
-    """What is installed. The stage that installs writes its text (``inside.py``), and the image keeps it.
+    """What is installed. It lies beside the requirements, and the image keeps it.
 
     Attributes:
         commits: Git requirement to commit.

@@ -400,4 +400,5 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
 
 def _last(log: str) -> str:
     """Return uv's reason, without what it said before."""
-    return log[log.rfind("\nerror: ") :].strip() if "\nerror: " in log else log.strip()[-4000:]
+    text = log[log.rfind("\nerror: ") :] if "\nerror: " in log else log[-4000:]
+    return without_credentials(text.strip())

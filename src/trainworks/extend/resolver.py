@@ -7,6 +7,7 @@ noted is built elsewhere, and uv is asked again with the metadata of that.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -207,7 +208,7 @@ class Resolver:
         return found[0] if found and content_of(found[0]).sha256 == sha256 else None
 
     def _fetch(
-        self, row: Mapping[str, Any], folder: Path, logins: Sequence[str], hashes: Mapping[str, set[str]]
+        self, row: Mapping[str, Any], folder: Path, logins: Sequence[str], hashes: Mapping[str, set[tuple[str, str]]]
     ) -> Fetched:
         """Return the file of a row of a lock (PEP 751)."""
         name = canonicalize_name(row["name"])
@@ -227,9 +228,10 @@ class Resolver:
             there = self._download(_with_login(address, logins), expected)
             content = content_of(there)
         given = hashes.get(name, set())
-        if (expected and content.sha256 != expected) or (given and content.sha256 not in given):
-            wanted = ", ".join(sorted(given or {expected}))
-            raise LockError(f"Hash mismatch for {there.name}: expected sha256 {wanted}, found {content.sha256}")
+        fits = not given or any(_hash_of(there, kind) == value for kind, value in given)
+        if (expected and content.sha256 != expected) or not fits:
+            wanted = ", ".join(f"{kind}:{value}" for kind, value in sorted(given)) or f"sha256:{expected}"
+            raise LockError(f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{content.sha256}")
         version = str(row.get("version") or _version_of(there.name))
         return Fetched(
             name=name,
@@ -340,11 +342,16 @@ def _lines_of(words: Sequence[str]) -> list[str]:
     return [text for text in (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in texts) if text]
 
 
-def _hashes_in(lines: Sequence[str]) -> dict[str, set[str]]:
-    """Return the hashes that lines have, by the distribution's name."""
-    found: dict[str, set[str]] = {}
+def _hash_of(file: Path, kind: str) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, kind).hexdigest()
+
+
+def _hashes_in(lines: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
+    """Return the hashes that lines have, kind and value, by the distribution's name."""
+    found: dict[str, set[tuple[str, str]]] = {}
     for line in lines:
-        given = set(re.findall(r"--hash[= ]sha256:([0-9a-f]{64})", line))
+        given = set(re.findall(r"--hash[= ](sha256|sha384|sha512):([0-9a-f]+)", line))
         if given:
             found.setdefault(name_in(line), set()).update(given)
     return found

@@ -185,10 +185,13 @@ class Workshop:
             ]
             question = Question(origin=source.origin, files=files, bench=self._bench, tools=bool(tools))
             answer = self._ask(question, _adding(links, tools))
-            wheels = [name for name in answer if name.endswith(".whl")]
+            wheels = sorted(name for name in answer if name.endswith(".whl"))
             if wheels:
                 return _kept(wheels[0], answer[wheels[0]], target, source)
-            more = _asked(answer.get("asked.json", b"[]"))
+            asked = _asked(answer.get("asked.json", b"[]"))
+            if set(asked) <= set(more):
+                break
+            more = [*more, *(each for each in asked if each not in more)]
         raise BuildError(f"{source.origin}: its build gives no wheel, and asks for {', '.join(more) or 'nothing'}")
 
     def _ask(self, question: Question, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
@@ -260,7 +263,7 @@ def _adding(links: Sequence[Path], tools: Sequence[Path]) -> Callable[[Path], tu
 
 
 def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
-    """Write a built wheel to a folder of its own, complete or not at all."""
+    """Write a built wheel to a folder of its own, complete or not at all; it is what code of others has made."""
     try:
         built, _, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
@@ -271,6 +274,9 @@ def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True, mode=0o700)
     (draft / name).write_bytes(content)
+    said = canonicalize_name(str(metadata_of(draft / name)["Name"]))
+    if said != built:
+        raise BuildError(f"{source.origin}: its build gives {name}, whose metadata are those of {said}")
     shutil.rmtree(target, ignore_errors=True)
     draft.rename(target)
     return target / name
@@ -282,8 +288,8 @@ def _asked(content: bytes) -> list[str]:
         found = json.loads(content)
     except ValueError:
         return []
-    plain = [each for each in found if isinstance(each, str) and re.match(r"[A-Za-z0-9]", each)]
-    return [each for each in plain if "\n" not in each]
+    plain = [each for each in _texts(found) if re.match(r"[A-Za-z0-9]", each)]
+    return [each for each in plain if each.isprintable()]
 
 
 def _project_of(source: WheelSource) -> dict[str, Any]:
@@ -299,6 +305,8 @@ def _project_of(source: WheelSource) -> dict[str, Any]:
                     system = tomllib.loads(text).get("build-system", {})
                 except tomllib.TOMLDecodeError as error:
                     raise BuildError(f"{source.origin}: pyproject.toml is not TOML: {error}") from error
+    if not isinstance(system, dict):
+        raise BuildError(f"{source.origin}: build-system in pyproject.toml is not a table")
     return {
         "requires": _texts(system.get("requires", DEFAULT_REQUIRES)),
         "backend": str(system.get("build-backend", DEFAULT_BACKEND)),
@@ -311,10 +319,14 @@ def _texts(value: object) -> list[str]:
 
 
 def metadata_of(wheel: Path) -> Message:
-    """Return the metadata of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)]
-        return HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
+    """Return the metadata of a wheel; raises ``BuildError`` for what is none."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)]
+            text = archive.read(names[0]).decode("utf-8", "replace")
+    except (OSError, zipfile.BadZipFile, IndexError) as error:
+        raise BuildError(f"{wheel.name} is not a wheel with metadata: {error}") from error
+    return HeaderParser().parsestr(text)
 
 
 def source_of_folder(folder: Path) -> WheelSource:
