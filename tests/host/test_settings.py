@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.host.apt import AptSettings, AptSource
+from trainworks.host.logins import hosts_of, logins_for
 from trainworks.host.pip import PipSettings, default_index
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.host.trust import CA_VARIABLES, ca_bundle, proxy_arguments
@@ -49,6 +50,7 @@ def test_secrets_of_a_machine_with_settings() -> None:
     assert sorted(secrets) == NAMES
     assert secrets["ca.pem"] == MACHINE.ca
     assert secrets["netrc"] == MACHINE.netrc
+    assert MACHINE.network == "default"
     assert secrets["sources.list"] == b"deb http://mirror.example/debian trixie main\n"
     assert b'CAInfo "/run/secrets/ca.pem"' in secrets["apt.conf"]
     assert b'SourceList "/run/secrets/sources.list"' in secrets["apt.conf"]
@@ -128,3 +130,69 @@ def test_this_machine_can_be_read(tmp_path: Path) -> None:
     assert settings.ca == b"certificate\n"
     assert settings.proxies == {"https_proxy": "http://p:1"}
     assert sorted(settings.secrets("bookworm", "")) == NAMES
+
+
+NETRC = b"""\
+# machine comment.example login c password c
+machine mirror.example
+  login user
+  password "two words"
+machine OTHER.example login other password o#1
+macdef init
+machine macro.example login m password m
+
+machine files.example login f account a password f machine more.example login g password g
+default login everybody password d
+"""
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ((), ""),
+        (("https://unknown.example/", "comment.example", "https://macro.example", "http://["), ""),
+        (("https://user@MIRROR.example:8443/simple",), 'machine mirror.example login user password "two words"\n'),
+        (("git+https://other.example/a.git",), "machine OTHER.example login other password o#1\n"),
+        (
+            ("https://files.example/x.whl", "ssh://git@more.example/b"),
+            "machine files.example login f account a password f\nmachine more.example login g password g\n",
+        ),
+    ],
+)
+def test_logins_go_to_named_hosts_alone(addresses: tuple[str, ...], expected: str) -> None:
+    text = logins_for(hosts_of(addresses), NETRC)
+    assert text.decode() == expected
+    # It can be read again, by the standard library too.
+    assert logins_for(hosts_of(addresses), text) == text
+
+
+def test_a_build_gets_the_logins_of_what_it_names() -> None:
+    machine = replace(MACHINE, netrc=NETRC)
+    assert b"OTHER" not in machine.secrets("bookworm", "")["netrc"]
+    named = machine.secrets("bookworm", "", ("https://other.example/source.tar.gz",))["netrc"]
+    assert b"OTHER" in named
+
+
+APT_PROXY = 'Acquire::http::Proxy "http://127.1.1.1/";'
+LOOPBACK = AptSource(uri="http://127.0.0.2:3142/debian", suite="bookworm", components="main")
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (HostSettings(pip=PipSettings()), "default"),
+        (HostSettings(pip=PipSettings(index_url="http://localhost:3141/simple")), "host"),
+        (HostSettings(pip=PipSettings(find_links=("http://[::1]/wheels",))), "host"),
+        (HostSettings(pip=PipSettings(find_links=("/srv/localhost",))), "default"),
+        (HostSettings(pip=PipSettings(), proxies={"http_proxy": "127.0.0.1:3128"}), "host"),
+        (HostSettings(pip=PipSettings(), proxies={"no_proxy": "127.0.0.1"}), "default"),
+        (HostSettings(pip=PipSettings(), apt=AptSettings(sources=(LOOPBACK,))), "host"),
+        (
+            HostSettings(pip=PipSettings(), apt=AptSettings(lines=('Acquire::http::Proxy "http://127.1.1.1/";',))),
+            "host",
+        ),
+        (HostSettings(pip=PipSettings(), mirror="http://localhost/files"), "host"),
+    ],
+)
+def test_the_network_of_this_machine_is_for_what_names_its_loopback(machine: HostSettings, expected: str) -> None:
+    assert machine.network == expected

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.extend.image import APT_SECRETS
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.render import RECIPES, Installer, render_extension
+from trainworks.extend.render import (
+    RECIPES,
+    Question,
+    Recipes,
+    packages_image,
+    render_extension,
+    render_packages,
+    render_question,
+)
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock
-from trainworks.extend.toolkit import Workbench
+from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
@@ -58,9 +67,6 @@ BENCH = Workbench(
     whole=("fused",),
     variables={"TORCH_CUDA_ARCH_LIST": "8.0;9.0"},
 )
-INSTALLER = Installer(
-    programs={"install.py": b"print()\n"}, manifest={"protected": {"torch": "2.13.0+cpu"}}, order={"words": []}
-)
 
 
 def plan_of(base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False) -> ExtensionPlan:
@@ -89,9 +95,17 @@ PLANS = {
 }
 
 
+QUESTIONS = {
+    "build": Question(origin="git+https://git.example/lib@v1", files=(LOCAL,), bench=BARE),
+    "compile": Question(origin="bad\nRUN name", bench=BENCH, tools=True),
+    "import": Question(origin="", bench=BARE, modules=("torchvision", "pyarrow")),
+}
+
+
 @pytest.fixture(scope="module")
-def recipes(root: Path) -> dict[str, str]:
-    return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+def recipes(root: Path) -> Recipes:
+    texts = {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+    return Recipes(texts=texts, programs={"inside.py": b"print()\n"})
 
 
 @pytest.fixture(scope="module", params=PLANS)
@@ -100,83 +114,99 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def rendering(name: str, recipes: dict[str, str]) -> Rendering:
-    return render_extension(PLANS[name], recipes, replace(INSTALLER, bench=BENCH, uv=b"uv" if name == "aws" else b""))
-
-
-def resolution(recipes: dict[str, str], *, lines: bytes = b"six\n") -> Rendering:
-    wanted = [SourceFile(path="requirements.txt", content=lines)]
-    plan = replace(PLANS["project"], lock=ExtensionLock())
-    return render_extension(plan, recipes, replace(INSTALLER, bench=BENCH), wanted)
+def rendering(name: str, recipes: Recipes) -> Rendering:
+    return render_extension(PLANS[name], replace(recipes, uv=b"uv" if name == "aws" else b""))
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:
     golden(f"extend/{name}/Dockerfile", rendering.dockerfile)
+    if PLANS[name].apt:
+        (packages,) = [file for file in rendering.files if file.path == "files/packages/Dockerfile"]
+        golden(f"extend/{name}/packages/Dockerfile", packages.content.decode())
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_golden_questions(asked: str, recipes: Recipes, golden: Callable[[str, str], None]) -> None:
+    rendering = render_question(PLANS["debian-python"], recipes, QUESTIONS[asked])
+    golden(f"extend/question-{asked}/Dockerfile", rendering.dockerfile)
 
 
 def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Rendering) -> None:
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
     used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
-    paths = [file.path for file in rendering.files]
+    # What is installed first has a Dockerfile of its own.
+    paths = [file.path for file in rendering.files if not file.path.startswith("files/")]
     assert [path for path in paths if not any(path == each or path.startswith(f"{each}/") for each in used)] == []
     assert [each for each in used if not any(path == each or path.startswith(f"{each}/") for path in paths)] == []
 
 
-def test_secrets_are_those_of_the_host(rendering: Rendering) -> None:
+def test_a_step_that_runs_code_of_others_has_no_secret(rendering: Rendering, recipes: Recipes) -> None:
+    asked = [render_question(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
+    for text in (each.dockerfile for each in (rendering, *asked)):
+        assert "secret," not in text
+        assert "/run/secrets" not in text
+
+
+def test_secrets_of_the_packages_are_those_of_apt(recipes: Recipes) -> None:
+    rendering = render_packages(PLANS["project"], recipes)
     wanted = set(re.findall(r"type=secret,id=([^\s,]+)", rendering.dockerfile))
     settings = HostSettings(pip=PipSettings(), suite="bookworm", apt=AptSettings(sources=(ARCHIVE,)), ca=b"ca")
     secrets = settings.secrets("bookworm", "")
-    secrets["variables"] = b""
-    assert wanted <= secrets.keys()
-    programs = [file.content.decode() for file in rendering.files if file.path.startswith("files/")]
-    configuration = [secrets["apt.conf"].decode()] if programs else []
-    texts = "\n".join((rendering.dockerfile, *programs, *configuration))
-    assert set(re.findall(r"/run/secrets/([\w.]+)", texts)) == wanted
+    programs = [file.content.decode() for file in rendering.files]
+    texts = "\n".join((rendering.dockerfile, *programs, secrets["apt.conf"].decode()))
+    assert set(re.findall(r"/run/secrets/([\w.]+)", texts)) == wanted == set(APT_SECRETS)
 
 
-def test_a_wheel_that_was_built_is_not_built_again_for_other_requirements(recipes: dict[str, str]) -> None:
-    """Its step is the same while they are resolved, in the image, and beside other requirements."""
-    installer = replace(INSTALLER, bench=BENCH)
-    texts = [resolution(recipes, lines=lines).dockerfile for lines in (b"six", b"einops")]
-    texts.append(render_extension(PLANS["project"], recipes, installer).dockerfile)
-    assert texts[0] == texts[1] == texts[2], "what resolves is what the lock alone gives"
-    steps = re.findall(r"\n# (\S+)\n(RUN .*?rm -rf /tmp/work)\n", texts[0], re.DOTALL)
-    assert [origin for origin, _ in steps] == [source.origin for source in SOURCES]
-    assert "inputs" not in steps[0][1], "what they mount decides whether they run again"
+def test_packages_are_installed_again_on_another_base(recipes: Recipes) -> None:
+    plan = PLANS["project"]
+    other = replace(plan, base=replace(OURS, identifier="sha256:" + "c" * 64))
+    assert packages_image(plan, recipes) != packages_image(other, recipes)
+    assert packages_image(PLANS["aws"], recipes) == AWS.digest
+
+
+def test_what_a_wheel_was_built_of_decides_which_image_it_is(recipes: Recipes) -> None:
+    plan = PLANS["project"]
+    other = replace(plan, sources=(replace(SOURCES[0], archive=b"other"), *SOURCES[1:]))
+    assert render_extension(plan, recipes).digest != render_extension(other, recipes).digest
+
+
+def test_a_base_with_a_user_keeps_it(recipes: Recipes) -> None:
+    plan = plan_of(replace(OURS, user="me"))
+    lines = render_extension(plan, recipes).dockerfile.splitlines()
+    users = [line for line in lines if line.startswith("USER")]
+    assert users == ["USER root", "USER me"]
+    assert lines[-1] == "USER me"
 
 
 def test_only_portable_instructions(rendering: Rendering) -> None:
     joined = re.sub(r"(?m)^\s*#.*\n", "", rendering.dockerfile).replace("\\\n", " ")
     words = {line.split(" ", 1)[0] for line in joined.splitlines() if line.strip()}
-    assert words <= {"FROM", "RUN", "COPY", "ENV", "LABEL"}
+    assert words <= {"FROM", "RUN", "COPY", "ENV", "LABEL", "USER"}
 
 
-def test_another_base_of_the_same_name_gives_another_digest(recipes: dict[str, str]) -> None:
+def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) -> None:
     """Else an image would be taken for unchanged when its base was built again."""
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
-    assert (
-        render_extension(other, recipes, INSTALLER).digest != render_extension(PLANS["ours"], recipes, INSTALLER).digest
-    )
+    assert render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
 
 
-def test_the_marker_has_every_file_of_the_code(recipes: dict[str, str]) -> None:
+def test_the_marker_has_every_file_of_the_code(recipes: Recipes) -> None:
     """The launcher compares them before it trusts that all is installed."""
-    files = {file.path: file.content for file in render_extension(PLANS["project"], recipes, INSTALLER).files}
+    files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
     marker = json.loads(files["code/.trainworks-installed"])
     assert marker["installed"] == ["requirements.txt", "setup.py"]
     code = {name.removeprefix("code/"): text for name, text in files.items() if name.startswith("code/")}
     del code[".trainworks-installed"]
     assert marker["files"] == {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
-    assert "code/.trainworks-installed" not in {
-        file.path for file in render_extension(PLANS["ours"], recipes, INSTALLER).files
-    }
+    assert "code/.trainworks-installed" not in {file.path for file in render_extension(PLANS["ours"], recipes).files}
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_permissions_of_the_code_are_kept(name: str, recipes: dict[str, str]) -> None:
-    modes = {file.path: file.mode for file in render_extension(PLANS[name], recipes, INSTALLER).files}
+def test_permissions_of_the_code_are_kept(name: str, recipes: Recipes) -> None:
+    modes = {file.path: file.mode for file in render_extension(PLANS[name], recipes).files}
     assert (modes["code/bin/tool"], modes["code/train.py"]) == (0o755, 0o644)
 
 
 def test_every_golden_folder_is_a_plan(root: Path) -> None:
-    assert {path.name for path in (root / "tests" / "golden" / "extend").iterdir()} == set(PLANS)
+    names = {path.name for path in (root / "tests" / "golden" / "extend").iterdir()}
+    assert names == {*PLANS, *(f"question-{each}" for each in QUESTIONS)}

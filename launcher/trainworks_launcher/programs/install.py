@@ -89,17 +89,49 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+class Here:
+    """The Python that is installed for: the one that runs this file.
+
+    The builder installs for a Python that it may not run, and puts another one of these in the place of ``HERE``.
+    """
+
+    words: tuple[str, ...] = ("--python", sys.executable)
+    """What names it for uv."""
+
+    def distributions(self) -> Iterable[metadata.Distribution]:
+        """Return what it has, in the order of its search path."""
+        return metadata.distributions()
+
+    def markers(self) -> dict[str, str]:
+        """Return what environment markers are compared with, beside what this process knows."""
+        return {}
+
+    def tags(self) -> Iterable[Any]:
+        """Return the tags of wheels that fit."""
+        from pip._vendor.packaging.tags import sys_tags  # type: ignore[import-not-found, unused-ignore]
+
+        return sys_tags()  # type: ignore[no-any-return, unused-ignore]
+
+    def install(self, installation: Installation, words: Sequence[str], *, quiet: bool) -> int:
+        """Install with uv, and return its status."""
+        return installation.call("pip", "install", *self.words, *words, quiet=quiet).returncode
+
+    def import_error(self, modules: Sequence[str]) -> str:
+        """Import modules as a script would, and return the last words of it; ``""`` for success."""
+        return import_error(*modules)
+
+
 def distributions() -> dict[str, metadata.Distribution]:
-    """Return what this Python has, by name; of two of one name the first is imported."""
+    """Return what the Python has, by name; of two of one name the first is imported."""
     found: dict[str, metadata.Distribution] = {}
-    for each in metadata.distributions():
+    for each in HERE.distributions():
         if each.metadata["Name"]:
             found.setdefault(normalised(each.metadata["Name"]), each)
     return found
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what this Python has."""
+    """Return the versions of what the Python has."""
     return {name: each.version for name, each in distributions().items()}
 
 
@@ -109,7 +141,7 @@ def applying(text: str) -> Any:
         wanted = Requirement(text)
     except ValueError:
         return None
-    return wanted if wanted.marker is None or wanted.marker.evaluate({"extra": ""}) else None
+    return wanted if wanted.marker is None or wanted.marker.evaluate({**HERE.markers(), "extra": ""}) else None
 
 
 def needs_of(each: metadata.Distribution) -> Iterator[Any]:
@@ -140,9 +172,9 @@ def is_later(version: str, have: str) -> bool:
 def build_of(name: str, version: str) -> str:
     """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or the version."""
     try:
-        path = Path(str(metadata.distribution(name).locate_file(f"{name}/version.py")))
+        path = Path(str(distributions()[name].locate_file(f"{name}/version.py")))
         said = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", path.read_text(errors="replace"))
-    except (metadata.PackageNotFoundError, OSError):
+    except (KeyError, OSError):
         return version
     return said.group(1) if said and said.group(1).startswith(f"{version}+") else version
 
@@ -227,7 +259,6 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
-        from pip._vendor.packaging.tags import sys_tags  # type: ignore[import-not-found, unused-ignore]
         from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
 
         file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
@@ -236,8 +267,10 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
         except ValueError as error:
             raise RefusedError(f"{place}: {error}") from error
         wanted = applying(f"{name}=={version}{' '.join(marker)}")
-        if wanted and tags.isdisjoint(sys_tags()):
-            raise RefusedError(f"{place}: {file} is for another Python or system; this is {next(sys_tags())}")
+        # As texts: the builder's own packaging has another class for them.
+        fitting = [str(tag) for tag in HERE.tags()]
+        if wanted and set(map(str, tags)).isdisjoint(fitting):
+            raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
     if not parsed.is_editable:
         text = _with_private_copy(text)
     hashes = [f" --hash={kind}:{value}" for kind, values in (parsed.opts.hashes or {}).items() for value in values]
@@ -441,7 +474,7 @@ class Installation:
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
-        return self.call("pip", "install", "--python", sys.executable, *self.options, *words, quiet=quiet).returncode
+        return int(HERE.install(self, (*self.options, *words), quiet=quiet))
 
     def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str]) -> int:
         """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
@@ -480,7 +513,7 @@ class Installation:
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
             dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self._folder / "none"))
-            if self.call("pip", "install", "--python", sys.executable, *dry, "-r", one, quiet=True).returncode == 1:
+            if self.call("pip", "install", *HERE.words, *dry, "-r", one, quiet=True).returncode == 1:
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
@@ -582,12 +615,12 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
     has_source = pip.index_url != PyPI.simple_url or pip.extra_index_urls or pip.find_links or pip.no_index
     for name, framework in manifest.get("companions", {}).items():
         module = name.replace("-", "_")
-        error = import_error(module) if after.get(name) != before.get(name) else ""
+        error = HERE.import_error((module,)) if after.get(name) != before.get(name) else ""
         if error and index and not has_source:
             say(f"{name} is taken from {index}, which has the build for this image")
             installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
             installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
-            error = import_error(module)
+            error = HERE.import_error((module,))
         if error:
             what = f"{name} {versions().get(name, '')} does not work with this image's {framework} {after[framework]}"
             way = f"add --extra-index-url {index} to the requirements file" if index else "ask for a build that fits"
@@ -600,12 +633,12 @@ def look_at_older(installation: Installation) -> None:
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
     for name in [name for name in after if back and after[name] != before.get(name) and name not in back]:
         modules = modules_of(name)
-        error = import_error(*modules) if modules else ""
+        error = HERE.import_error(modules) if modules else ""
         if not any(other in error.lower() for other in back):
             continue
         major, works = int(re.match(r"\d*", after[name]).group() or 0), ""  # type: ignore[union-attr]
         for limit in range(major, max(major - 4, 0), -1):
-            if installation.moved([f"{name}<{limit}"]) and not import_error(*modules):
+            if installation.moved([f"{name}<{limit}"]) and not HERE.import_error(modules):
                 works = versions()[name]
                 break
         if works and name not in installation.pinned:
@@ -614,6 +647,9 @@ def look_at_older(installation: Installation) -> None:
         installation.moved([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
         say(f"warning: {name} {after[name]} cannot be imported beside the requirements ({error}){advice}")
+
+
+HERE: Any = Here()
 
 
 def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[int, Installation | None]:

@@ -177,7 +177,7 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
         for package in step.python:
             source = find_local_file(package, settings)
             if source is not None:
-                _link(source, folder / "wheels" / step.component / package.file)
+                link_or_copy(source, folder / "wheels" / step.component / package.file)
                 found[package.file] = None
     return tuple(found)
 
@@ -201,12 +201,12 @@ def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) 
         for artifact in step.artifacts:
             file = next((each / artifact.file for each in sources if (each / artifact.file).is_file()), None)
             if file is not None:
-                _link(file, folder / "artifacts" / step.component / artifact.file)
+                link_or_copy(file, folder / "artifacts" / step.component / artifact.file)
                 found.append(artifact.file)
     return tuple(found)
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
     """Put a file into the context: a hard link costs nothing; across file systems only a copy is possible."""
     try:
         try:

@@ -18,7 +18,7 @@ from trainworks.assemble.order import BuildOptions
 from trainworks.assemble.own_layers import layers_of
 from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Network, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
@@ -47,7 +47,6 @@ class ImageSpec:
         name: What messages call it: a target's name, or the new image's.
         tags: Names that the image gets, first the one to print.
         rendering: The build context.
-        made: An image with all of this one but labels, which the engine has: it gets them, and nothing is built.
         settings: This machine's settings.
         secrets: Files that the steps read below ``/run/secrets``: name to content.
         add_files: Puts this machine's own copies of locked files into a context, and returns their names.
@@ -57,6 +56,7 @@ class ImageSpec:
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
         archive: What its label will say of the package archive, as far as that is known before the build.
+        network: What its steps reach; ``None``: what those reach that download with this machine's settings.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ImageSpec:
     extends: BuiltImage | None = None
     architecture: Architecture = "amd64"
     archive: str = ""
-    made: str = ""
+    network: Network | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +240,6 @@ def _label_of(lines: Iterable[str]) -> str:
 def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress) -> BuiltImage:
     """Write the context and let the engine build it; the base image has to be there."""
     labels = {INPUTS_LABEL: spec.rendering.digest, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
-    made = engine.inspect(spec.made) if spec.made and options.output is None else None
-    if made is not None:
-        engine.tag(spec.made, spec.tags[0])
-        return _label(spec, labels | {LAYERS_LABEL: layers_of(made)}, engine, progress)
     # The labels also say the layers, and which states of the package archive these were made of. Both are known once
     # they are built; what comes from the cache may be of another day than is expected. Where that is not what the last
     # build lets expect, a second build on the image sets the labels, and nothing else.
@@ -286,6 +282,7 @@ def build_context(
             stage_components=rendering.stage_components,
             no_cache=options.no_cache,
             architecture=spec.architecture,
+            network=spec.network or spec.settings.network,
         )
         return engine.build(request, progress)
 

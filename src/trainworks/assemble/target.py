@@ -120,6 +120,9 @@ def _with_sources(
 def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> ImageSpec:
     """Return the image of a target, ready to be built."""
     settings = session.settings
+    suite = plan.base.suite if plan.base.bootstrap else ""
+    artifacts = [artifact for step in plan.steps for artifact in step.artifacts]
+    addresses = [address for each in artifacts for address in (each.url, each.git)]
 
     def add_files(folder: Path) -> tuple[str, ...]:
         return (
@@ -132,7 +135,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         tags=plan.tags,
         rendering=rendering,
         settings=settings,
-        secrets=settings.secrets(plan.base.suite if plan.base.bootstrap else "", plan.wheel_index),
+        secrets=settings.secrets(suite, plan.wheel_index, addresses),
         add_files=add_files,
         checks=tuple(
             replace(check, digests=(*check.digests, *rendering.copied))

@@ -1,7 +1,10 @@
 """buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
-Isolation is always ``chroot``. It needs no OCI runtime and no network of its own, so it works in unprivileged CI
-containers too. A build does not need what it does not isolate (network, process ids). This module removes two kinds of
+Isolation is ``chroot``, but for a build without a network. It needs no OCI runtime and no network of its own, so it
+works in unprivileged CI containers too. Our own builds do not need what it does not isolate (network, process ids). A
+build without a network runs code of others: that needs an OCI runtime.
+
+This module removes two kinds of
 leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
 marker that only this build's containers have.
 """
@@ -26,7 +29,7 @@ from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import IdleContainer, image_of
 from trainworks.engine.bindings import with_content_keys
-from trainworks.engine.building import build_arguments, run_build
+from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
 from trainworks.engine.marked import Marked
@@ -38,6 +41,7 @@ from trainworks.engine.protocol import (
     HistoryEntry,
     Layer,
     Mount,
+    Network,
     Progress,
     Report,
     ignore,
@@ -56,6 +60,8 @@ _AGAIN: Final = (
 _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
+
+_RUNTIMES: Final = ("crun", "runc")
 
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
@@ -139,7 +145,7 @@ class BuildahEngine:
         self._do(f"tagging {name}", "tag", reference, name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build with chroot isolation, and tag."""
+        """Build, and tag."""
         self.probe()
         with self._temporary_files() as (folder, environment):
             marker = folder / _MARKER
@@ -148,7 +154,7 @@ class BuildahEngine:
             dockerfile = folder / "Dockerfile"
             dockerfile.write_text(self._keyed(request.context))
             argv = [
-                *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
+                *("build", *self._isolation(request.network), "--layers", "--force-rm", "--pull=false"),
                 *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
                 *("--iidfile", str(identifier_file)),
                 *_own_limits(),
@@ -158,11 +164,11 @@ class BuildahEngine:
             argv += build_arguments(request, folder)
             # Proxies go in by the environment, not as build arguments: buildah hands them to the steps and, unlike
             # arguments, keeps them out of the cache's keys. The host's own must not go in unasked.
-            for name in _PROXIES:
+            for name in PROXIES:
                 environment.pop(name, None)
             environment.update(request.arguments)
             for name in request.arguments:
-                if name not in _PROXIES:
+                if name not in PROXIES:
                     argv += ["--build-arg", name]
             argv.append(str(request.context))
             try:
@@ -174,6 +180,23 @@ class BuildahEngine:
         if built is None:
             raise BuildError(f"buildah built {image}, and does not have it")
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
+
+    def _isolation(self, network: Network) -> tuple[str, ...]:
+        """Return the options that decide what a build's steps see of this machine.
+
+        Raises:
+            EngineUnavailableError: No program on this machine can start a step without a network.
+        """
+        if network != "none":
+            # It has the host's network, and refuses any other.
+            return ("--isolation", "chroot", "--network", "host")
+        runtimes = [path for name in _RUNTIMES for path in processes.programs(name, os.environ.get("PATH"))]
+        if not runtimes:
+            raise EngineUnavailableError(
+                f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without a network",
+                hint="`apt-get install crun`, or use `--engine docker`",
+            )
+        return ("--runtime", runtimes[0], "--isolation", "oci", "--network", "none")
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
@@ -276,7 +299,7 @@ class BuildahEngine:
     ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command, job=job)
         with self._temporary_files() as (_, environment):
-            for name in _PROXIES:
+            for name in PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
             argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *marked.argv)
@@ -483,13 +506,6 @@ def _own_limits() -> list[str]:
         # buildah itself lowers its limit of processes to this.
         hard["nproc"] = min(hard["nproc"], int(_MOST_PROCESSES.read_text()))
     return [f"--ulimit={name}={each}:{each}" for name, each in hard.items() if each < _RAISED]
-
-
-_PROXIES: Final = tuple(
-    name
-    for stem in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-    for name in (stem, stem.upper())
-)
 
 
 def _format(context: Path) -> str:

@@ -14,6 +14,13 @@ from trainworks.engine.progress import TAIL, BuildahParser, BuildKitParser, Step
 from trainworks.engine.protocol import BuildRequest, Progress, StepEvent
 from trainworks.errors import EngineUnavailableError
 
+PROXIES = tuple(
+    name
+    for stem in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for name in (stem, stem.upper())
+)
+"""Variables with the addresses of proxies, which engines keep out of history and cache keys."""
+
 
 def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
     """Return the options that both engines take; secrets are written into a private folder, with mode 0600."""

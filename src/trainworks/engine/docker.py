@@ -24,7 +24,7 @@ from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
 from trainworks.engine.backend import IdleContainer, image_of
-from trainworks.engine.building import build_arguments, run_build
+from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
@@ -168,11 +168,25 @@ class DockerEngine:
         dated = constant and not request.same_layers
         with private_folder(large_folder() if dated else None) as folder:
             identifier_file = folder / "image-id"
-            argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
+            argv = [
+                program,
+                "build",
+                "--progress=plain",
+                "--network",
+                request.network,
+                "--iidfile",
+                str(identifier_file),
+            ]
             argv += build_arguments(request, folder)
             # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
+            if not request.secrets:
+                # The client adds the proxies of its own configuration, which may have a password.
+                given = {name.lower() for name in request.arguments}
+                for name in PROXIES:
+                    if name.lower() not in given:
+                        argv += ["--build-arg", f"{name}="]
             if constant:
                 argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]
             if dated:

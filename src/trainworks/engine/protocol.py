@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Literal, Protocol
 
 from trainworks.facts.rows import Architecture
+
+Network = Literal["none", "default", "host"]
+"""What the steps of a build reach: nothing; what the engine's containers reach; all that this machine does."""
 
 Report = Callable[[str], None]
 """Receives a line of text for the user."""
@@ -61,6 +64,7 @@ class BuildRequest:
         no_cache: Build every step again.
         same_layers: Whether the Dockerfile is a ``FROM`` alone: only labels are set, and no layer is made.
         architecture: ``amd64`` or ``arm64``: what the image's programs run on; its base image has the same.
+        network: What all steps reach. With ``none`` they do not see this machine's processes either.
     """
 
     name: str
@@ -73,6 +77,7 @@ class BuildRequest:
     no_cache: bool = False
     same_layers: bool = False
     architecture: Architecture = "amd64"
+    network: Network = "default"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,7 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         digest=reference if "@" in reference else next(iter(digests), ""),
         environment=image.environment,
         labels=image.labels,
+        user=image.user,
         distributions=distributions,
         kept=kept_of(found["protected"], distributions, patterns),
         **{name: value for name, value in found.items() if name not in ("distributions", "protected")},  # type: ignore[arg-type]

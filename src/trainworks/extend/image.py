@@ -2,16 +2,16 @@
 
 Problems are looked for in two rounds, and each round reports all of them at once: first what this machine's files say
 (``extend.inputs``), without an engine; then what the base image says (``extend.base``). Then the requirements are
-installed in the base image once, which gives their lock (``extend.resolve``), and the image is built from that.
+resolved and downloaded once, which gives their lock (``extend.resolve``), and the image is built from that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from uuid import uuid4
 
 from uv import find_uv_bin
 
@@ -20,29 +20,36 @@ from trainworks.assemble.image import ImageSpec, build_image, locate_archive
 from trainworks.assemble.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.engine.scratch import large_folder, private_folder
 from trainworks.errors import LockError, OutputError
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
 from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.render import INSTALLER, RECIPES, Installer, render_extension
+from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock, holds
-from trainworks.extend.resolve import files_of, local_wheels, manifest_of, order_of, resolve, secrets_of
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, holds
+from trainworks.extend.resolve import Order, gather, manifest_of, resolve
+from trainworks.extend.resolver import Resolver
+from trainworks.extend.sandbox import Workshop, put_wheels
 from trainworks.extend.source import SourceTree
 from trainworks.extend.sources import folder_source, git_sources
 from trainworks.extend.toolkit import workbench_of
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.host.settings import read_host_settings
+from trainworks.host.downloads import Client
+from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.targets import find_image
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
 from trainworks.terminal.output import say
+
+APT_SECRETS = ("apt.conf", "sources.list", "ca.pem")
+"""What the installation of Debian packages reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +87,9 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
         LockError: The requirements cannot be resolved with what the base has.
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """
-    extension = plan_extension(request, root, environment, resolving=True)
-    report = _report(extension)
-    try:
+    with ExitStack() as stack:
+        extension = plan_extension(request, root, environment, stack, resolving=True)
+        report = _report(extension)
         if request.until == "plan":
             names = "".join(f"{name}=={version}\n" for name, version in extension.plan.lock.locked)
             return BuildReport(report=report, text=names)
@@ -91,13 +98,10 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
             return BuildReport(report={**report, **values}, text=text)
         result = build_image(extension.spec, extension.engine, request)
         return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
-    finally:
-        if extension.spec.made:
-            extension.engine.remove(extension.spec.made)
 
 
 def plan_extension(
-    request: ExtendRequest, root: Path, environment: Mapping[str, str], *, resolving: bool = False
+    request: ExtendRequest, root: Path, environment: Mapping[str, str], stack: ExitStack, *, resolving: bool = False
 ) -> Extension:
     """Plan and render an extension; raises as ``extend`` does.
 
@@ -105,6 +109,7 @@ def plan_extension(
         request: What is asked for.
         root: The checkout: recipes and facts.
         environment: The process's environment.
+        stack: What was made on the way is taken away with it.
         resolving: Whether requirements without a lock get one, and lines report it. Without it this is what an
             extension was made from: what would be resolved today is not what was installed.
     """
@@ -112,9 +117,7 @@ def plan_extension(
     inputs = read_inputs(request, settings.forbidden_texts(""), environment)
     for text in notes(request, inputs) if resolving else ():
         say(text)
-    for folder in settings.pip.local_indexes if resolving and inputs.wanted else ():
-        say(f"  the index in {folder} is not used: name a folder with the wheels in --find-links")
-    engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
+    engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     check_fit(base, inputs)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
@@ -124,18 +127,12 @@ def plan_extension(
     ours = _plan_of_base(named, facts)
     if resolving and inputs.apt and ours is not None:
         settings = locate_archive(ours.base, ours.archives, settings).settings
-    secrets, links = secrets_of(base, inputs.wanted, inputs.apt, settings, environment)
-    installer = Installer(
-        programs={
-            "install.py": (data_folder(root, "launcher") / INSTALLER).read_bytes(),
-            "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
-            "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
-        },
-        manifest=manifest_of(base, bench, named.row if named else None, facts),
-        order=order_of(inputs.wanted, commits, only_binary=request.only_binary, strict=request.strict),
-        uv=b"" if base.uv else Path(find_uv_bin()).read_bytes(),
-        bench=bench,
-    )
+    programs = {
+        "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
+        "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
+    }
+    uv = b"" if base.uv else Path(find_uv_bin()).read_bytes()
+    recipes = Recipes(texts=texts, programs=programs, uv=uv)
     plan = make_extension(
         tag=request.tag,
         base=base,
@@ -146,20 +143,30 @@ def plan_extension(
         apt=inputs.apt,
         installed=inputs.installed,
     )
-    made = f"trainworks/requirements:{uuid4().hex[:12]}"
-    spec = ImageSpec(
-        name=plan.tag,
-        tags=(made,),
-        rendering=render_extension(plan, recipes, installer, files_of(inputs.wanted)),
-        settings=settings,
-        secrets=secrets,
-        add_files=local_wheels(links, base),
-        # What a variable has is not in the file, and must not be in the image either.
-        forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
-        extends=image,
-        architecture=base.architecture,
+    # Archives of this machine serve another suite of Debian, and no Ubuntu.
+    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
+    workshop = Workshop(
+        plan,
+        recipes,
+        bench,
+        engine,
+        settings,
+        request,
+        stack.enter_context(private_folder()),
+        secrets={name: content[name] for name in APT_SECRETS},
+        network=request.build_network,
     )
-    lock = NO_LOCK
+    stack.callback(workshop.close)
+    order = Order(
+        wanted=inputs.wanted,
+        sources=sources,
+        commits=commits,
+        manifest=manifest_of(base, bench, named.row if named else None, facts),
+        only_binary=request.only_binary,
+        strict=request.strict,
+    )
+    program = data_folder(root, "launcher") / INSTALLER
+    lock, resolved = NO_LOCK, None
     if path is not None and (inputs.wanted or sources):
         chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
         digest = inputs_digest(inputs.wanted, sources, chosen, base)
@@ -171,17 +178,41 @@ def plan_extension(
                 f"no lock for these requirements and this base: {path}",
                 hint="`build.py extend` with the same choice writes it",
             )
-        lock = known or _resolved(spec, plan, engine, request, facts, path, digest)
+        lock = known or NO_LOCK
+        if known is None:
+            say(f"  resolving the requirements for {base.reference}")
+            resolver = _resolver(base, settings, request, stack)
+            resolved = resolve(order, base, resolver, workshop, program, facts)
+            lock = resolved.lock
+            if request.output is None:
+                write_lock(path, lock, digest, base)
+                say(f"  resolved and hashed: {path}")
     plan = replace(plan, lock=lock)
+
+    def add_wheels(context: Path) -> tuple[str, ...]:
+        """Put what is installed into a context, where it is built at all."""
+        _ = workshop.start
+        if not lock.locked:
+            return ()
+        found = resolved or gather(lock, order, base, _resolver(base, settings, request, stack), workshop, program)
+        put_wheels(found.wheels, context / "wheels")
+        return found.own
+
     for note in (*lock.notes, hidden_by(plan.files, base)) if resolving else ():
         say(f"  {note}") if note else None
-    spec = replace(
-        spec,
+    spec = ImageSpec(
+        name=plan.tag,
         tags=(plan.tag,),
-        rendering=render_extension(plan, recipes, installer),
-        made=made if lock.locked and engine.inspect(made) else "",
-        add_files=spec.add_files if lock.locked else lambda _folder: (),
+        rendering=render_extension(plan, recipes),
+        settings=replace(settings, proxies={}),
+        secrets={},
+        add_files=add_wheels,
         checks=(*plan.checks, *checks_again(ours, base, plan.moves, locked=dict(lock.locked))),
+        # What a variable has is not in the file, and must not be in the image either.
+        forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
+        extends=image,
+        architecture=base.architecture,
+        network="none",
     )
     return Extension(
         engine=engine,
@@ -193,27 +224,9 @@ def plan_extension(
     )
 
 
-def _resolved(
-    spec: ImageSpec,
-    plan: ExtensionPlan,
-    engine: Engine,
-    request: ExtendRequest,
-    facts: Facts,
-    path: Path,
-    digest: str,
-) -> ExtensionLock:
-    """Resolve, and write the lock; the image that this leaves stays where the lock has anything to install."""
-    stays = False
-    try:
-        lock = resolve(spec, plan, engine, request, facts)
-        if request.output is None:
-            write_lock(path, lock, digest, plan.base)
-            say(f"  resolved and hashed: {path}")
-        stays = bool(lock.locked)
-    finally:
-        if not stays:
-            engine.remove(spec.tags[0])
-    return lock
+def _resolver(base: ExtendedBase, settings: HostSettings, request: ExtendRequest, stack: ExitStack) -> Resolver:
+    client = stack.enter_context(Client(settings))
+    return Resolver(base, stack.enter_context(private_folder(large_folder())), client, fresh=request.no_cache)
 
 
 def _sources_of(

@@ -1,81 +1,120 @@
-"""What a build stage of an extension does: runs in the base image, next to ``install.py`` and the tests' imports.
+"""What a step of an extension does in the base image, without secrets and without a network.
 
-``python -I inside.py install [FILE]`` installs what was locked, or else what is asked for; it compiles what an import
-of it loads, and writes ``RESULT``, or FILE: the lock, or why nothing was installed. ``build WORDS`` is ``uv build``
-with pip's settings. It has only the standard library, and syntax of Python 3.8.
+``install`` installs the wheels of ``WHEELS`` and compiles what an import of them loads; the image keeps its lock.
+``build ANSWER`` makes a wheel of ``SOURCE``, or says what its build requires beside. ``ask ANSWER MODULES`` says why an
+import fails. ``tools`` installs a compiler. It has only the standard library, and syntax of Python 3.8.
 """
 
-# ruff: noqa: B905, E402, PTH109, PTH118
+# ruff: noqa: E402, PTH109, PTH118
 # The oldest interpreter decides.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata, util
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 import imports  # type: ignore[import-not-found]
-import install  # type: ignore[import-not-found]
 
 sys.path.remove(str(FOLDER))
 
-INPUTS, MANIFEST = Path("/run/inputs"), FOLDER / "manifest.json"
-RESULT = Path("/opt/trainworks/extension.lock")
+INPUTS, WHEELS, SOURCE, TOOLS = map(Path, ("/run/inputs", "/run/wheels", "/run/source", "/run/compiler"))
+LOCK = "extension.lock"
+RESULT = Path("/opt/trainworks") / LOCK
 """Stays in the image: from what it was made."""
 
-LOCKS = (INPUTS / RESULT.name, Path("/run/wheels") / RESULT.name)
-"""Where what is to be installed lies: as it was locked, or as the stage with the compiler found out."""
+PINS = "install.txt"
+"""Among the wheels: each with its version and hash."""
 
-OLD = "730 days"
-"""What was replaced by a newer release so long ago is named."""
-
+_IMPORT_SECONDS = 300
 _ELSEWHERE = {"/dev", "/proc", "/run", "/sys"}
+
+_HOOK = """
+import importlib, json, sys
+backend, paths, answer = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+sys.path[:0] = paths
+module, _, name = backend.partition(":")
+found = importlib.import_module(module)
+for part in filter(None, name.split(".")):
+    found = getattr(found, part)
+hook = getattr(found, "get_requires_for_build_wheel", None)
+requires = list(hook({})) if hook else []
+with open(answer, "w") as file:
+    json.dump(requires, file)
+"""
+"""Asks a build backend (PEP 517); run by the Python that has it."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one of the three; return a status."""
+    """Do one of the five; return a status."""
     what, *words = arguments
     if what == "import":
         import_and_compile(words)
     with tempfile.TemporaryDirectory() as name:
-        order = json.loads((INPUTS / "order.json").read_text(encoding="utf-8")) if what == "install" else {}
-        os.environ.update(json.loads(MANIFEST.read_text(encoding="utf-8"))["build_environment"])
+        uv = Uv(Path(name))
         if what == "build":
-            return int(install.Installation(install.find_uv(), (), Path(name)).call("build", *words).returncode)
-        started, before = time.time(), install.versions()
-        locked = next((file for file in LOCKS if file.is_file()), None)
-        if locked:
-            text = locked.read_text(encoding="utf-8")
-            status = 0 if "log" in data_of(text) else install_locked(text, order, Path(name))
-            if "log" not in data_of(text):
-                with compiling(before, data_of(text)["local"]):
-                    pass
-        else:
-            text = install_anew(order, Path(name))
-            status = 0  # that they cannot be installed is an answer, too
-    result = Path(*words) if words else RESULT
-    result.parent.mkdir(parents=True, exist_ok=True)
-    result.write_text(text, encoding="utf-8")
+            return build(uv, Path(words[0]), Path(name))
+        if what == "ask":
+            Path(words[0]).mkdir(parents=True, exist_ok=True)
+            Path(words[0], "error").write_text(import_error(words[1:]), encoding="utf-8")
+            return 0
+        if what == "tools":
+            return uv.install("--no-deps", *(str(file) for file in sorted(TOOLS.glob("*.whl"))))
+        started, before = time.time(), versions()
+        lock = (INPUTS / LOCK).read_text(encoding="utf-8")
+        pins = WHEELS / PINS
+        words = ["--no-deps", "--no-build", "--require-hashes", "--find-links", str(WHEELS), "-r", str(pins)]
+        status = uv.install(*words) if pins.read_text(encoding="utf-8").strip() else 0
+        if status:
+            return status
+        new = {name for name, version in versions().items() if before.get(name) != version}
+        # Not code of the user's own: its import may start a training.
+        compile_imports(new.difference(data_of(lock)["local"]))
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(lock, encoding="utf-8")
     settle(started)
-    return status
+    return 0
+
+
+class Uv:
+    """uv, that may use what lies here and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: a private one, for its cache."""
+        places = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), str(FOLDER))
+        self._program = shutil.which("uv", path=os.pathsep.join(places)) or "uv"
+        self._environment = {
+            **os.environ,
+            "UV_CACHE_DIR": str(folder / "cache"),
+            "UV_NO_CONFIG": "1",
+            "UV_NO_INSTALLER_METADATA": "1",
+            "UV_NO_PROGRESS": "1",
+            "UV_OFFLINE": "1",
+            "UV_PYTHON_DOWNLOADS": "never",
+        }
+
+    def call(self, *words: str, **more: str) -> int:
+        """Call it with these variables, and return its status."""
+        return subprocess.run((self._program, *words), env={**self._environment, **more}, check=False).returncode
+
+    def install(self, *words: str, python: str = sys.executable) -> int:
+        """Install for a Python, and return the status."""
+        return self.call("pip", "install", "--python", python, "--no-index", *words)
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -83,129 +122,74 @@ def data_of(text: str) -> dict[str, Any]:
     return dict(json.loads(text.partition("\n")[0][len("# data: ") :]))
 
 
-def install_locked(text: str, order: Mapping[str, Any], folder: Path) -> int:
-    """Install what a lock says, with its hashes; return uv's status."""
-    whole = [f"--no-build-isolation-package={name}" for name in json.loads(MANIFEST.read_text())["built_whole"]]
-    installation = install.Installation(install.find_uv(), [*order["words"], *whole], folder)
-    installation.environment["UV_NO_INSTALLER_METADATA"] = "1"
-    pins = installation.file("pins.txt", text.splitlines()[1:])
-    files = [*wheels_of(order), *files_of(data_of(text)["local"])]
-    status = installation.install("--no-deps", "--require-hashes", "-r", pins) if "\n" in text.strip() else 0
-    return int(status or (installation.install("--no-deps", *files) if files else 0))
+def versions() -> dict[str, str]:
+    """Return the versions of what this Python has, by name; of two of one name the first is imported."""
+    found: dict[str, str] = {}
+    for each in metadata.distributions():
+        if each.metadata["Name"]:
+            found.setdefault(re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(), each.version)
+    return found
 
 
-def wheels_of(order: Mapping[str, Any]) -> list[str]:
-    """Return the wheels of what was built from git and folders."""
-    folders = (Path("/run/wheels"), Path("/wheels"))
-    root = next((each for each in folders if each.is_dir()), folders[0])
-    return [str(next((root / each["folder"]).glob("*.whl"))) for each in order["sources"]]
+def build(uv: Uv, answer: Path, folder: Path) -> int:
+    """Make a wheel; or write which requirements its backend has that are not there; return a status."""
+    order = json.loads((SOURCE / "order.json").read_text(encoding="utf-8"))
+    answer.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(SOURCE / "source.tar") as archive:
+        archive.extractall(folder)  # the step is thrown away
+    project = folder / "source" / order["subdirectory"]
+    words = ["build", "--wheel", "--no-build-isolation", "--out-dir", str(answer), str(project)]
+    variables = order["environment"]
+    if order["whole"]:
+        return uv.call(*words, "--python", sys.executable, **variables)
+    home = folder / "environment"
+    python = str(home / "bin" / "python")
+    status = uv.call("venv", "--quiet", "--python", sys.executable, str(home))
+    links = ("--find-links", "/run/links")
+    if status == 0 and order["requires"]:
+        status = uv.install(*links, *order["requires"], python=python)
+    if status:
+        return status
+    asked = folder / "asked.json"
+    paths = json.dumps([str(project / each) for each in order["backend_path"]])
+    hook = (python, "-I", "-c", _HOOK, order["backend"], paths, str(asked))
+    variables["PATH"] = "{}:{}".format(home / "bin", os.environ.get("PATH", ""))
+    done = subprocess.run(hook, cwd=project, env={**os.environ, **variables}, check=False)
+    if done.returncode:
+        return done.returncode
+    more = [str(each) for each in json.loads(asked.read_text(encoding="utf-8"))]
+    if more and uv.install(*links, *more, python=python):
+        (answer / "asked.json").write_text(json.dumps(more), encoding="utf-8")
+        return 0
+    return uv.call(*words, "--python", python, **variables)
 
 
-def files_of(local: Mapping[str, str]) -> list[str]:
-    """Return the wheels and archives that requirements name by a path."""
-    found = {file: re.match(r"(.+?)-\d", file.name) for file in sorted((INPUTS / "files").glob("*"))}
-    return [str(file) for file, name in found.items() if name and install.normalised(name.group(1)) in local]
+def elsewhere(home: str) -> Mapping[str, str]:
+    """Return an environment for imports: what packages write when they are first imported goes to this folder."""
+    return {**os.environ, "HOME": home, "XDG_CACHE_HOME": home, "MPLCONFIGDIR": home}
 
 
-def install_anew(order: Mapping[str, Any], folder: Path) -> str:
-    """Install what is asked for; return the text of the lock, whose data have the log where it failed."""
-    built = wheels_of(order)
-    words = [
-        *order["words"],
-        *(() if order["hashed"] else (f"{a}{b['extras']}" for a, b in zip(built, order["sources"]))),
-    ]
-    for option, name in (("-r", "requirements.txt"), ("-c", "constraints.txt")):
-        words += [option, str(INPUTS / name)] if (INPUTS / name).is_file() else []
-    given = argparse.Namespace(manifest=MANIFEST, strict=order["strict"])
-    data: dict[str, Any] = {"status": 1, "commits": order["commits"], "local": {}}
-    pins, log = "", folder / "log"
-    with log.open("wb") as opened:
-        shown = os.dup(2)
-        os.dup2(opened.fileno(), 2)
-        try:
-            data["status"], installation = install.run(given, words, folder)
-            if data["status"] == 0 and order["hashed"] and built:
-                data["status"] = installation.install("--no-deps", *built)
-            if data["status"] == 0:
-                pins = lock(installation, order, data)
-        except install.RefusedError as error:
-            data.update(refused=error.problems, newer=error.newer)
-            install.say(str(error))
-        finally:
-            os.dup2(shown, 2)
-    said = log.read_text(encoding="utf-8", errors="replace")
-    sys.stderr.write(said)
-    data.update({"notes": install.SAID} if data.pop("status") == 0 else {"log": said[-20000:]})
-    return f"# data: {json.dumps(data)}\n{pins}"
+def import_error(modules: Sequence[str]) -> str:
+    """Import modules as a script would, and return the last words of it; ``""`` for success."""
+    words = (sys.executable, "-I", "-B", "-c", "import " + ", ".join(modules))
+    try:
+        with tempfile.TemporaryDirectory() as home:
+            own: Any = {"stdin": subprocess.DEVNULL, "timeout": _IMPORT_SECONDS, "env": elsewhere(home)}
+            done = subprocess.run(words, capture_output=True, check=False, **own)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    if done.returncode == 0:
+        return ""
+    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    return str((said or [f"import ended with status {done.returncode}"])[-1])
 
 
-def lock(installation: install.Installation, order: Mapping[str, Any], data: dict[str, Any]) -> str:
-    """Return lines with the hashes of what was installed, as uv writes them, and add what else was to the data."""
-    found = {
-        name: each for name, each in install.distributions().items() if installation.before.get(name) != each.version
-    }
-    addresses = {name: _address_of(each) for name, each in found.items()}
-    data["local"] = {name: found[name].version for name, address in addresses.items() if address}
-    projects = [wheel for wheel, each in zip(wheels_of(order), order["sources"]) if each["project"]]
-    data["project"] = next((name for name, at in addresses.items() if projects and at.endswith(projects[0])), "")
-    exact = [
-        f"{name} @ {addresses[name]}" if addresses[name] else f"{name}=={each.version}"
-        for name, each in found.items()
-        if not addresses[name].startswith("file:")
-    ]
-    # Three things of some seconds that do not need each other; two of them wait for indexes.
-    python = ("--python", sys.executable)
-    hashing = ("compile", *python, "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--quiet")
-    hashing += (*installation.options, installation.file("exact.txt", exact))
-    asking = ("list", *python, "--outdated", "--exclude-newer", OLD, "--format", "json")
-    with compiling(installation.before, data["local"]), ThreadPoolExecutor() as pool:
-        listing = pool.submit(installation.call, "pip", *asking, quiet=True, stdout=subprocess.PIPE)
-        done = installation.call("pip", *hashing, stdout=subprocess.PIPE, encoding="utf-8") if exact else None
-        listed = listing.result()
-    if done and done.returncode:
-        raise install.RefusedError("uv cannot lock what it has installed")
-    folders = [Path(each) for each in installation.pip.find_links if "://" not in each]
-    files = [path for folder in folders for path in folder.glob("*")]
-    for row in json.loads(listed.stdout) if listed.returncode == 0 else ():
-        if row["name"] in found and row["name"] not in {*data["local"], *installation.pinned}:
-            install.say(f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years")
-    pins = re.sub(r"(?m)^([\w.-]+)==(\S+)$", lambda pin: _with_hashes(pin, files), done.stdout if done else "")
-    options = [text for text, place in order["options"] if place not in install.LEFT]
-    return "".join(f"{line}\n" for line in options) + pins
-
-
-def _address_of(each: metadata.Distribution) -> str:
-    """Return where a distribution came from, if it was not an index; take the installer's notes away."""
-    address = json.loads(each.read_text("direct_url.json") or "{}").get("url", "")
-    notes, record = {"INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"}, each.read_text("RECORD") or ""
-    for file in each.files or ():
-        if file.parent.name.endswith(".dist-info") and file.name in notes:
-            Path(str(each.locate_file(file))).unlink()
-        elif file.name == "RECORD" and file.parent.name.endswith(".dist-info"):
-            lines = [row for row in record.splitlines(True) if row.split(",")[0].rpartition("/")[2] not in notes]
-            Path(str(each.locate_file(file))).write_bytes("".join(lines).encode())
-    return unquote(address)
-
-
-def _with_hashes(pin: re.Match[str], files: Iterable[Path]) -> str:
-    """Return a line with the hashes of the files in local folders, which uv does not say."""
-    wanted, found = (install.normalised(pin.group(1)), pin.group(2)), set()
-    for path in files:
-        named = re.match(r"(.+?)-(\d[^-]*?)(?:-.*\.whl|\.tar\.\w+|\.zip)$", path.name)
-        if named and (install.normalised(named.group(1)), named.group(2)) == wanted:
-            found.add(hashlib.sha256(path.read_bytes()).hexdigest())
-    return pin.group() + "".join(f" \\\n    --hash=sha256:{each}" for each in sorted(found))
-
-
-@contextmanager
-def compiling(before: Mapping[str, str], local: Iterable[str]) -> Iterator[None]:
-    """Compile what an import of what is new loads, meanwhile; not code of the user's own: that may start a training."""
-    new = [name for name, version in install.versions().items() if before.get(name) != version and name not in local]
+def compile_imports(names: Iterable[str]) -> None:
+    """Compile what an import of distributions loads."""
     with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
-        own = {**install.elsewhere(home), "PYTHONHASHSEED": "0"}
-        words, quiet = (sys.executable, __file__, "import", *sorted(new)), subprocess.DEVNULL
-        with subprocess.Popen(words, env=own, cwd=home, stdout=quiet, stderr=quiet):
-            yield
+        own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
+        words, quiet = (sys.executable, __file__, "import", *sorted(names)), subprocess.DEVNULL
+        subprocess.run(words, env=own, cwd=home, stdout=quiet, stderr=quiet, check=False)
 
 
 def import_and_compile(names: Sequence[str]) -> NoReturn:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
@@ -50,22 +49,17 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
     if text and not text.startswith(HEADER):
         raise ExtendError([f"{path} exists and was not written by extend: the lock would replace it"])
     try:
-        return parsed(text)[0] if f"# inputs: {digest}\n" in text and _DATA.search(text) else None
+        return _parsed(text) if f"# inputs: {digest}\n" in text else None
     except (TypeError, ValueError) as error:
         raise _spoiled(path) from error
 
 
-def parsed(text: str) -> tuple[ExtensionLock, dict[str, Any]]:
-    """Return a lock, and why it is none, of the text that a build stage has written.
-
-    Raises:
-        TypeError, ValueError: Its line of data is not what a stage writes.
-    """
+def _parsed(text: str) -> ExtensionLock | None:
+    """Return a lock; ``None`` for a text without its line of data. Raises TypeError and ValueError."""
     found = _DATA.search(text)
-    data = json.loads(found[1]) if found else {"log": text}
-    if "log" in data:
-        return ExtensionLock(), data
-    return ExtensionLock(**data, pins=text[found.end() :].lstrip("\n") if found else ""), {}
+    if found is None:
+        return None
+    return ExtensionLock(**json.loads(found[1]), pins=text[found.end() :].lstrip("\n"))
 
 
 def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase) -> None:

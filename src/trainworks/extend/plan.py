@@ -102,14 +102,9 @@ class WheelSource:
     identity: str = ""
 
     @property
-    def file(self) -> str:
-        """The name of its file in the build context, which also decides what an engine's cache knows."""
-        return f"{hashlib.sha256(self.archive + self.subdirectory.encode()).hexdigest()[:16]}.tar"
-
-    @property
-    def folder(self) -> str:
-        """The folder that its wheel is built into."""
-        return f"/wheels/{self.file.partition('.')[0]}"
+    def digest(self) -> str:
+        """The hash of what it is built from."""
+        return hashlib.sha256(self.archive + self.subdirectory.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,24 @@
-"""From an extension to its build context. Pure."""
+"""From an extension to its build contexts: the image, its Debian packages, and questions to its base. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, PROJECT_SOURCE, ExtensionPlan, WheelSource
-from trainworks.extend.toolkit import BARE, Workbench
+from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan
+from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.model import IMAGE_TIME
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
-TEMPLATE = "extend.j2"
+IMAGE, STEP, PACKAGES = "extend.j2", "extend-step.j2", "extend-packages.j2"
 INSTALL_PACKAGES = "files/system/install-packages"
 INSTALLER = "trainworks_launcher/programs/install.py"
 
-RECIPES = (TEMPLATE, MACROS, INSTALL_PACKAGES)
+RECIPES = (IMAGE, STEP, PACKAGES, "extend-macros.j2", MACROS, INSTALL_PACKAGES)
 """Files below ``templates`` that an extension is rendered from."""
 
 LOCK = "extension.lock"
@@ -26,86 +26,110 @@ LOCK = "extension.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Installer:
-    """What installs in a build stage.
+class Recipes:
+    """What contexts are rendered from beside a plan.
 
     Attributes:
-        programs: Name to text: ``install.py`` of the launcher, ``inside.py``, ``imports.py`` of the image tests.
-        manifest: What they read of an image: what is kept, and what goes with that.
-        order: What is asked for beside the files of requirements: ``words`` of the installation, ``options`` of the
-            lock; whether lines have hashes, and whether other builds of the framework are refused.
+        texts: The texts of ``RECIPES``.
+        programs: Name to text: ``inside.py``, and ``imports.py`` of the image tests.
         uv: The builder's own uv, for a base that has none; ``b""`` for one that has.
-        bench: What wheels are built with.
     """
 
+    texts: Mapping[str, str]
     programs: Mapping[str, bytes] = field(repr=False)
-    manifest: Mapping[str, object]
-    order: Mapping[str, object]
     uv: bytes = field(default=b"", repr=False)
-    bench: Workbench = BARE
 
-    def files(self, wanted: Iterable[SourceFile], sources: Iterable[WheelSource]) -> list[SourceFile]:
-        """Return the files of a context that every stage mounts, with those that requirements name."""
-        rows = [
-            {"folder": each.folder.rpartition("/")[2], "extras": each.extras, "project": each.origin == PROJECT_SOURCE}
-            for each in sources
-        ]
-        found = [
-            *(SourceFile(path=f"installer/{name}", content=text) for name, text in self.programs.items()),
-            SourceFile(
-                path="installer/manifest.json",
-                content=_json({**self.manifest, "build_environment": dict(self.bench.variables)}),
-            ),
-            SourceFile(path="inputs/order.json", content=_json({**self.order, "sources": rows})),
-            # Folders must exist to be mounted; this machine's own files are put there before a build.
-            SourceFile(path="wheels/.keep", content=b""),
-            *(replace(file, path=f"inputs/{file.path}") for file in wanted),
-        ]
+    def render(self, template: str, **values: object) -> str:
+        """Return a Dockerfile. Raises ``RecipeError``."""
+        with blaming(template):
+            found = new_environment(self.texts.items()).get_template(template)
+            return found.render(epoch=IMAGE_TIME, code_folder=CODE_FOLDER, **values)
+
+    @property
+    def installer(self) -> list[SourceFile]:
+        """The files that each step mounts."""
+        found = [SourceFile(path=f"installer/{name}", content=text) for name, text in self.programs.items()]
         if self.uv:
             found.append(SourceFile(path="installer/uv", content=self.uv, mode=0o755))
-        if self.bench.requirements:
-            found.append(SourceFile(path="compiler.txt", content=self.bench.requirements.encode()))
         return found
 
 
-def render_extension(
-    plan: ExtensionPlan, recipes: Mapping[str, str], installer: Installer, wanted: Iterable[SourceFile] = ()
-) -> Rendering:
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question to a base, whose answer is files.
+
+    Attributes:
+        origin: What it is about, for messages.
+        files: What the step mounts.
+        bench: What wheels are built with.
+        tools: Whether a compiler is installed first.
+        modules: What is imported beside what is installed; empty where a wheel is built.
+    """
+
+    origin: str
+    files: Sequence[SourceFile] = ()
+    bench: Workbench
+    tools: bool = False
+    modules: Sequence[str] = ()
+
+
+def packages_image(plan: ExtensionPlan, recipes: Recipes) -> str:
+    """Return the name of the image with the Debian packages; the base's own where there are none."""
+    if not plan.apt:
+        return plan.base.source
+    decides = (plan.base.identifier, render_packages(plan, recipes).digest)
+    return f"trainworks/packages:{hashlib.sha256(repr(decides).encode()).hexdigest()[:12]}"
+
+
+def render_packages(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
+    """Return the build context of the base with the Debian packages."""
+    dockerfile = recipes.render(PACKAGES, plan=plan, base=plan.base)
+    script = SourceFile(path=INSTALL_PACKAGES, content=recipes.texts[INSTALL_PACKAGES].encode())
+    return _rendering(dockerfile, [script])
+
+
+def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -> Rendering:
+    """Return the build context of a question to the base."""
+    dockerfile = recipes.render(
+        STEP,
+        base=plan.base,
+        start=packages_image(plan, recipes),
+        bench=question.bench,
+        tools=question.tools,
+        modules=question.modules,
+        origin=re.sub(r"[^ -~]", "?", question.origin),
+    )
+    # Folders must exist to be mounted; downloads are put there before a build.
+    folders = [SourceFile(path=f"{name}/.keep", content=b"") for name in ("links", "wheels", "compiler")]
+    return _rendering(dockerfile, [*recipes.installer, *folders, *question.files])
+
+
+def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
     """Return the build context of an extension: same plan and recipes, same bytes. Raises ``RecipeError``.
 
-    Args:
-        plan: The extension.
-        recipes: The texts of ``RECIPES``.
-        installer: What installs.
-        wanted: Files of requirements that nothing has resolved yet: they are installed, and the image has their lock.
+    Wheels are not in it: the lock has their hashes, and they are put there before a build.
     """
-    inputs = [SourceFile(path=LOCK, content=plan.lock.text.encode())] if plan.lock.locked else [*wanted]
-    # A wheel that was compiled beside one torch is not another's: each base and compiler has a cache of its own.
-    bench = installer.bench if inputs else BARE
-    mark = hashlib.sha256("\n".join((plan.base.identifier, *bench.lines)).encode()).hexdigest()[:12]
-    with blaming(TEMPLATE):
-        dockerfile = (
-            new_environment(recipes.items())
-            .get_template(TEMPLATE)
-            .render(
-                plan=plan,
-                base=plan.base,
-                code_folder=CODE_FOLDER,
-                epoch=IMAGE_TIME,
-                bench=bench,
-                sources=plan.sources if inputs else (),
-                installs=bool(inputs),
-                cache=f"trainworks-extend-{mark}",
-            )
-        )
+    installs = bool(plan.lock.locked)
+    start = packages_image(plan, recipes)
+    dockerfile = recipes.render(IMAGE, plan=plan, base=plan.base, start=start, installs=installs)
     files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
-    if inputs:
-        files += [SourceFile(path=f"sources/{each.file}", content=each.archive) for each in plan.sources]
-        files += installer.files((*plan.inputs, *inputs), plan.sources)
+    if installs:
+        made_of = {source.origin: hashlib.sha256(source.archive).hexdigest() for source in plan.sources}
+        made_of |= {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.inputs}
+        files.append(SourceFile(path=f"inputs/{LOCK}", content=plan.lock.text.encode()))
+        files.append(SourceFile(path="inputs/made-of.json", content=_json(made_of)))
+        files.append(SourceFile(path="wheels/.keep", content=b""))
+        files += recipes.installer
     if plan.apt:
-        files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
+        packages = render_packages(plan, recipes)
+        files.append(SourceFile(path="files/packages/Dockerfile", content=packages.dockerfile.encode()))
+        files += packages.files
+    return _rendering(dockerfile, files)
+
+
+def _rendering(dockerfile: str, files: Sequence[SourceFile]) -> Rendering:
     return Rendering(
         dockerfile=dockerfile,
         files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),

@@ -21,6 +21,7 @@ class ExtendRequest(BuildOptions):
         apt: Debian packages to install.
         with_components: Components that wheels are built with, and that are not in the image: ``nvcc``.
         build_environment: Variables of these builds.
+        build_network: Whether these builds have a network.
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
         groups: Dependency groups of the project, or of the lock, to install.
@@ -35,6 +36,7 @@ class ExtendRequest(BuildOptions):
     apt: tuple[str, ...] = ()
     with_components: tuple[str, ...] = ()
     build_environment: Mapping[str, str] = field(default_factory=dict)
+    build_network: bool = False
     source: Path | None = None
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()

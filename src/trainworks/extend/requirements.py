@@ -53,6 +53,9 @@ class ExtendedBase:
         components: The components of an image of ours that have a version, name to version.
         uv: Whether this Python's environment has uv.
         missing: Components that an image of ours could have and that this one lacks.
+        metadata: What decides which requirements go together, of each distribution: name to the lines of a file.
+        builds: The build that a framework says of itself, such as ``VERSION+cu121``, by the distribution's name.
+        user: Who its programs run as; ``""`` is root.
     """
 
     reference: str
@@ -76,6 +79,9 @@ class ExtendedBase:
     components: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
     uv: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
+    builds: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
 
     @property
     def apt(self) -> bool:
@@ -88,6 +94,7 @@ class ExtendedBase:
         return {
             "python_version": self.version,
             "python_full_version": self.full_version or f"{self.version}.0",
+            "implementation_version": self.full_version or f"{self.version}.0",
             "platform_machine": self.machine,
             "platform_system": "Linux",
             "sys_platform": "linux",
@@ -145,7 +152,7 @@ PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==(\S+)((?: \\\n    --hash=\S+)*)$", re.
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionLock:
-    """What is installed. The stage that installs writes its text (``inside.py``), and the image keeps it.
+    """What is installed. It lies beside the requirements, and the image keeps it.
 
     Attributes:
         commits: Git requirement to commit.

@@ -1,38 +1,41 @@
-"""Resolves the requirements of an extension: they are installed in the base image, and the result is an answer."""
+"""Resolves the requirements of an extension on this machine, once, and has the files of what was resolved.
+
+What decides is the launcher's own installer (``install.py``), as in a job. It is given a base that is only described
+(``extend.described``), uv with this machine's settings (``extend.resolver``), and the base without either for what runs
+code of others (``extend.sandbox``).
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
+import json
+import os
 import re
-import shlex
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from uv import find_uv_bin
 
-from trainworks.assemble.image import ImageSpec, build_context
-from trainworks.assemble.order import BuildOptions
-from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
+from trainworks.extend.described import Environment
 from trainworks.extend.kept import targets_for
-from trainworks.extend.lock import parsed
-from trainworks.extend.plan import ExtensionPlan
-from trainworks.extend.render import LOCK
+from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
 from trainworks.extend.requirements import ExtendedBase, ExtensionLock
+from trainworks.extend.resolver import Fetched, Resolver, name_in
+from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
 from trainworks.extend.toolkit import Workbench, lacking
-from trainworks.extend.wanted import Wanted
-from trainworks.facts.rows import Facts, SourceFile, TargetRow
-from trainworks.host.settings import HostSettings
+from trainworks.extend.wanted import INPUTS, Wanted
+from trainworks.facts.rows import Facts, TargetRow
+from trainworks.host.downloads import without_credentials
 from trainworks.plan.shares import library_names
-from trainworks.terminal.build_progress import BuildProgress
-from trainworks.terminal.output import say
 
-PIP_SECRETS = ("pip.conf", "ca.pem", "netrc")
-APT_SECRETS = ("apt.conf", "sources.list")
-LINKS = "/run/links"
-"""Where a stage finds the files of this machine's own folders of wheels."""
+OLD = "730 days"
+"""What was replaced by a newer release so long ago is named."""
 
 OPTIONS = re.compile(
     r"--(?:index-url|extra-index-url|find-links|no-index|trusted-host|pre|no-binary|only-binary)\b.*|-[if]\s.*"
@@ -40,23 +43,8 @@ OPTIONS = re.compile(
 """Lines that say where packages come from: the lock has them too."""
 
 
-def local_wheels(folders: Sequence[Path], base: ExtendedBase) -> Callable[[Path], tuple[str, ...]]:
-    """Return what copies the wheels and archives of this machine's folders into a context, but for what is kept."""
-
-    def copy(context: Path) -> tuple[str, ...]:
-        found = []
-        for path in sorted(path for folder in folders for path in folder.glob("*")):
-            name = canonicalize_name(path.name.split("-")[0])
-            if path.is_file() and path.name.endswith((".whl", ".tar.gz")) and name not in base.kept:
-                shutil.copyfile(path, context / "wheels" / path.name)
-                found.append(path.name)
-        return tuple(found)
-
-    return copy
-
-
 def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts) -> dict[str, object]:
-    """Return what the program reads of the base: what is kept, and what goes with that."""
+    """Return what the installer reads of the base: what is kept, and what goes with that."""
     there = {canonicalize_name(row.name) for row in base.distributions}
     frameworks = [each for each in facts.components if {*each.python, *each.python_cpu} & there]
     return {
@@ -69,55 +57,157 @@ def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, fac
         },
         "libraries": library_names(frameworks, there, facts),
         "wheel_index": row.wheel_index if row else "",
-        "built_whole": list(bench.whole),
         **lacking(bench, base, facts),
     }
 
 
-def order_of(
-    wanted: Wanted, commits: Mapping[str, str], *, only_binary: Sequence[str], strict: bool
-) -> dict[str, object]:
-    """Return what the program in the stage is told beside files of requirements."""
-    lines = [line.partition("  #@ ") for line in wanted.lines if OPTIONS.match(line)]
-    return {
-        "words": [f"--only-binary={name}" for name in only_binary],
-        "options": [(line, place) for line, _, place in lines],
-        "commits": dict(commits),
-        "hashed": wanted.hashed,
-        "strict": strict,
-    }
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is asked for.
+
+    Attributes:
+        wanted: The requirements.
+        sources: What wheels are built from, beside them.
+        commits: Git requirement to commit.
+        manifest: What the installer reads of the base.
+        only_binary: Names of which no source archive is built.
+        strict: Whether other builds of the framework are refused.
+    """
+
+    wanted: Wanted
+    sources: Sequence[WheelSource]
+    commits: Mapping[str, str]
+    manifest: Mapping[str, object]
+    only_binary: Sequence[str] = ()
+    strict: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """Words of every installation."""
+        links = [str(path.absolute()) for path in self.wanted.links if path.is_dir()]
+        found = [word for link in links for word in ("--find-links", link)]
+        return [*found, *(f"--only-binary={name}" for name in self.only_binary)]
 
 
-def secrets_of(
-    base: ExtendedBase, wanted: Wanted, apt: Sequence[str], settings: HostSettings, environment: Mapping[str, str]
-) -> tuple[dict[str, bytes], tuple[Path, ...]]:
-    """Return the secrets of a stage, and the folders of this machine with wheels."""
-    # Archives of this machine serve another suite of Debian, and no Ubuntu.
-    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    secrets = {name: content[name] for name in (*PIP_SECRETS, *(APT_SECRETS if apt else ()))}
-    links = (*settings.pip.local_folders, *(path for path in wanted.links if path.is_dir()))
-    if links:
-        lines = [line for line in secrets["pip.conf"].decode().splitlines() if not line.startswith("find-links")]
-        found = " ".join([LINKS, *(link for link in settings.pip.find_links if "://" in link)])
-        secrets["pip.conf"] = "".join(f"{line}\n" for line in (*lines, f"find-links = {found}")).encode()
-    variables = (f"export {name}={shlex.quote(environment[name])}\n" for name in sorted(wanted.variables))
-    return {**secrets, "variables": "".join(variables).encode()}, links
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """What is installed.
+
+    Attributes:
+        lock: Its lock.
+        wheels: The wheels, those of source archives built.
+        own: Names of files that lay on this machine.
+    """
+
+    lock: ExtensionLock
+    wheels: Sequence[Path]
+    own: tuple[str, ...] = ()
 
 
-def files_of(wanted: Wanted) -> list[SourceFile]:
-    """Return requirements that nothing has resolved yet; each time others, as what an index has is asked anew."""
-    texts = {"requirements.txt": wanted.lines, "constraints.txt": wanted.constraints, "moment": [uuid4().hex]}
-    return [SourceFile(path=name, content="\n".join([*lines, ""]).encode()) for name, lines in texts.items() if lines]
+@dataclass
+class Session:
+    """One resolution: the installer, the base as it would be, and what was fetched for it."""
+
+    base: ExtendedBase
+    resolver: Resolver
+    workshop: Workshop
+    installer: Any
+    environment: Environment
+    fetched: dict[str, Fetched] = field(default_factory=dict)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What names the base's Python for uv."""
+        return self.resolver.words
+
+    def distributions(self) -> Iterable[metadata.Distribution]:
+        """Return what the base would have now."""
+        return self.environment
+
+    def markers(self) -> dict[str, str]:
+        """Return what environment markers are compared with."""
+        return self.base.markers
+
+    def tags(self) -> Sequence[str]:
+        """Return the tags of wheels that fit."""
+        return self.resolver.tags
+
+    def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
+        """Find out what an installation would change, fetch it, and change the description; return a status."""
+        words = [word for word in words if not word.startswith(("--target=", "--prefix="))]
+        changes = self.resolver.changes(self.environment, words, installation.environment)
+        if changes is None:
+            return 1
+        for each in self.resolver.fetch(changes.added, words, installation.environment):
+            self.fetched[each.name] = each
+        for name in changes.removed:
+            self.environment.remove(name)
+            if name not in changes.added:
+                self.fetched.pop(name, None)
+        for name in changes.added:
+            self.environment.add(self.wheel_of(self.fetched[canonicalize_name(name)]))
+        return 0
+
+    def import_error(self, modules: Sequence[str]) -> str:
+        """Import modules in the base with what would be installed; return the last words of an error."""
+        return self.workshop.error_of(modules, self.wheels())
+
+    def wheel_of(self, each: Fetched) -> Path:
+        """Return the wheel of a file: it, or the one that is built of it."""
+        if each.file.name.endswith(".whl"):
+            return each.file
+        return self.workshop.wheel_of(replace(source_of_archive(each.file), name=each.name))
+
+    def wheels(self) -> list[Path]:
+        """Return all wheels."""
+        return [self.wheel_of(each) for each in self.fetched.values()]
 
 
-def resolve(spec: ImageSpec, plan: ExtensionPlan, engine: Engine, options: BuildOptions, facts: Facts) -> ExtensionLock:
-    """Build an extension of requirements that have no lock, and return what was installed.
+def load_installer(program: Path, say: Any) -> Any:
+    """Return the launcher's installer as a module of its own; its lines go to ``say``."""
+    specification = importlib.util.spec_from_file_location("trainworks_installer", program)
+    if specification is None or specification.loader is None:
+        raise LockError(f"{program} cannot be loaded")
+    module: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    module.say = say
+    module.find_uv = find_uv_bin
+    return module
+
+
+def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
+    """Return what gets the wheels of build requirements: an environment of their own, and nothing that is kept."""
+    counted = iter(range(10_000))
+
+    def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
+        folder = resolver.folder / f"supply-{next(counted)}"
+        folder.mkdir(mode=0o700)
+        variables, _ = installer.for_uv(installer.create_command("install").parse_args([])[0], folder)
+        own = {**os.environ, **variables}
+        words = (*options, "-r", resolver.file("requires.txt", list(requires)))
+        changes = resolver.changes(Environment(folder / "environment"), words, own)
+        if changes is None:
+            raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
+        found = resolver.fetch(changes.added, words, own)
+        return [
+            each.file if each.file.name.endswith(".whl") else workshop.wheel_of(source_of_archive(each.file))
+            for each in found
+        ]
+
+    return supply
+
+
+def resolve(
+    order: Order, base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path, facts: Facts
+) -> Resolved:
+    """Resolve requirements that have no lock, and fetch and build what is installed.
 
     Args:
-        spec: The extension; its image is there even if this fails.
-        plan: Its plan, without a lock.
-        engine: What builds.
-        options: How to build.
+        order: What is asked for.
+        base: What it is installed on.
+        resolver: uv on this machine.
+        workshop: The base, for what runs code of others.
+        program: The launcher's installer.
         facts: All facts.
 
     Raises:
@@ -125,30 +215,190 @@ def resolve(spec: ImageSpec, plan: ExtensionPlan, engine: Engine, options: Build
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
-    base, progress = plan.base, BuildProgress(verbose=options.verbose)
-    say(f"  installing the requirements in {base.reference}")
+    said: list[str] = []
+    session = _session(base, resolver, workshop, program, said.append)
+    installer = session.installer
+    built = [workshop.wheel_of(source) for source in order.sources]
+    folder = resolver.folder / "inputs"
+    words = [*order.words, *_files_of(order.wanted, folder)]
+    own = [f"{wheel}{source.extras}" for wheel, source in zip(built, order.sources, strict=True)]
+    given = argparse.Namespace(manifest=folder / "manifest.json", strict=order.strict)
+    given.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
     try:
-        build_context(spec, {}, engine, replace(options, output=None), progress)
-        with engine.container(spec.tags[0]) as container:
-            lock, why = parsed(container.run(("cat", f"/opt/trainworks/{LOCK}")).output)
-    except BuildError as error:
-        raise BuildError(error.message, hint=_advice(base) or error.hint) from error
-    if refused := why.get("refused"):
-        ways = targets_for(list(why["newer"].items()), base, facts) if why["newer"] else []
+        status, installation = installer.run(given, [*words, *(() if order.wanted.hashed else own)], folder)
+        if status == 0 and order.wanted.hashed and built:
+            status = installation.install("--no-deps", *map(str, built))
+    except installer.RefusedError as error:
+        ways = targets_for(list(error.newer.items()), base, facts) if error.newer else []
         hint = f"extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
-        raise ExtendError(refused, hint=hint)
-    if why:
-        log = why["log"]
-        said = log[log.rfind("\nerror: ") :].strip() if "\nerror: " in log else log.strip()[-2000:]
-        raise LockError(f"the requirements cannot be installed in {base.reference}:\n{said}", hint=_advice(base))
-    for source in plan.sources:
-        if source.name and source.name not in lock.local:
+        raise ExtendError(list(error.problems), hint=hint) from None
+    if status:
+        raise LockError(f"the requirements cannot be installed in {base.reference}:\n{_last(resolver.log)}")
+    for source, wheel in zip(order.sources, built, strict=True):
+        name = parse_wheel_filename(wheel.name)[0]
+        if source.name and canonicalize_name(source.name) != name:
             raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
-    return lock
+    said += _old(session, installation, [wheel.name for wheel in built])
+    projects = [
+        parse_wheel_filename(wheel.name)[0]
+        for source, wheel in zip(order.sources, built, strict=True)
+        if source.origin == PROJECT_SOURCE
+    ]
+    lock = _lock_of(session, order, built, installer.LEFT)
+    lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""))
+    return _resolved(lock, order, session.fetched.values(), session, built)
 
 
-def _advice(base: ExtendedBase) -> str:
-    if base.compiler:
-        return ""
-    how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
-    return f"{base.reference} has no C compiler. If a build needs one: {how}"
+def gather(
+    lock: ExtensionLock, order: Order, base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path
+) -> Resolved:
+    """Return what a lock says: each file by its hash; without a network where all are known.
+
+    Raises:
+        LockError: An index does not have a file any more, or another one in its place.
+        BuildError: The wheel of a source cannot be built.
+    """
+    session = _session(base, resolver, workshop, program, lambda _line: None)
+    built = [workshop.wheel_of(source) for source in order.sources]
+    found: list[Fetched] = []
+    missing: dict[str, str] = {}
+    lines: list[str] = []
+    for line in re.sub(r" \\\n\s+", " ", lock.pins).splitlines():
+        hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", line)
+        if not hashes:
+            lines.append(line)
+            continue
+        name, known = name_in(line), resolver.known_file(hashes[0])
+        version = dict(lock.locked).get(name, "")
+        if known is not None:
+            found.append(_as_fetched(name, version, known, hashes[0], direct=" @ " in line))
+            continue
+        missing[name] = version
+        lines.append(line)
+    folder = resolver.folder / "inputs"
+    local = [
+        path for path in _own_files(order.wanted, folder) if canonicalize_name(path.name.split("-")[0]) in lock.local
+    ]
+    if missing:
+        variables, options = session.installer.for_uv(
+            session.installer.create_command("install").parse_args([])[0], resolver.folder
+        )
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        words = [*order.words, *options, "-r", resolver.file("lock.txt", lines)]
+        found += resolver.fetch(missing, words, {**os.environ, **variables})
+    return _resolved(lock, order, found, session, [*built, *_wheels(local, session)])
+
+
+def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
+    return [session.wheel_of(_as_fetched("", "", file, "", direct=True)) for file in files]
+
+
+def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: bool) -> Fetched:
+    name = name or canonicalize_name(file.name.split("-")[0])
+    return Fetched(name=name, version=version, file=file, sha256=sha256, direct=direct, local=direct)
+
+
+def _session(base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path, say: Any) -> Session:
+    environment = Environment(resolver.folder / "base")
+    environment.describe(base)
+    installer = load_installer(program, say)
+    session = Session(base, resolver, workshop, installer, environment)
+    installer.HERE = session
+    resolver.learn = workshop.metadata_of
+    workshop.supply = supply_of(resolver, workshop, installer)
+    return session
+
+
+def _files_of(wanted: Wanted, folder: Path) -> list[str]:
+    """Write the files of requirements, and return the words that name them."""
+    _own_files(wanted, folder)
+    words: list[str] = []
+    for option, name, lines in (
+        ("-r", "requirements.txt", wanted.lines),
+        ("-c", "constraints.txt", wanted.constraints),
+    ):
+        if lines:
+            text = "".join(f"{line}\n" for line in lines).replace(f"{INPUTS}/", f"{folder}/")
+            (folder / name).write_text(text, encoding="utf-8")
+            words += [option, str(folder / name)]
+    return words
+
+
+def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
+    """Write the wheels and archives that requirements name by a path, and return where they are."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = []
+    for name, file in sorted(wanted.files.items()):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(file.content)
+        found.append(path)
+    return found
+
+
+def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequence[str]) -> ExtensionLock:
+    own = {wheel.resolve() for wheel in built}
+    here = session.resolver.folder.resolve()
+    texts = {name_in(line): line for line in _plain_lines(order.wanted)}
+    local: dict[str, str] = {}
+    pins: list[str] = []
+    for name, each in sorted(session.fetched.items()):
+        version = str(metadata_of(session.wheel_of(each))["Version"])
+        path = each.file.resolve()
+        if path in own or (each.direct and path.is_relative_to(here) and each.local):
+            local[name] = version
+            continue
+        line = f"{name}=={version}"
+        if each.direct:
+            local[name] = version
+            line = f"{name} @ {_address_of(texts.get(name, ''))}"
+        pins.append(f"{line} \\\n    --hash=sha256:{each.sha256}\n")
+    options = [line.partition("  #@ ") for line in order.wanted.lines if OPTIONS.match(line)]
+    head = [f"{line}\n" for line, _, place in options if place not in left]
+    return ExtensionLock(commits=dict(order.commits), local=local, pins="".join([*head, *pins]))
+
+
+def _plain_lines(wanted: Wanted) -> list[str]:
+    return [re.sub(r"\s+(#@|--hash).*$", "", line) for line in wanted.lines if not line.startswith("-")]
+
+
+def _address_of(line: str) -> str:
+    """Return the address in a line, as the user wrote it: with the names of variables, and without a marker."""
+    found = re.search(r"[a-z+]+://[^\s;]+", line)
+    return found.group() if found else without_credentials(line)
+
+
+def _resolved(
+    lock: ExtensionLock, order: Order, fetched: Iterable[Fetched], session: Session, built: Sequence[Path]
+) -> Resolved:
+    files = list(fetched)
+    wheels = [session.wheel_of(each) for each in files]
+    pip, _ = session.installer.create_command("install").parse_args([])
+    folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
+    own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders]
+    unique = {wheel.name: wheel for wheel in (*wheels, *built)}
+    return Resolved(lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own)))
+
+
+def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
+    """Return a line for each release that was replaced long ago, and that no line asks for."""
+    local = {parse_wheel_filename(name)[0] for name in own}
+    folder = Environment(session.resolver.folder / "new")
+    names = [name for name in session.fetched if name not in local and name not in installation.pinned]
+    for name in names:
+        folder.add(session.wheel_of(session.fetched[name]))
+    if not names:
+        return []
+    words = ("list", "--target", str(folder.folder), "--outdated", "--exclude-newer", OLD, "--format", "json")
+    python = session.words[:2]
+    done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
+    rows = json.loads(done.stdout) if done.returncode == 0 else ()
+    return [
+        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years" for row in rows
+    ]
+
+
+def _last(log: str) -> str:
+    """Return uv's reason, without what it said before."""
+    text = log[log.rfind("\nerror: ") :] if "\nerror: " in log else log[-4000:]
+    return without_credentials(text.strip())

@@ -1,7 +1,7 @@
 """What an extension's requirements need of this machine: files, folders, repositories, variables. uv reads the lines.
 
-Addresses of this machine mean nothing in the base image. So a line that names a file or a folder is written for the
-build stage, and a folder or a git repository becomes a source that is built there. Everything else goes on as it is.
+A file that a line names is read at once, and the line names its copy. A folder or a git repository becomes a source
+that is built in the base. Everything else goes on as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.host.downloads import without_credentials
 
 INPUTS = "/run/inputs"
-"""Where a build stage finds the files of ``Wanted``."""
+"""Stands in lines for the folder that gets the files of ``Wanted``."""
 
 PROJECT = "pyproject.toml"
 UV_LOCK = "uv.lock"
@@ -66,7 +66,7 @@ class Wanted:
     """What requirements ask for.
 
     Attributes:
-        lines: Of one requirements file, written for the build stage.
+        lines: Of one requirements file, as they are resolved.
         constraints: Of one file of constraints.
         files: What the lines name, below ``INPUTS``.
         repositories: What is built from git.
@@ -261,7 +261,7 @@ def _exported(file: Path, extras: Iterable[str], groups: Iterable[str]) -> list[
 def _add(
     line: str, place: str, folder: Path, wanted: Wanted, environment: Mapping[str, str], forbidden: tuple[str, ...]
 ) -> None:
-    """Add a line, as the build stage can read it."""
+    """Add a line, as it is resolved."""
     variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line)
     shown = f"{place}: {without_credentials(line)[:80]}"
     if missing := [name for name in variables if not environment.get(name)]:
@@ -314,7 +314,7 @@ def _add(
             f"{INPUTS}/{name}{extras}{direct['hashes'] or ''}{f' ; {marker}' if marker else ''}  #@ {place}"
         )
     elif re.match(r"/(?:croot|tmp/build|.*/conda|opt/conda)", str(path)):
-        wanted.lines.append(f"{line}  #@ {place}")  # the program in the stage knows conda's
+        wanted.lines.append(f"{line}  #@ {place}")  # the installer knows conda's
     else:
         wanted.problems.append(f"{shown}: {path} is not a folder, a wheel or a source archive")
 

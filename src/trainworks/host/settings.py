@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from trainworks.engine.protocol import Network
 from trainworks.host.apt import AptSettings, apt_configuration, host_suite, read_apt_settings, sources_for
+from trainworks.host.logins import hosts_of, logins_for
 from trainworks.host.pip import PipSettings, default_index, pip_configuration, read_pip_settings, uv_configuration
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
@@ -43,12 +47,19 @@ class HostSettings:
     mirror_only: bool = False
     snapshot: str = field(default="", repr=False)
 
-    def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
-        """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty."""
+    def secrets(self, suite: str, vendor_index: str, addresses: Iterable[str] = ()) -> dict[str, bytes]:
+        """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty.
+
+        Args:
+            suite: The base's release of Debian; ``""`` for another system.
+            vendor_index: A framework vendor's own index; ``""`` for none.
+            addresses: What the build downloads beside packages of indexes. Logins go in for named hosts alone.
+        """
+        named = (*self.sources, default_index(), vendor_index, *addresses)
         return {
             **self.apt_secrets(suite),
             "ca.pem": self.ca,
-            "netrc": self.netrc,
+            "netrc": logins_for(hosts_of(named), self.netrc),
             "pip.conf": pip_configuration(self.pip).encode(),
             "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
             "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode() if self.mirror else b"",
@@ -67,6 +78,23 @@ class HostSettings:
             "sources.list": "".join(f"{line}\n" for line in sources).encode(),
         }
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Addresses that this machine's settings name: indexes, pages of files, the mirror, the snapshot."""
+        pip = self.pip
+        return (pip.index_url, *pip.extra_index_urls, *pip.find_links, self.mirror, self.snapshot)
+
+    @property
+    def network(self) -> Network:
+        """The network of a step that downloads: the host's own only where a setting names its loopback device."""
+        archives = (source.uri for source in self.apt.sources)
+        lines = (address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line))
+        proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
+        # A proxy may be written without a scheme.
+        proxies = (value if "://" in value else f"//{value}" for value in proxies)
+        named = hosts_of((*self.sources, *archives, *lines, *proxies))
+        return "host" if any(map(_is_loopback, named)) else "default"
+
     def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
         """Return texts that must not be in any image: this machine's proxies and private indexes.
 
@@ -77,6 +105,15 @@ class HostSettings:
         public = {default_index(), vendor_index.rstrip("/")}
         texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
         return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def read_host_settings(environment: Mapping[str, str]) -> HostSettings:

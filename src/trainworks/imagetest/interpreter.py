@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -56,12 +57,37 @@ class Interpreter(TypedDict):
     components: dict[str, str]
     missing: list[str]
     distributions: list[InstalledDistribution]
+    metadata: dict[str, str]
+    builds: dict[str, str]
 
 
 def can_be_removed(distribution: Distribution) -> bool:
     """Whether pip can replace a distribution: it knows its files, or leaves it to the system and installs beside it."""
     known = any(distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt"))
     return known or str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
+
+
+DECIDING = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra")
+"""Fields of a distribution's metadata that decide what goes with it."""
+
+
+def deciding_metadata(distribution: Distribution) -> str:
+    """Return the fields of a distribution's metadata that decide what goes with it, as a file has them."""
+    fields = [(name, value) for name in DECIDING for value in distribution.metadata.get_all(name) or ()]
+    return "".join("{}: {}\n".format(name, " ".join(str(value).split())) for name, value in fields)
+
+
+def build_of(distribution: Distribution) -> str:
+    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or ``""``."""
+    name = distribution.metadata["Name"].replace("-", "_")
+    path = str(distribution.locate_file(os.path.join(name, "version.py")))
+    try:
+        with open(path, encoding="utf-8", errors="replace") as opened:
+            text = opened.read()
+    except OSError:
+        return ""
+    said = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text)
+    return said.group(1) if said and said.group(1).startswith(distribution.version + "+") else ""
 
 
 def look() -> Interpreter:
@@ -84,6 +110,8 @@ def look() -> Interpreter:
         "components": {},
         "missing": [],
         "distributions": [],
+        "metadata": {},
+        "builds": {},
     }
     if os.path.exists("/etc/os-release"):
         with open("/etc/os-release", encoding="utf-8") as opened:
@@ -110,6 +138,9 @@ def look() -> Interpreter:
                 version=distribution.version,
                 removable=can_be_removed(distribution),
             )
+            found["metadata"][name] = deciding_metadata(distribution)
+            if build := build_of(distribution):
+                found["builds"][name] = build
     found["distributions"] = sorted(seen.values(), key=lambda row: row["name"].lower())
     found["pip"] = "pip" in seen
     return found

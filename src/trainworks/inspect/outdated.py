@@ -213,6 +213,7 @@ def ask(
             secrets=tuple(Secret(identifier=name, content=secrets[name]) for name in SECRETS),
             arguments=settings.proxies,
             no_cache=True,
+            network=settings.network,
         )
         try:
             engine.tag(identifier, asked)

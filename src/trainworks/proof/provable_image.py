@@ -6,6 +6,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,7 +117,8 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
         LockError: The lock of its requirements does not exist, or is for other requirements.
         ProofError: The image was made from something else than the files are now.
     """
-    extension = plan_extension(request, root, environment)
+    with ExitStack() as stack:
+        extension = plan_extension(request, root, environment, stack)
     engine, plan, rendering = extension.engine, extension.plan, extension.spec.rendering
     image = _built(engine, plan.tag, rendering, "`python build.py extend` with the same options")
 

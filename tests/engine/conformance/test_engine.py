@@ -8,7 +8,9 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 
 from clock import PATIENCE, assert_within, start_clock
 from engine.helpers import BASE, request
-from trainworks.engine import create, processes
+from trainworks.engine import create, processes, read_files
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
 from trainworks.errors import BuildError, OutputError
@@ -496,3 +498,19 @@ def test_cold_builds_are_byte_identical_where_the_engine_can(engine: Engine, tmp
         pytest.skip("this Docker writes the time of the build into the image (it needs 26, with containerd's store)")
     identifiers = {full_build(engine, tmp_path / str(number), tag, no_cache=True)[1].identifier for number in (1, 2)}
     assert len(identifiers) == 1
+
+
+def test_a_build_without_a_network_sees_nothing_of_this_machine(engine: Engine, tmp_path: Path, tag: str) -> None:
+    """What runs code of others: buildah's usual isolation shows it services on loopback, and processes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = f"{server.getsockname()[1]:04X}"
+        look = f"grep :{port} /proc/net/tcp; cat /proc/net/dev; ls -d /proc/[0-9]*"
+        text = f"FROM {BASE} AS asked\nRUN ({look}) > /answer 2>&1\nFROM scratch\nCOPY --from=asked /answer /\n"
+        asked = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
+        engine.build(asked, ignore)
+    answer = read_files(engine, tag)["answer"]
+    assert f":{port}" not in answer
+    devices = re.findall(r"^ *(\w+):", answer, re.MULTILINE)
+    assert devices[0] == "lo"
+    assert not [name for name in devices if name.startswith(("e", "cni", "docker"))]
+    assert answer.count("/proc/") < 10, answer

@@ -113,6 +113,11 @@ def add_contents(grammar: Grammar) -> None:
         help="set this for builds of wheels, such as TORCH_CUDA_ARCH_LIST=9.0",
     )
     grammar.add_argument(
+        "--build-network",
+        action="store_true",
+        help="let builds of wheels download: they have a network, and no secrets",
+    )
+    grammar.add_argument(
         "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
     )
     grammar.add_argument(
@@ -143,6 +148,7 @@ def extension_of(options: Namespace, tag: str) -> ExtendRequest:
         apt=tuple(options.apt),
         with_components=tuple(options.with_components),
         build_environment=dict(options.build_env),
+        build_network=options.build_network,
         source=options.source,
         extras=tuple(options.extra),
         groups=tuple(options.group),

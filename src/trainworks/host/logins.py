@@ -1,0 +1,78 @@
+"""Logins of this machine's ``netrc``, for the hosts that a build names and for no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from urllib.parse import urlsplit
+
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+_FIELDS = ("login", "user", "account", "password")
+
+
+def hosts_of(addresses: Iterable[str]) -> set[str]:
+    """Return the hosts of addresses, in lower case; an address without a host has none."""
+    found = set()
+    for address in addresses:
+        plain = re.sub(r"^(?:git|hg|svn|bzr)\+", "", address)
+        try:
+            host = urlsplit(plain).hostname
+        except ValueError:  # not an address: whatever reads it says so
+            continue
+        if host:
+            found.add(host.lower())
+    return found
+
+
+def logins_for(hosts: Collection[str], netrc: bytes) -> bytes:
+    """Return the ``machine`` entries of these hosts: no ``default``, which is for every host, and no macro.
+
+    Args:
+        hosts: Names in lower case.
+        netrc: Content of the file. What cannot be read in it is left out.
+    """
+    lines = []
+    for host, fields in _entries(netrc.decode("utf-8", "replace")):
+        if host.lower() in hosts:
+            words = [f"{name} {_quoted(value)}" for name, value in fields.items()]
+            lines.append(" ".join(["machine", host, *words]))
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each ``machine`` with its fields."""
+    # A macro ends at an empty line, and may have any words.
+    text = re.sub(r"(?ms)^\s*macdef\b.*?(?:\n[ \t]*\r?\n|\Z)", "\n", text)
+    # A comment has a line of its own: inside a line, the sign may belong to a password.
+    text = re.sub(r"(?m)^\s*#.*$", "", text)
+    words = [_plain(found) for found in _WORD.finditer(text)]
+    host, fields = "", dict[str, str]()
+    position = 0
+    while position < len(words):
+        word = words[position]
+        value = words[position + 1] if position + 1 < len(words) else ""
+        if word in ("machine", "default"):
+            if host:
+                yield host, fields
+            host, fields = (value if word == "machine" else ""), {}
+            position += 2 if word == "machine" else 1
+        elif word in _FIELDS:
+            fields[word] = value
+            position += 2
+        else:
+            position += 1
+    if host:
+        yield host, fields
+
+
+def _plain(found: re.Match[str]) -> str:
+    if found[2] is not None:
+        return found[2]
+    return re.sub(r"\\(.)", r"\1", found[1])
+
+
+def _quoted(value: str) -> str:
+    if value and not re.search(r'[\s"\\]', value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,315 @@
+"""What code of others sees while an image is extended, and where the files of an extension come from: for real."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from image.indexes import USER, Index, sdist_of, serving, wheel_of
+from image.support import ROOT, BuiltByCommand
+from trainworks.engine.protocol import BuildRequest, Engine
+
+pytestmark = pytest.mark.engine
+
+CANARY = "canary-4711-0815"
+"""Is in each secret, and in what a service on this machine's loopback says."""
+
+LOOK = """
+import glob, json, os, socket
+def look():
+    found = []
+    places = ["/run/secrets/*", os.path.expanduser("~/.netrc"), "/root/.netrc", "/proc/*/environ", "/proc/*/cmdline"]
+    for place in places:
+        for path in glob.glob(place):
+            try:
+                with open(path, "rb") as file:
+                    if b"{canary}" in file.read():
+                        found.append(path)
+            except OSError:
+                pass
+    if "{canary}" in str(dict(os.environ)):
+        found.append("environment")
+    for address in ("127.0.0.1", "172.17.0.1"):
+        try:
+            with socket.create_connection((address, {port}), timeout=2) as connection:
+                connection.sendall(b"GET /file/canary HTTP/1.0\\r\\n\\r\\n")
+                found.append(address)
+        except OSError:
+            pass
+    try:
+        socket.getaddrinfo("pypi.org", 443)
+        found.append("names")
+    except OSError:
+        pass
+    return found
+"""
+
+SETUP = """{look}
+from setuptools import setup
+with open("{name}.py", "w") as file:
+    file.write("FOUND = " + repr(look()) + "\\n")
+setup(name="{name}", version="1.0", py_modules=["{name}"])
+"""
+
+
+@dataclass
+class Folder:
+    """A user's folder and home: a netrc, settings of pip with a login, and a variable, each with the canary."""
+
+    path: Path
+    index: Index
+    in_settings: bool = True
+    tag: str = field(default_factory=lambda: f"trainworks-test/rights:{uuid.uuid4().hex[:12]}")
+
+    def __post_init__(self) -> None:
+        home = self.path / "home"
+        home.mkdir()
+        netrc = f"machine 127.0.0.1 login {USER} password {self.index.password}\n"
+        netrc += f"machine other.example login me password {CANARY}\ndefault login all password {CANARY}\n"
+        (home / ".netrc").write_text(netrc)
+        (home / ".netrc").chmod(0o600)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        more = {"HOME": str(self.path / "home"), "NETRC": str(self.path / "home" / ".netrc"), "TOKEN": CANARY}
+        if self.in_settings:
+            login = f"{USER}:{self.index.password}@{self.index.host}"
+            more["PIP_EXTRA_INDEX_URL"] = f"http://{login}/simple/"
+        return {**os.environ, **more, "XDG_CACHE_HOME": str(self.path / "cache"), "NAME": USER}
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def extend(self, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+        words = ("--base", base, "--tag", self.tag, "--engine", engine.name, "--root", str(ROOT), "--format", "json")
+        return subprocess.run(
+            (sys.executable, str(ROOT / "build.py"), "extend", *words, "-r", "r.txt", "--until", "build", *more),
+            cwd=self.path,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    @property
+    def lock(self) -> str:
+        (path,) = self.path.glob("r.*.locked.txt")
+        return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with serving(Index({}, password=CANARY)) as index:
+        yield Folder(tmp_path, index)
+
+
+def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
+    """Return what modules of an image say of themselves."""
+    program = "import json, importlib as i; print(json.dumps({n: vars(i.import_module(n))['FOUND'] for n in %r}))"
+    done = engine.run(tag, ("python", "-c", program % (modules,)), timeout=120)
+    return dict(json.loads(done.output.splitlines()[-1]))
+
+
+def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder: Folder) -> None:
+    """A folder, a git repository, and a source archive of an index with a login, which each look for secrets."""
+    look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
+    folder.write("pkg/setup.py", SETUP.format(look=look, name="of_folder"))
+    folder.write("lib/setup.py", SETUP.format(look=look, name="of_git"))
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "state")):
+        subprocess.run(("git", *words), cwd=folder.path / "lib", check=True)
+    name, content = sdist_of("of_archive", "1.0", SETUP.format(look=look, name="of_archive"))
+    folder.index.files[name] = content
+    lines = [
+        "./pkg",
+        f"of_git @ git+{(folder.path / 'lib').as_uri()}",
+        "of_archive",
+    ]
+    folder.write("r.txt", "".join(f"{line}\n" for line in lines))
+    try:
+        done = folder.extend(image.engine, image.reference)
+        assert done.returncode == 0, done.stderr
+        found = said_by(image.engine, folder.tag, "of_folder", "of_git", "of_archive")
+        assert found == {"of_folder": [], "of_git": [], "of_archive": []}
+        assert f"of-archive==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n" in folder.lock
+        assert CANARY not in folder.lock
+    finally:
+        image.engine.remove(folder.tag)
+
+
+HOSTILE = """\
+FROM {base}
+COPY look.py /opt/look.py
+COPY sh /usr/local/bin/hostile-sh
+COPY python /usr/local/bin/hostile-python
+RUN cp $(readlink -f /opt/venv/bin/python) /opt/venv/bin/python.real; rm /opt/venv/bin/python; \\
+    cp /usr/local/bin/hostile-python /opt/venv/bin/python; chmod 755 /opt/venv/bin/python /usr/local/bin/hostile-sh; \\
+    cp /usr/local/bin/hostile-sh /usr/bin/sh.new && mv -f /usr/bin/sh.new /usr/bin/sh
+"""
+
+
+def test_a_bases_own_programs_find_nothing_of_this_machine(
+    image: BuiltByCommand, folder: Folder, tmp_path: Path
+) -> None:
+    """Its shell and its Python look, whatever they are asked, and leave in the image what they have found."""
+    look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
+    note = 'path = "/opt/found.txt"\nwith open(path, "a") as file:\n    file.write(json.dumps(look()) + "\\n")\n'
+    context = tmp_path / "hostile"
+    context.mkdir()
+    (context / "look.py").write_text(look + note)
+    real = "/opt/venv/bin/python.real -I -S -B"
+    (context / "sh").write_text(f'#!/usr/bin/dash\n{real} /opt/look.py 2>/dev/null\nexec /usr/bin/dash "$@"\n')
+    starter = f"#!/usr/bin/dash\n{real} /opt/look.py 2>/dev/null\n"
+    (context / "python").write_text(f'{starter}exec -a /opt/venv/bin/python /opt/venv/bin/python.real "$@"\n')
+    (context / "python").write_text((context / "python").read_text().replace("dash", "env bash", 1))
+    (context / "Dockerfile").write_text(HOSTILE.format(base=image.reference))
+    base = f"trainworks-test/hostile:{uuid.uuid4().hex[:12]}"
+    image.engine.build(BuildRequest(name="hostile", context=context, tags=(base,)), lambda _event: None)
+    (name, content) = wheel_of("private_one", "1.0", "FOUND = 1\n")
+    folder.index.files[name] = content
+    folder.write("r.txt", "private_one\n")
+    try:
+        done = folder.extend(image.engine, base)
+        assert done.returncode == 0, done.stderr
+        with image.engine.layers(folder.tag) as layers:
+            found = ""
+            for layer in layers:
+                for member in layer.archive:
+                    if member.name.endswith("opt/found.txt") and (file := layer.archive.extractfile(member)):
+                        with file:
+                            found = file.read().decode()
+        assert found, "its programs have run"
+        assert set(found.splitlines()) == {"[]"}
+    finally:
+        for tag in (folder.tag, base):
+            image.engine.remove(tag)
+
+
+def test_a_build_that_downloads_needs_an_option_which_its_error_names(
+    docker_image: BuiltByCommand, folder: Folder
+) -> None:
+    look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
+    setup = "import socket\nsocket.getaddrinfo('pypi.org', 443)\n" + SETUP.format(look=look, name="downloads")
+    folder.write("pkg/setup.py", setup)
+    folder.write("r.txt", "./pkg\n")
+    done = folder.extend(docker_image.engine, docker_image.reference)
+    assert done.returncode == 7
+    assert "--build-network" in done.stderr
+    try:
+        allowed = folder.extend(docker_image.engine, docker_image.reference, "--build-network")
+        assert allowed.returncode == 0, allowed.stderr
+        assert said_by(docker_image.engine, folder.tag, "downloads") == {"downloads": ["names"]}
+    finally:
+        docker_image.engine.remove(folder.tag)
+
+
+BACKEND = """
+import zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "pkg-1.0-py3-none-any.whl"
+    {made}
+    return name
+def get_requires_for_build_wheel(config_settings=None):
+    return {requires}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "requires", "said"),
+    [
+        ("open(folder + '/' + name, 'w').close()", "[]", "pkg-1.0-py3-none-any.whl is not a wheel with metadata"),
+        (
+            "zipfile.ZipFile(folder + '/' + name, 'w').writestr('a-1.dist-info/METADATA', 'Name: torch')",
+            "[]",
+            "whose metadata are those of torch",
+        ),
+        ("pass", "['-r /etc/passwd', 'a\\nb', 7]", "its build gives no wheel"),
+    ],
+)
+def test_a_build_backend_that_lies_is_an_error(
+    docker_image: BuiltByCommand, folder: Folder, made: str, requires: str, said: str
+) -> None:
+    system = '[build-system]\nrequires = []\nbuild-backend = "lies"\nbackend-path = ["."]\n'
+    folder.write("pkg/pyproject.toml", system)
+    folder.write("pkg/lies.py", BACKEND.format(made=made, requires=requires))
+    folder.write("r.txt", "./pkg\n")
+    done = folder.extend(docker_image.engine, docker_image.reference)
+    assert done.returncode == 7, done.stderr
+    assert said in done.stderr
+    assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
+
+
+def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
+    docker_image: BuiltByCommand, folder: Folder
+) -> None:
+    """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
+    engine, private, folder.in_settings = docker_image.engine, folder.index, False
+    texts = {
+        "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
+        "by_login": f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl",
+    }
+    with ExitStack() as stack:
+        public = stack.enter_context(serving(Index({})))
+        page = stack.enter_context(serving(Index({})))
+        contents: dict[str, bytes] = {}
+        for index, names in ((private, ("only_private", "twice", *texts)), (public, ("twice",)), (page, ("of_page",))):
+            for each in names:
+                file, content = wheel_of(each, "1.0", f"FOUND = {index.host!r}\n")
+                index.files[file] = content
+                contents.setdefault(each, content)
+        folder.write(
+            "pkg/setup.py", "from setuptools import setup\nsetup(name='of_folder', py_modules=['of_folder'])\n"
+        )
+        folder.write("pkg/of_folder.py", "FOUND = 'folder'\n")
+        file, content = wheel_of("by_path", "1.0", "FOUND = 'path'\n")
+        (folder.path / file).write_bytes(content)
+        lines = [
+            f"--extra-index-url {private.simple}",
+            f"--extra-index-url {public.simple}",
+            f"--find-links http://{page.host}/links/",
+            *("only_private", "twice==1.0", "of_page", "./pkg", f"./{file}"),
+            *(f"{name} @ {address}" for name, address in texts.items()),
+        ]
+        folder.write("r.txt", "".join(f"{line}\n" for line in lines))
+        names = ("by_netrc", "by_login", "only_private", "twice", "of_page", "of_folder", "by_path")
+        try:
+            for said in ("resolved and hashed", "locked already"):
+                done = folder.extend(engine, docker_image.reference, "--no-cache")
+                assert done.returncode == 0, done.stderr
+                assert said in done.stderr
+                found = said_by(engine, folder.tag, *names)
+                assert (found["of_folder"], found["by_path"], found["of_page"]) == ("folder", "path", page.host)
+                assert {found[each] for each in ("by_netrc", "by_login", "only_private")} == {private.host}
+                winner = {index.host: index for index in (private, public)}[str(found["twice"])]
+                contents["twice"] = winner.files["twice-1.0-py3-none-any.whl"]
+                lock = folder.lock
+                for each in ("only_private", "twice", "of_page"):
+                    digest = hashlib.sha256(contents[each]).hexdigest()
+                    assert f"{each.replace('_', '-')}==1.0 \\\n    --hash=sha256:{digest}\n" in lock
+                for each, address in texts.items():
+                    digest = hashlib.sha256(contents[each]).hexdigest()
+                    assert f"{each.replace('_', '-')} @ {address} \\\n    --hash=sha256:{digest}\n" in lock
+                assert CANARY not in lock
+                engine.remove(folder.tag)
+            # Another file in the place of a locked one.
+            private.files["only_private-1.0-py3-none-any.whl"] = wheel_of("only_private", "1.0", "FOUND = 0\n")[1]
+            spoiled = folder.extend(engine, docker_image.reference, "--no-cache")
+            assert spoiled.returncode == 11
+            assert re.search("Hash mismatch for only_private", spoiled.stderr)
+        finally:
+            engine.remove(folder.tag)

@@ -1,0 +1,166 @@
+"""uv on this machine, for a base that is only described: what it reads, downloads, and never runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from image.indexes import USER, Index, sdist_of, serving, wheel_of
+from trainworks.errors import LockError
+from trainworks.extend.described import Environment
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase
+from trainworks.extend.resolver import Resolver, name_in
+from trainworks.host.downloads import Client
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
+
+BASE = ExtendedBase(
+    reference="some/image:1",
+    identifier="sha256:" + "b" * 64,
+    python="/opt/venv/bin/python",
+    version="3.9",
+    full_version="3.9.18",
+    glibc="2.31",
+    machine="aarch64",
+    environment={},
+    distributions=(BaseDistribution(name="Kept_One", version="1.0+build"), BaseDistribution(name="../x", version="1")),
+    metadata={"Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"},
+)
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    with serving(Index({})) as server:
+        yield server
+
+
+@pytest.fixture
+def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    folder = tmp_path / "resolver"
+    folder.mkdir()
+    with Client(HostSettings(pip=PipSettings())) as client:
+        yield Resolver(BASE, folder, client, fresh=False)
+
+
+def environment(index: Index) -> Mapping[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    return {**plain, "UV_DEFAULT_INDEX": index.simple}
+
+
+def described(resolver: Resolver) -> Environment:
+    made = Environment(resolver.folder / "base")
+    made.describe(BASE)
+    return made
+
+
+def test_what_a_base_has_is_data(resolver: Resolver) -> None:
+    """A name that would lead out of the folder is left out."""
+    (found,) = described(resolver)
+    assert (found.metadata["Name"], found.version) == ("Kept_One", "1.0+build")
+    assert found.requires == ["other>=1; python_version < '3.10'"]
+
+
+def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
+    resolver: Resolver, index: Index, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    setup = f"open({str(ran)!r}, 'w').close()\nfrom setuptools import setup\nsetup()\n"
+    name, content = sdist_of("needs_build", "2.0", setup)
+    index.files |= {name: content}
+    index.files |= dict([wheel_of("needs_build", "1.0", ""), wheel_of("other", "1.5", "")])
+    seen: list[list[str]] = []
+
+    def learn(folder: Path) -> Message:
+        seen.append(sorted(path.name for path in folder.iterdir()))
+        found = Message()
+        found["Name"], found["Version"], found["Requires-Dist"] = "needs_build", "2.0", "other"
+        # A text of others, in a file that uv reads.
+        found["Requires-Dist"] = 'other; python_version != "\x7f\N{CAT FACE}"'
+        return found
+
+    resolver.learn = learn
+    changes = resolver.changes(described(resolver), ("needs_build",), environment(index))
+    assert changes is not None, resolver.log
+    assert (changes.added, list(changes.removed)) == ({"needs-build": "2.0", "other": "1.5"}, [])
+    assert seen == [["PKG-INFO", "setup.py"]]
+    files = resolver.fetch(changes.added, ("needs_build",), environment(index))
+    assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(content).hexdigest()
+    assert not ran.exists()
+
+
+def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: Index) -> None:
+    plain, content = wheel_of("tagged", "1.0", "")
+    for tag in (
+        "cp39-cp39-manylinux_2_28_aarch64",
+        "cp311-cp311-manylinux_2_28_x86_64",
+        "cp39-cp39-manylinux_2_35_aarch64",
+    ):
+        index.files[plain.replace("py3-none-any", tag)] = content
+    changes = resolver.changes(described(resolver), ("tagged",), environment(index))
+    assert changes is not None, resolver.log
+    (file,) = resolver.fetch(changes.added, ("tagged",), environment(index))
+    assert file.file.name == "tagged-1.0-cp39-cp39-manylinux_2_28_aarch64.whl"
+    asked = len(index.asked)
+    assert resolver.fetch(changes.added, ("tagged",), environment(index)) == [file]
+    assert not [path for path in index.asked[asked:] if path.startswith("/file/")]
+    assert resolver.known_file(file.sha256) == file.file
+
+
+def test_a_hash_of_the_users_own_is_what_counts(resolver: Resolver, index: Index, tmp_path: Path) -> None:
+    name, content = wheel_of("hashed", "1.0", "")
+    index.files[name] = content
+    lines = tmp_path / "requirements.txt"
+    words = ("-r", str(lines))
+    lines.write_text(f"hashed==1.0 --hash=sha256:{hashlib.sha256(content).hexdigest()}\n")
+    assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    lines.write_text(f"hashed==1.0 --hash=sha512:{hashlib.sha512(content).hexdigest()}\n")
+    assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    lines.write_text(f"hashed==1.0 --hash=sha512:{'0' * 128}\n")
+    with pytest.raises(LockError, match="Hash mismatch for hashed"):
+        resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    lines.write_text(f"hashed==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(LockError, match="Hash mismatch for hashed"):
+        resolver.fetch({"hashed": "1.0"}, words, environment(index))
+
+
+def test_the_keyring_has_the_password_of_an_index(
+    resolver: Resolver, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.password = "from-the-keyring/1"
+    program = tmp_path / "bin" / "keyring"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntest \"$3\" = {USER} && echo '{index.password}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    name, content = wheel_of("private", "1.0", "")
+    index.files[name] = content
+    address = index.simple.replace("://", f"://{USER}@")
+    given = {**environment(index), "UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess"}
+    config = tmp_path / "uv.toml"
+    config.write_text(f'[[index]]\nurl = "{address}"\ndefault = true\n')
+    given["UV_CONFIG_FILE"] = str(config)
+    changes = resolver.changes(described(resolver), ("private",), given)
+    assert changes is not None, resolver.log
+    (file,) = resolver.fetch(changes.added, ("private",), given)
+    assert file.file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Some_Name[extra]>=1", "some-name"),
+        ("some.name @ https://host.example/x-1.0.tar.gz", "some-name"),
+        ("https://me:${TOKEN}@host.example/Some_Name-1.0-py3-none-any.whl#sha256=0", "some-name"),
+        ("/folder/some-name-1.0.tar.gz", "some-name"),
+        ("plain", "plain"),
+    ],
+)
+def test_the_name_in_a_line(line: str, name: str) -> None:
+    assert name_in(line) == name
