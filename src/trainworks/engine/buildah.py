@@ -15,13 +15,15 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trainworks.engine import processes, progress
+from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import IdleContainer, image_of
@@ -67,6 +69,11 @@ _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 # configuration holds the name of the working container and hence differs from build to build.
 _DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE)
 
+_RUNTIMES: Final = ("crun", "runc")
+
+_SHOWN_BYTES: Final = 2000
+"""How much is kept of an output that was too long."""
+
 _EXITS: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n")
 """Lines of buildah's own processes, which may come before the last ones of the command."""
 
@@ -81,6 +88,17 @@ class _Store:
     def container_file(self, identifier: str) -> Path:
         """Return the file in which buildah describes a working container."""
         return self.root / f"{self.driver}-containers" / identifier / "userdata" / "buildah.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """How a command runs in a working container; fields as the arguments of ``execute``."""
+
+    options: tuple[str, ...]
+    timeout: float
+    split: bool
+    job: bool
+    isolated: bool
 
 
 class BuildahEngine:
@@ -98,6 +116,8 @@ class BuildahEngine:
         self._information: EngineInformation | None = None
         self._store: _Store | None = None
         self._swept = False
+        self._runtime = ""
+        self._isolation: str | None = None
 
     def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
         """Find a buildah whose store can be opened; the result is cached."""
@@ -211,10 +231,61 @@ class BuildahEngine:
         yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[IdleContainer]:
+    def files(self, reference: str) -> Iterator[Iterator[Layer]]:
+        """Stream every layer, lowest first, as ``layers`` does."""
+        with self.layers(reference) as layers:
+            yield layers
+
+    def isolates(self) -> str:
+        """Say why no OCI runtime can make an isolated container here; the answer of a try is cached."""
+        if self._isolation is None:
+            tried = []
+            for name in _RUNTIMES:
+                for runtime in processes.programs(name, os.environ.get("PATH")):
+                    words = self._try_runtime(runtime)
+                    if not words:
+                        self._runtime, self._isolation = runtime, ""
+                        return ""
+                    tried.append(f"{runtime}: {words}")
+            self._isolation = "; ".join(tried) or f"there is no {' or '.join(_RUNTIMES)} on PATH"
+        return self._isolation
+
+    def _try_runtime(self, runtime: str) -> str:
+        """Run a program of this machine in an empty isolated container; return why that failed, or ``""``."""
+        folders = [folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()]
+        name = container_name()
+        argv = ["run", *(f"--volume={folder.resolve()}:{folder}:ro" for folder in folders)]
+        try:
+            with self._temporary_files() as (folder, environment):
+                with processes.uninterrupted():
+                    made = processes.run(
+                        self._argv("from", "--quiet", *_own_limits(), "--name", name, "scratch"),
+                        timeout=_SHORT_CALL,
+                        environment=environment,
+                    )
+                if made.status != 0:
+                    return made.words
+                argv += [*_isolating(runtime, folder), name, "--", "/bin/sh", "-c", ":"]
+                done = processes.run(self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True)
+            return "" if done.status == 0 else (done.words or f"exit status {done.status}").splitlines()[0]
+        finally:
+            with processes.uninterrupted():
+                processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _must_isolate(self) -> None:
+        if words := self.isolates():
+            raise BuildError(
+                f"buildah cannot isolate programs of another maker here: {words}",
+                hint="install crun or runc (`make engine` does), or use `--engine docker`",
+            )
+
+    @contextlib.contextmanager
+    def container(self, reference: str, *, isolated: bool = False) -> Iterator[IdleContainer]:
         """Make a working container for the time of the ``with`` block; each command runs separately in it."""
+        if isolated:
+            self._must_isolate()
         with self._working_container(reference) as (identifier, _):
-            yield IdleContainer(identifier, functools.partial(self.execute, identifier))
+            yield IdleContainer(identifier, functools.partial(self.execute, identifier, isolated=isolated))
 
     def run(
         self,
@@ -224,8 +295,11 @@ class BuildahEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        isolated: bool = False,
     ) -> Completed:
         """Run the image like a job. ``buildah run`` ignores the entry point, so it is added to the command."""
+        if isolated:
+            self._must_isolate()
         options: list[str] = []
         for mount in mounts:
             options += ["--volume", f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else "")]
@@ -236,7 +310,9 @@ class BuildahEngine:
             whole = (*(configuration.get("Entrypoint") or ()), *(command or configuration.get("Cmd") or ()))
             if not whole:
                 raise BuildError(f"{reference} has neither an entry point nor a command, and none was given")
-            status, output, _ = self.execute(identifier, whole, options=tuple(options), timeout=timeout, job=True)
+            status, output, _ = self.execute(
+                identifier, whole, options=tuple(options), timeout=timeout, job=True, isolated=isolated
+            )
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def remove(self, reference: str) -> None:
@@ -254,6 +330,7 @@ class BuildahEngine:
         timeout: float,
         split: bool = False,
         job: bool = False,
+        isolated: bool = False,
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
 
@@ -262,40 +339,41 @@ class BuildahEngine:
         Raises:
             EngineError: buildah could not start the command, or lost its output, three times.
         """
-        return again(lambda: self._execute(container, command, options, timeout=timeout, split=split, job=job))
+        how = _Running(options=options, timeout=timeout, split=split, job=job, isolated=isolated)
+        return again(lambda: self._execute(container, command, how))
 
-    def _execute(
-        self,
-        container: str,
-        command: tuple[str, ...],
-        options: tuple[str, ...],
-        *,
-        timeout: float,
-        split: bool,
-        job: bool,
-    ) -> tuple[int, bytes, bytes]:
-        marked = Marked(command=command, job=job)
-        with self._temporary_files() as (_, environment):
+    def _execute(self, container: str, command: tuple[str, ...], how: _Running) -> tuple[int, bytes, bytes]:
+        marked = Marked(command=command, job=how.job)
+        limit = isolation.OUTPUT_BYTES if how.isolated else 0
+        with self._temporary_files() as (folder, environment):
             for name in _PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
-            argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *marked.argv)
+            closed = _isolating(self._runtime, folder) if how.isolated else ["--isolation=chroot"]
+            argv = self._argv("run", *closed, *emulation, *how.options, container, "--", *marked.argv)
             done = processes.run(
-                argv, timeout=timeout, environment=environment, merge=not split, strays=_with_mounts_of
+                argv,
+                timeout=how.timeout,
+                environment=environment,
+                merge=not how.split,
+                strays=_with_mounts_of,
+                limit=limit,
             )
-        told = marked.read(done, split=split)
+        if done.over(limit):
+            return processes.TOO_MUCH, done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit), b""
+        told = marked.read(done, split=how.split)
         texts = [_EXITS.sub(b"", text) for text in (told.output, told.errors)]
         note = b""
         if done.timed_out:
-            note = f"\n(stopped after {timeout:g} seconds)\n".encode()
+            note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
         elif not told.whole:
-            if not job or (told.status is None and done.status != 0 and done.words):
+            if not how.job or (told.status is None and done.status != 0 and done.words):
                 said = _EXITS.sub(b"", (done.errors or done.output)).decode(errors="replace").splitlines()
                 words = next((line for line in said if told.status is None and line), "")
                 words = words or "the end of what it printed was lost"
                 raise self._fault(f"running {command[0]} in a container", words)
             note = b"\n(buildah lost the end of this output)\n"
-        texts[split] += note
+        texts[how.split] += note
         return done.status if told.status is None else told.status, texts[0], texts[1]
 
     def _run_build(
@@ -473,6 +551,16 @@ class BuildahEngine:
                     continue
                 if str(marker) in description:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
+
+
+def _isolating(runtime: str, folder: Path) -> list[str]:
+    """Return the options that run a command isolated (``engine.isolation``), by way of a file in a private folder."""
+    wrapper = folder / "runtime"
+    words = (sys.executable, "-I", isolation.__file__, runtime)
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    wrapper.chmod(0o700)
+    options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none", "--cap-drop=all"]
+    return [*options, *(f"--env={name}={value}" for name, value in isolation.ENVIRONMENT.items())]
 
 
 def _own_limits() -> list[str]:
