@@ -56,6 +56,7 @@ class ImageSpec:
         base: The base image that has its name from this project; ``None``: the engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
+        isolated: Whether its tests run its programs isolated: another maker's may be in it.
         archive: What its label will say of the package archive, as far as that is known before the build.
     """
 
@@ -72,6 +73,7 @@ class ImageSpec:
     architecture: Architecture = "amd64"
     archive: str = ""
     made: str = ""
+    isolated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +351,14 @@ def test_image(
             task.advance()
 
         results = run_checks(
-            engine, image, spec.checks, forbidden=spec.forbidden, base=spec.extends, report=report, junit=junit
+            engine,
+            image,
+            spec.checks,
+            forbidden=spec.forbidden,
+            base=spec.extends,
+            isolated=spec.isolated,
+            report=report,
+            junit=junit,
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")

@@ -231,7 +231,7 @@ class BuildahEngine:
         yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
 
     @contextlib.contextmanager
-    def files(self, reference: str) -> Iterator[Iterator[Layer]]:
+    def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
         """Stream every layer, lowest first, as ``layers`` does."""
         with self.layers(reference) as layers:
             yield layers

@@ -295,7 +295,7 @@ class DockerEngine:
         return "" if b"is too old" in done.output + done.errors else found[0]
 
     @contextlib.contextmanager
-    def files(self, reference: str) -> Iterator[Iterator[Layer]]:
+    def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
         """Read the layers from the daemon's storage, or else what the daemon exports of a container never started."""
         folders = layer_folders(self._existing(reference).attrs)
         if readable(list(folders.values())):

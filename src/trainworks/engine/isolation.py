@@ -62,7 +62,7 @@ def isolated(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def docker_options() -> list[str]:
-    """Return the options of ``docker run`` with the same meaning; the image's volumes stay writable, and are removed."""
+    """Return the options of ``docker run`` with the same meaning; volumes of the image stay writable."""
     return [
         *("--read-only", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
         *(f"--pids-limit={MOST_PROCESSES}", f"--memory={MEMORY_BYTES}", "--no-healthcheck"),

@@ -263,7 +263,7 @@ class Engine(Protocol):
             plain: Whether the registry speaks HTTP without TLS.
         """
 
-    def files(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
+    def contents(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
         """Read the files of an image without starting a program of it; ``engine.tree`` reads them.
 
         Yields its layers, lowest first, or one that has all that a container sees.

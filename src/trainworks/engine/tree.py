@@ -106,7 +106,7 @@ def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageT
     Raises:
         BuildError, EngineError, EngineUnavailableError: The engine cannot read the image.
     """
-    with engine.files(reference) as layers:
+    with engine.contents(reference) as layers:
         return tree_of(layers, wanted)
 
 
@@ -115,12 +115,16 @@ def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:
     tree = ImageTree()
     for layer in layers:
         added: set[str] = set()
+        emptied: set[str] = set()
         for member in layer.archive:
             path = posixpath.normpath(f"/{member.name}")
             path = path.removeprefix("/") if path.startswith("//") else path
             folder, name = posixpath.split(path)
             if name == _OPAQUE:
-                _remove(tree, folder, but=added, itself=False)
+                # Once: a layer may say it many times, and each look costs.
+                if folder not in emptied:
+                    _remove(tree, folder, but=added, itself=False)
+                    emptied.add(folder)
             elif name.startswith(_WHITEOUT):
                 _remove(tree, posixpath.join(folder, name.removeprefix(_WHITEOUT)), but=added, itself=True)
             elif path != "/":
@@ -161,10 +165,13 @@ def _add(tree: ImageTree, path: str, member: tarfile.TarInfo) -> None:
 
 def _remove(tree: ImageTree, path: str, *, but: set[str], itself: bool) -> None:
     """Forget what lower layers have below a path, and the path itself where it is removed as a whole."""
-    start = path.rstrip("/") + "/"
-    gone = [each for each in tree.members if each.startswith(start) and each not in but]
+    member = tree.members.get(path)
     if itself and path not in but:
-        gone.append(path)
-    for each in gone:
+        tree.members.pop(path, None)
+        tree.contents.pop(path, None)
+    if path != "/" and (member is None or member.kind != "folder"):
+        return
+    start = path.rstrip("/") + "/"
+    for each in [each for each in tree.members if each.startswith(start) and each not in but]:
         tree.members.pop(each, None)
         tree.contents.pop(each, None)

@@ -129,7 +129,8 @@ def resolve(spec: ImageSpec, plan: ExtensionPlan, engine: Engine, options: Build
     say(f"  installing the requirements in {base.reference}")
     try:
         build_context(spec, {}, engine, replace(options, output=None), progress)
-        with engine.container(spec.tags[0]) as container:
+        # What it has of its base, `cat` for one, is another maker's.
+        with engine.container(spec.tags[0], isolated=not engine.isolates()) as container:
             lock, why = parsed(container.run(("cat", f"/opt/trainworks/{LOCK}")).output)
     except BuildError as error:
         raise BuildError(error.message, hint=_advice(base) or error.hint) from error

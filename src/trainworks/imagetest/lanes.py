@@ -28,8 +28,9 @@ _Answer = TypeVar("_Answer")
 class Lanes:
     """Threads that ask an image; they start with the first questions and end with the ``with`` block."""
 
-    def __init__(self, engine: Engine, reference: str) -> None:
-        """Start nothing yet."""
+    def __init__(self, engine: Engine, reference: str, *, isolated: bool = False) -> None:
+        """Start nothing yet; ``isolated`` as of ``Engine.container``."""
+        self._isolated = isolated
         self._engine = engine
         self._reference = reference
         self._pool = ThreadPoolExecutor(min(MOST_LANES, os.cpu_count() or 1))
@@ -53,7 +54,8 @@ class Lanes:
                 try:
                     container = self._idle.get_nowait()
                 except Empty:
-                    container = self._containers.enter_context(self._engine.container(self._reference))
+                    made = self._engine.container(self._reference, isolated=self._isolated)
+                    container = self._containers.enter_context(made)
                 try:
                     return question(container)
                 finally:

@@ -144,7 +144,7 @@ def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -
 
 def _ask(engine: Engine, reference: str) -> PackagesAnswer:
     say(f"reading the packages of {reference}")
-    with DISPLAY.task("reading", log=False), engine.container(reference) as container:
+    with DISPLAY.task("reading", log=False), engine.container(reference, isolated=not engine.isolates()) as container:
         return list_packages(container)
 
 
