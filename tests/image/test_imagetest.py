@@ -42,6 +42,7 @@ from trainworks.engine.protocol import (
     Engine,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Progress,
@@ -524,7 +525,7 @@ class LocalEngine:
     name: str = "local"
 
     @contextlib.contextmanager
-    def container(self, reference: str, *, isolated: bool = False) -> Iterator[Container]:  # noqa: ARG002
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[Container]:  # noqa: ARG002
         if not self.starts:
             raise EngineUnavailableError(f"{reference} does not start", hint="Look at its entry point.")
         self.open_containers += 1
@@ -579,7 +580,7 @@ class LocalEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-        isolated: bool = False,
+        isolated: Isolation = "",
     ) -> Completed:
         raise NotImplementedError
 

@@ -16,11 +16,11 @@ import pytest
 
 from image.support import ROOT, BuiltByCommand
 from lock.servers import Server, serving
+from trainworks.assemble.outdated import CHANGE, ask
 from trainworks.errors import HostError
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.inspect.outdated import CHANGE, ask
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from trainworks.inspect.outdated import CHANGE, days_since
+from trainworks.assemble.outdated import CHANGE, days_since
 from trainworks.plan.model import IMAGE_TIME
 
 SIMULATED = """\

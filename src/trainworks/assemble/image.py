@@ -18,7 +18,7 @@ from trainworks.assemble.order import BuildOptions
 from trainworks.assemble.own_layers import layers_of
 from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolation, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
@@ -73,7 +73,7 @@ class ImageSpec:
     architecture: Architecture = "amd64"
     archive: str = ""
     made: str = ""
-    isolated: bool = False
+    isolated: Isolation = ""
 
 
 @dataclass(frozen=True, kw_only=True)

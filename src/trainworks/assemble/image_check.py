@@ -103,7 +103,7 @@ def check_image(
     if words and not static:
         say(f"only its files are checked, no program of it is run: {engine.name} cannot isolate one ({words})")
         static = True
-    spec = replace(image_spec(plan, rendering, session), isolated=True)
+    spec = replace(image_spec(plan, rendering, session), isolated="job")
     if static:
         spec = replace(spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS)))
     checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)

@@ -38,6 +38,7 @@ from trainworks.engine.protocol import (
     Completed,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Progress,
@@ -98,7 +99,7 @@ class _Running:
     timeout: float
     split: bool
     job: bool
-    isolated: bool
+    isolated: Isolation
 
 
 class BuildahEngine:
@@ -265,7 +266,7 @@ class BuildahEngine:
                     )
                 if made.status != 0:
                     return made.words
-                argv += [*_isolating(runtime, folder), name, "--", "/bin/sh", "-c", ":"]
+                argv += [*_isolating(runtime, folder, "asked"), name, "--", "/bin/sh", "-c", ":"]
                 done = processes.run(self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True)
             return "" if done.status == 0 else (done.words or f"exit status {done.status}").splitlines()[0]
         finally:
@@ -280,7 +281,7 @@ class BuildahEngine:
             )
 
     @contextlib.contextmanager
-    def container(self, reference: str, *, isolated: bool = False) -> Iterator[IdleContainer]:
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
         """Make a working container for the time of the ``with`` block; each command runs separately in it."""
         if isolated:
             self._must_isolate()
@@ -295,7 +296,7 @@ class BuildahEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-        isolated: bool = False,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job. ``buildah run`` ignores the entry point, so it is added to the command."""
         if isolated:
@@ -330,7 +331,7 @@ class BuildahEngine:
         timeout: float,
         split: bool = False,
         job: bool = False,
-        isolated: bool = False,
+        isolated: Isolation = "",
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
 
@@ -349,7 +350,7 @@ class BuildahEngine:
             for name in _PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
-            closed = _isolating(self._runtime, folder) if how.isolated else ["--isolation=chroot"]
+            closed = _isolating(self._runtime, folder, how.isolated) if how.isolated else ["--isolation=chroot"]
             argv = self._argv("run", *closed, *emulation, *how.options, container, "--", *marked.argv)
             done = processes.run(
                 argv,
@@ -553,14 +554,14 @@ class BuildahEngine:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
 
 
-def _isolating(runtime: str, folder: Path) -> list[str]:
+def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
     """Return the options that run a command isolated (``engine.isolation``), by way of a file in a private folder."""
     wrapper = folder / "runtime"
-    words = (sys.executable, "-I", isolation.__file__, runtime)
+    words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
     wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     wrapper.chmod(0o700)
-    options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none", "--cap-drop=all"]
-    return [*options, *(f"--env={name}={value}" for name, value in isolation.ENVIRONMENT.items())]
+    options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none"]
+    return [*options, *isolation.environment_options(isolated)]
 
 
 def _own_limits() -> list[str]:

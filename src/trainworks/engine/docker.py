@@ -36,6 +36,7 @@ from trainworks.engine.protocol import (
     Completed,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Progress,
@@ -320,11 +321,11 @@ class DockerEngine:
         return ""
 
     @contextlib.contextmanager
-    def container(self, reference: str, *, isolated: bool = False) -> Iterator[IdleContainer]:
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
         """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
         # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
         words = ("--entrypoint", "/bin/sh", "--interactive", "--tty", "--workdir", "/", reference)
-        closed = isolation.docker_options() if isolated else []
+        closed = isolation.docker_options(isolated)
         with self._temporary(reference) as name:
             if missing := self._start(name, *closed, *words):
                 raise BuildError(f"docker failed starting a container of {reference}: {missing}")
@@ -372,14 +373,14 @@ class DockerEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-        isolated: bool = False,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments."""
         # The daemon's default log driver may not be readable.
         options = ["--log-driver", "json-file"]
         if isolated:
             # The log of an endless output would fill the disk.
-            options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}", *isolation.docker_options()]
+            options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}", *isolation.docker_options(isolated)]
         for mount in mounts:
             mode = ",readonly" if mount.read_only else ""
             options += ["--mount", f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}"]

@@ -33,12 +33,22 @@ OUTPUT_BYTES: Final = 128 << 20
 NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount")
 
 
-def isolated(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a container (OCI's config.json) with everything closed."""
-    description["root"]["readonly"] = True
+JOB_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SYS_CHROOT")
+"""What a container's root may do to the files and users of its own container; sshd needs it."""
+
+
+def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
+    """Return the description of a container (OCI's config.json) with everything closed.
+
+    Args:
+        job: Whether it may change its own files and users.
+    """
+    description["root"]["readonly"] = not job
     process = description["process"]
     process["noNewPrivileges"] = True
-    process["capabilities"] = {kind: [] for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")}
+    allowed = [f"CAP_{name}" for name in JOB_CAPABILITIES] if job else []
+    kept = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
+    process["capabilities"] = {**kept, "inheritable": [], "ambient": []}
     for mount in description["mounts"]:
         # The image's volumes, and the files that name this container's host.
         if mount.get("type") == "bind":
@@ -61,24 +71,36 @@ def isolated(description: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-def docker_options() -> list[str]:
-    """Return the options of ``docker run`` with the same meaning; volumes of the image stay writable."""
-    return [
-        *("--read-only", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges"),
-        *(f"--pids-limit={MOST_PROCESSES}", f"--memory={MEMORY_BYTES}", "--no-healthcheck"),
-        f"--tmpfs={TEMPORARY}:exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}",
-        *(f"--env={name}={value}" for name, value in ENVIRONMENT.items()),
-    ]
+def environment_options(isolated: str) -> list[str]:
+    """Return the options, the same for both engines, that tell programs where they can write."""
+    values = ENVIRONMENT if isolated == "asked" else {}
+    return [f"--env={name}={value}" for name, value in values.items()]
+
+
+def docker_options(isolated: str) -> list[str]:
+    """Return the options of ``docker run`` with the same meaning; volumes of the image stay writable.
+
+    Args:
+        isolated: As of ``Engine.container``.
+    """
+    if not isolated:
+        return []
+    options = ["--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--no-healthcheck"]
+    options += [f"--pids-limit={MOST_PROCESSES}", f"--memory={MEMORY_BYTES}"]
+    if isolated == "job":
+        return [*options, *(f"--cap-add={name}" for name in JOB_CAPABILITIES)]
+    options += ["--read-only", f"--tmpfs={TEMPORARY}:exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}"]
+    return [*options, *environment_options(isolated)]
 
 
 def main(words: list[str]) -> None:
-    """Run the runtime, whose path is the first word; before it makes a container, close that."""
-    runtime, *arguments = words
+    """Run the runtime; before it makes a container, close that. The first words say how, and which runtime."""
+    how, runtime, *arguments = words
     if "create" in arguments:
         bundle = Path(arguments[arguments.index("--bundle") + 1])
         file = bundle / "config.json"
         description = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(isolated(description)), encoding="utf-8")
+        file.write_text(json.dumps(isolated(description, job=how == "job")), encoding="utf-8")
     os.execv(runtime, [runtime, *arguments])
 
 

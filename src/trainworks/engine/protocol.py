@@ -11,12 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Literal, Protocol
 
 from trainworks.facts.rows import Architecture
 
 Report = Callable[[str], None]
 """Receives a line of text for the user."""
+
+
+Isolation = Literal["", "asked", "job"]
+"""How a container is closed against this machine and the network, because another maker's programs run in it.
+
+``""`` is not closed. ``asked`` is closed and read-only. A ``job`` may change its own files and users: it is an image
+that says it is one of ours, whose tests do that.
+"""
 
 
 def ignore(_line: str) -> None:
@@ -272,13 +280,14 @@ class Engine(Protocol):
     def isolates(self) -> str:
         """Return why ``isolated`` containers cannot be started here, in the system's words; ``""`` if they can."""
 
-    def container(self, reference: str, *, isolated: bool = False) -> AbstractContextManager[Container]:
+    def container(self, reference: str, *, isolated: Isolation = "") -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block.
 
         Args:
-            isolated: Whether its programs are another maker's. They get no network but a loopback of their own, no
-                capability and no new privileges, and see no process of this machine. All files are read-only but those
-                in ``TMPDIR``. Memory, processes, and bytes that are printed have a limit (``engine.isolation``).
+            isolated: Whether its programs are another maker's. They get no network but a loopback of their own and no
+                new privileges, and see no process of this machine. Those that are ``asked`` have no capability, and all
+                files are read-only but those in ``TMPDIR``. Memory, processes, and bytes that are printed have a limit
+                (``engine.isolation``).
 
         Raises:
             BuildError: There is no such image; or ``isolated``, and ``isolates`` says why that cannot be.
@@ -292,7 +301,7 @@ class Engine(Protocol):
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
-        isolated: bool = False,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments.
 

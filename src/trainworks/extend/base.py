@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
 from trainworks.errors import ExtendError, ImageTestError, UnknownNameError
@@ -77,7 +78,7 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
     if words:
         say(f"  {reference} is asked and extended without isolation, its programs see this machine: {words}")
     try:
-        with engine.container(image.reference, isolated=not words) as container:
+        with engine.container(image.reference, isolated=closed(engine)) as container:
             found = ask_program(
                 container,
                 (python, "-I"),

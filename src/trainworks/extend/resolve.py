@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from trainworks.assemble.image import ImageSpec, build_context
 from trainworks.assemble.order import BuildOptions
+from trainworks.engine import closed
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.kept import targets_for
@@ -130,7 +131,7 @@ def resolve(spec: ImageSpec, plan: ExtensionPlan, engine: Engine, options: Build
     try:
         build_context(spec, {}, engine, replace(options, output=None), progress)
         # What it has of its base, `cat` for one, is another maker's.
-        with engine.container(spec.tags[0], isolated=not engine.isolates()) as container:
+        with engine.container(spec.tags[0], isolated=closed(engine)) as container:
             lock, why = parsed(container.run(("cat", f"/opt/trainworks/{LOCK}")).output)
     except BuildError as error:
         raise BuildError(error.message, hint=_advice(base) or error.hint) from error

@@ -107,7 +107,7 @@ def look_at(
             )
         else:
             start = time.monotonic()
-            with engine.container(image.reference, isolated=True) as container:
+            with engine.container(image.reference, isolated="asked") as container:
                 published = _ask_inside(container, files, looked, replace(AS_DELIVERED, removed=removed))
     except (BuildError, EngineError, ImageTestError) as error:
         looked.say("start", "the image can be asked", [error.message], start)

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from trainworks.engine.processes import wait_for
-from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.engine.protocol import BuiltImage, Engine, Isolation
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.results import CheckResult, title_of
@@ -38,7 +38,7 @@ def run_checks(
     *,
     forbidden: tuple[str, ...] = (),
     base: BuiltImage | None = None,
-    isolated: bool = False,
+    isolated: Isolation = "",
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion
 from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
-from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine
+from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine, Isolation
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, questions, secrets
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
@@ -58,7 +58,7 @@ class ImageUnderTest:
     checks: tuple[kinds.Check, ...]
     forbidden: tuple[str, ...]
     base: BuiltImage | None = None
-    isolated: bool = False
+    isolated: Isolation = ""
 
 
 SUBJECT = pytest.StashKey[ImageUnderTest]()

@@ -53,8 +53,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report the missing updates of an image."""
+    from trainworks.assemble.outdated import find_outdated
     from trainworks.facts.load import load
-    from trainworks.inspect.outdated import find_outdated
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
     put_result(options.format, report.as_values(), report.as_text())
