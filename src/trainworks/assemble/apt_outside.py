@@ -5,11 +5,12 @@ The step has this machine's settings of apt, which may have logins, and runs our
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -61,12 +62,13 @@ def upgrade_outside(image: ForeignDebian, settings: HostSettings, facts: Facts, 
     own = (replace(each, trusted=False) for each in settings.apt.sources)
     settings = replace(settings, apt=replace(settings.apt, sources=tuple(own)))
     asking = f"update '{_SIGNED}' && apt-get dist-upgrade --simulate --quiet=2 >upgrade"
-    answer = _run(asking, image, settings, facts, engine)
+    failed = "the package archive of the image was not compared"
+    answer = _run(asking, failed, _Machine(settings=settings, facts=facts, engine=engine), image)
     return answer["upgrade"].decode(errors="replace")
 
 
 def download_outside(
-    packages: Iterable[str], image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
+    packages: Sequence[str], image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
 ) -> dict[str, bytes]:
     """Return the files of packages, and of those that an image lacks of what they need, by name.
 
@@ -74,17 +76,38 @@ def download_outside(
         HostError, BuildError, EngineError, EngineUnavailableError: As ``upgrade_outside`` does.
     """
     words = shlex.join(packages)
+    sources = settings.apt_secrets(image.suite)["sources.list"]
+    # The engine keeps the answer for as long as image, packages and archives are the same.
     asking = (
-        "update && apt-get install --download-only --yes --no-install-recommends"
+        f": {hashlib.sha256(sources).hexdigest()}; update && "
+        "apt-get install --download-only --yes --no-install-recommends"
         f" -o Dir::Cache::archives=/answer/debs {words}"
     )
-    answer = _run(asking, image, settings, facts, engine)
+    failed = f"{', '.join(packages)} cannot be fetched for the image"
+    answer = _run(asking, failed, _Machine(settings=settings, facts=facts, engine=engine), image, cached=True)
     return {name: content for name, content in answer.items() if name.endswith(".deb")}
 
 
-def _run(asking: str, image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine) -> dict[str, bytes]:
-    """Run a line of shell on our own base image; return the files that it left in ``/answer``."""
-    base = _our_base(image.suite, settings, facts, engine)
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """What this machine gives to a step: its settings, our base images, and the engine."""
+
+    settings: HostSettings
+    facts: Facts
+    engine: Engine
+
+
+def _run(
+    asking: str, failed: str, machine: _Machine, image: ForeignDebian, *, cached: bool = False
+) -> dict[str, bytes]:
+    """Run a line of shell on our own base image; return the files that it left in ``/answer``.
+
+    Args:
+        failed: What an error says first.
+        cached: Whether an answer that the engine has may be taken.
+    """
+    settings, engine = machine.settings, machine.engine
+    base = _our_base(image.suite, machine)
     content = settings.apt_secrets(image.suite)
     secrets = {"apt.conf": content["apt.conf"], "sources.list": content["sources.list"], "ca.pem": settings.ca}
     tag = f"trainworks/outside:{uuid4().hex[:12]}"
@@ -108,7 +131,7 @@ def _run(asking: str, image: ForeignDebian, settings: HostSettings, facts: Facts
             tags=(tag,),
             secrets=tuple(Secret(identifier=name, content=text) for name, text in secrets.items()),
             arguments=settings.proxies,
-            no_cache=True,
+            no_cache=not cached,
         )
         try:
             with DISPLAY.task("asking apt", log=False):
@@ -121,7 +144,7 @@ def _run(asking: str, image: ForeignDebian, settings: HostSettings, facts: Facts
         words = _CREDENTIALS.sub("//", answer.get("words", b"").decode(errors="replace")).strip()
         more = "".join(f"\n{each}" for each in image.refused)
         raise HostError(
-            f"the package archive of the image was not read: apt said:\n{words[-_LAST_CHARACTERS:]}{more}",
+            f"{failed}: apt said:\n{words[-_LAST_CHARACTERS:]}{more}",
             hint="the archive is asked with this machine's sources, proxies and certificates",
         )
     return answer
@@ -135,20 +158,20 @@ def _write(path: Path, content: bytes) -> None:
     path.chmod(0o644)
 
 
-def _our_base(suite: str, settings: HostSettings, facts: Facts, engine: Engine) -> str:
+def _our_base(suite: str, machine: _Machine) -> str:
     """Return the name of a base image of ours, which is pulled or made where the engine has none.
 
     One that the engine has comes first, then one of the image's own Debian, then the newest.
     """
-    machine = os.uname().machine
+    runs, engine = os.uname().machine, machine.engine
     found = {}
-    for known in (facts, without_pulled_bases(facts)):
+    for known in (machine.facts, without_pulled_bases(machine.facts)):
         for row in known.targets:
             try:
                 base = own_base(plan_row(row, known))
             except (LockError, CompatibilityError):
                 continue
-            if base is not None and MACHINES[base.row.architecture] == machine:
+            if base is not None and MACHINES[base.row.architecture] == runs:
                 found.setdefault(base.name, base)
     wanted = sorted(found.values(), key=lambda base: base.row.suite != suite)
     for base in wanted:
@@ -160,6 +183,6 @@ def _our_base(suite: str, settings: HostSettings, facts: Facts, engine: Engine) 
             if pull_base(base, engine, progress):
                 return base.name
             continue
-        ensure_base(base, engine, settings, progress)
+        ensure_base(base, engine, machine.settings, progress)
         return base.name
-    raise HostError(f"no base image of this project runs on {machine}", hint="run this on a machine of another kind")
+    raise HostError(f"no base image of this project runs on {runs}", hint="run this on a machine of another kind")

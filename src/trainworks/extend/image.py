@@ -21,6 +21,7 @@ from trainworks.assemble.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import LockError, OutputError
+from trainworks.extend.apt import with_packages
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
@@ -88,6 +89,8 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
             return BuildReport(report=report, text=names)
         if request.until == "render":
             text, values = write_output(extension.spec.rendering, request.output)
+            if request.output is not None and extension.plan.apt:
+                extension.spec.add_files(request.output)
             return BuildReport(report={**report, **values}, text=text)
         result = build_image(extension.spec, extension.engine, request)
         return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
@@ -124,7 +127,7 @@ def plan_extension(
     ours = _plan_of_base(named, facts)
     if resolving and inputs.apt and ours is not None:
         settings = locate_archive(ours.base, ours.archives, settings).settings
-    secrets, links = secrets_of(base, inputs.wanted, inputs.apt, settings, environment)
+    secrets, links = secrets_of(inputs.wanted, settings, environment)
     installer = Installer(
         programs={
             "install.py": (data_folder(root, "launcher") / INSTALLER).read_bytes(),
@@ -153,7 +156,7 @@ def plan_extension(
         rendering=render_extension(plan, recipes, installer, files_of(inputs.wanted)),
         settings=settings,
         secrets=secrets,
-        add_files=local_wheels(links, base),
+        add_files=with_packages(local_wheels(links, base), inputs.apt, image, settings, facts, engine),
         # What a variable has is not in the file, and must not be in the image either.
         forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
         extends=image,
@@ -180,7 +183,7 @@ def plan_extension(
         tags=(plan.tag,),
         rendering=render_extension(plan, recipes, installer),
         made=made if lock.locked and engine.inspect(made) else "",
-        add_files=spec.add_files if lock.locked else lambda _folder: (),
+        add_files=spec.add_files if lock.locked or inputs.apt else lambda _folder: (),
         checks=(*plan.checks, *checks_again(ours, base, plan.moves, locked=dict(lock.locked))),
     )
     return Extension(

@@ -15,10 +15,10 @@ from trainworks.plan.model import IMAGE_TIME
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
 TEMPLATE = "extend.j2"
-INSTALL_PACKAGES = "files/system/install-packages"
+INSTALL_FETCHED = "files/system/install-fetched"
 INSTALLER = "trainworks_launcher/programs/install.py"
 
-RECIPES = (TEMPLATE, MACROS, INSTALL_PACKAGES)
+RECIPES = (TEMPLATE, MACROS, INSTALL_FETCHED)
 """Files below ``templates`` that an extension is rendered from."""
 
 LOCK = "extension.lock"
@@ -105,7 +105,9 @@ def render_extension(
         files += [SourceFile(path=f"sources/{each.file}", content=each.archive) for each in plan.sources]
         files += installer.files((*plan.inputs, *inputs), plan.sources)
     if plan.apt:
-        files.append(SourceFile(path=INSTALL_PACKAGES, content=recipes[INSTALL_PACKAGES].encode()))
+        files.append(SourceFile(path=INSTALL_FETCHED, content=recipes[INSTALL_FETCHED].encode()))
+        # The packages are put there before a build.
+        files.append(SourceFile(path="packages/.keep", content=b""))
     return Rendering(
         dockerfile=dockerfile,
         files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),

@@ -31,7 +31,6 @@ from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
 PIP_SECRETS = ("pip.conf", "ca.pem", "netrc")
-APT_SECRETS = ("apt.conf", "sources.list")
 LINKS = "/run/links"
 """Where a stage finds the files of this machine's own folders of wheels."""
 
@@ -90,12 +89,11 @@ def order_of(
 
 
 def secrets_of(
-    base: ExtendedBase, wanted: Wanted, apt: Sequence[str], settings: HostSettings, environment: Mapping[str, str]
+    wanted: Wanted, settings: HostSettings, environment: Mapping[str, str]
 ) -> tuple[dict[str, bytes], tuple[Path, ...]]:
     """Return the secrets of a stage, and the folders of this machine with wheels."""
-    # Archives of this machine serve another suite of Debian, and no Ubuntu.
-    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    secrets = {name: content[name] for name in (*PIP_SECRETS, *(APT_SECRETS if apt else ()))}
+    content = settings.secrets("", "")
+    secrets = {name: content[name] for name in PIP_SECRETS}
     links = (*settings.pip.local_folders, *(path for path in wanted.links if path.is_dir()))
     if links:
         lines = [line for line in secrets["pip.conf"].decode().splitlines() if not line.startswith("find-links")]
