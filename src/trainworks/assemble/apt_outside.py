@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import requests
 
-from trainworks.assemble.base import ensure_base, own_base, pull_base
+from trainworks.assemble.base import OwnBase, ensure_base, own_base, pull_base
 from trainworks.engine import read_files
 from trainworks.engine.protocol import BuildRequest, Engine, Secret
 from trainworks.engine.scratch import private_folder
@@ -122,7 +122,7 @@ def _run(
         script = f"{_START}{{ {asking}; }} >>words 2>&1\necho $? >apt-status\nrm -rf debs/partial debs/lock\nexit 0\n"
         _write(context / "question", script.encode())
         # The certificates of a bare base image are none.
-        trusted = {"ca.pem": Path(requests.certs.where()).read_bytes()}
+        trusted = {"ca.pem": Path(requests.utils.DEFAULT_CA_BUNDLE_PATH).read_bytes()}
         for name, text in {**trusted, **image.files}.items():
             _write(context / "foreign" / name, text)
         request = BuildRequest(
@@ -164,7 +164,7 @@ def _our_base(suite: str, machine: _Machine) -> str:
     One that the engine has comes first, then one of the image's own Debian, then the newest.
     """
     runs, engine = os.uname().machine, machine.engine
-    found = {}
+    found: dict[str, OwnBase] = {}
     for known in (machine.facts, without_pulled_bases(machine.facts)):
         for row in known.targets:
             try:

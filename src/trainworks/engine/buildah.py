@@ -169,7 +169,7 @@ class BuildahEngine:
             dockerfile = folder / "Dockerfile"
             dockerfile.write_text(self._keyed(request.context))
             argv = [
-                *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
+                *("build", *self._steps_isolation(), "--network", "host", "--layers", "--force-rm", "--pull=false"),
                 *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
                 *("--iidfile", str(identifier_file)),
                 *_own_limits(),
@@ -272,6 +272,10 @@ class BuildahEngine:
         finally:
             with processes.uninterrupted():
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _steps_isolation(self) -> tuple[str, ...]:
+        """Return the options for the steps of a build: without a runtime they see the processes of this machine."""
+        return ("--isolation=chroot",) if self.isolates() else ("--isolation=oci", f"--runtime={self._runtime}")
 
     def _must_isolate(self) -> None:
         if words := self.isolates():

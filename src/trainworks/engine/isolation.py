@@ -47,10 +47,10 @@ def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
     process = description["process"]
     process["noNewPrivileges"] = True
     allowed = [f"CAP_{name}" for name in JOB_CAPABILITIES] if job else []
-    kept = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
-    process["capabilities"] = {**kept, "inheritable": [], "ambient": []}
-    for mount in description["mounts"]:
-        # The image's volumes, and the files that name this container's host.
+    given = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
+    process["capabilities"] = {**given, "inheritable": [], "ambient": []}
+    # The image's volumes, and the files that name this container's host.
+    for mount in [] if job else description["mounts"]:
         if mount.get("type") == "bind":
             kept = [option for option in mount.get("options", ()) if option not in ("rw", "ro")]
             mount["options"] = [*kept, "ro"]

@@ -134,7 +134,7 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
             completed={
                 check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
             },
-            imported={check: lanes.ask(program) for check in checks if (program := _importing(check)) is not None},
+            imported={check: lanes.ask(each) for check in checks if (each := _importing(check)) is not None},
         )
 
 
