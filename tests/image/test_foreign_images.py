@@ -18,7 +18,7 @@ import pytest
 
 from clock import PATIENCE
 from image.here import Here
-from image.support import ROOT, engine_that_answers
+from image.support import ROOT, BuiltByCommand, engine_that_answers
 from image.test_imagetest import ignore
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import BuildRequest, Completed, Engine
@@ -137,6 +137,37 @@ def test_an_images_python_cannot_kill_a_process_of_the_host(engine: Engine, tmp_
             assert victim.poll() is None, done.stderr
         finally:
             victim.kill()
+
+
+@pytest.mark.engine
+def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("import sys\n")
+    (tmp_path / "context").mkdir()
+    with listener() as (port, caught):
+        script = LISTENING.format(port=port).replace("exec /usr/bin/dash", "exec /usr/bin/apt-get.real")
+        (tmp_path / "context" / "apt-get").write_text(script)
+        (tmp_path / "context" / "apt-get").chmod(0o755)
+        (tmp_path / "context" / "Dockerfile").write_text(
+            f"FROM {docker_image.reference}\nLABEL org.opencontainers.image.title=theirs\n"
+            "RUN mv /usr/bin/apt-get /usr/bin/apt-get.real\nCOPY apt-get /usr/bin/apt-get\n"
+        )
+        base, name = (f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{each}" for each in ("base", "made"))
+        engine = docker_image.engine
+        engine.build(BuildRequest(name="test", context=tmp_path / "context", tags=(base,)), ignore)
+        words = ("--base", base, "--source", str(tmp_path / "src"), "--entry-point", "train.py", "--apt", "tree")
+        try:
+            done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
+            assert done.returncode in (0, ImageTestError.exit_status), done.stderr
+            there = engine.run(name, ("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked")
+        finally:
+            for each in (base, name):
+                engine.remove(each)
+    assert there.output.startswith("tree v")
+    assert "tree" in there.output.split()
+    assert not [each for each in caught if each != b"CAUGHT "]
 
 
 @pytest.mark.engine

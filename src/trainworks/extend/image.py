@@ -160,6 +160,8 @@ def plan_extension(
         # What a variable has is not in the file, and must not be in the image either.
         forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
         extends=image,
+        # It runs programs of its base, which may be another maker's.
+        isolated="" if engine.isolates() else "job",
         architecture=base.architecture,
     )
     lock = NO_LOCK
