@@ -1,4 +1,4 @@
-"""The image tests of an image that is there: ours, whoever built it and wherever it was pulled from."""
+"""The image tests of an image that is there: ours or another maker's, built here or pulled."""
 
 from __future__ import annotations
 

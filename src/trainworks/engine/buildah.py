@@ -562,7 +562,12 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
     """Return the options that run a command isolated (``engine.isolation``), by way of a file in a private folder."""
     wrapper = folder / "runtime"
     words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    # What makes a container in another way than buildah does would not be closed: it is refused.
+    wrapper.write_text(
+        f'#!/bin/sh\ncase " $* " in\n*" create "*) exec {shlex.join(words)} "$@" ;;\n'
+        f'*" start "* | *" state "* | *" kill "* | *" delete "*) exec {shlex.quote(runtime)} "$@" ;;\n'
+        '*) echo "not known: $*" >&2; exit 125 ;;\nesac\n'
+    )
     wrapper.chmod(0o700)
     options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none"]
     return [*options, *isolation.environment_options(isolated)]

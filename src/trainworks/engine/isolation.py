@@ -94,13 +94,11 @@ def docker_options(isolated: str) -> list[str]:
 
 
 def main(words: list[str]) -> None:
-    """Run the runtime; before it makes a container, close that. The first words say how, and which runtime."""
+    """Close the container that the runtime is asked to create, and run that. The first words: how, and the runtime."""
     how, runtime, *arguments = words
-    if "create" in arguments:
-        bundle = Path(arguments[arguments.index("--bundle") + 1])
-        file = bundle / "config.json"
-        description = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(isolated(description, job=how == "job")), encoding="utf-8")
+    file = Path(arguments[arguments.index("--bundle") + 1], "config.json")
+    description = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(isolated(description, job=how == "job")), encoding="utf-8")
     os.execv(runtime, [runtime, *arguments])
 
 

@@ -1,4 +1,4 @@
-"""Checks of an image without a plan, whoever built it: what is broken in it, and what a training job finds there.
+"""Checks of an image without a plan, also of another maker: what is broken in it, and what a training job finds there.
 
 Faults are results that did not pass. What an image lacks is no fault of it: these are notes.
 """

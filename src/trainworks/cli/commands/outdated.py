@@ -27,9 +27,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "outdated",
         summary="list the security updates and the newer locked versions that an image lacks",
-        details="Asks apt and uv inside an image of Debian or Ubuntu what they would install today, with the sources "
-        "and proxies of this machine. Compares the image with its target's lock, too. The command fails where not "
-        "everything could be compared.",
+        details="Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image, and the package "
+        "indexes what they would install today, with the sources and proxies of this machine. No program of the image "
+        "runs. Compares the image with its target's lock, too. The command fails where not everything could be "
+        "compared.",
         examples=(
             Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
             Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
