@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from image.here import Here
 from trainworks.cli import main
 from trainworks.errors import ExtendError, LockError
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
@@ -27,6 +28,7 @@ from trainworks.extend.source import read_source
 from trainworks.extend.sources import folder_source, git_sources
 from trainworks.extend.wanted import Wanted, read_wanted
 from trainworks.imagetest import imports
+from trainworks.imagetest.questions import ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.
@@ -648,16 +650,10 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
     folder = tmp_path / "lib" / "python" / "site-packages"
     installed(folder, "first", {"first.py": ""})
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
-    done = subprocess.run(
-        (sys.executable, imports.__file__, "first", "subject"),
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != imports.END]
+    here = Here({**os.environ, "PYTHONPATH": str(folder)})
+    names = ("first", "subject")
+    answer = ask_program(here, (sys.executable,), ("imports",), names, imports.ImportFailures, timeout=60)
+    lines = answer["failed"]
     assert len(lines) == bool(said)
     assert all((line["name"], line["version"]) == ("subject", "1") and said in line["reason"] for line in lines)
 

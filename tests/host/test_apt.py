@@ -32,7 +32,10 @@ DEBIAN = "http://mirror.example/debian"
             [AptSource(uri=DEBIAN, suite="bookworm", components="main", trusted=True)],
         ),
         (f"# deb {DEBIAN} bookworm main\ndeb-src {DEBIAN} bookworm main\n\n", []),
-        ("deb http://mirror.example/flat ./\n", []),
+        (
+            "deb [signed-by=/k.gpg] http://mirror.example/flat ./\n",
+            [AptSource(uri="http://mirror.example/flat", suite="./", components="", signed_by="/k.gpg")],
+        ),
         (
             f"deb {DEBIAN} bookworm main\ndeb {DEBIAN} bookworm-updates main\n",
             [AptSource(uri=DEBIAN, suite=suite, components="main") for suite in ("bookworm", "bookworm-updates")],
@@ -77,7 +80,15 @@ trusted: yes
 def test_deb822_format() -> None:
     pairs = [(uri, suite) for uri in (DEBIAN, "http://second.example/debian") for suite in ("", "-updates")]
     assert parse_deb822(DEB822) == [
-        *(AptSource(uri=uri, suite=f"bookworm{suite}", components="main contrib") for uri, suite in pairs),
+        *(
+            AptSource(
+                uri=uri,
+                suite=f"bookworm{suite}",
+                components="main contrib",
+                signed_by="/usr/share/keyrings/debian-archive-keyring.gpg",
+            )
+            for uri, suite in pairs
+        ),
         AptSource(
             uri="http://security.example/debian-security", suite="bookworm-security", components="main", trusted=True
         ),

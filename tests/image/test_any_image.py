@@ -94,3 +94,27 @@ def test_an_image_without_a_python_is_asked_what_a_shell_can_tell(docker_image: 
     assert broken == ["no link of a program or library leads nowhere"]
     assert any(note.startswith("its files were not looked at") for note in result["notes"])
     assert any(note.startswith("it runs as user 1000") for note in result["notes"])
+
+
+@pytest.mark.engine
+def test_what_an_image_prints_at_the_end_of_each_python_is_not_its_answer(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    lines = "import atexit; atexit.register(print, 'bye')"
+    step = f'RUN echo "{lines}" > {PACKAGES}/zz.pth\n'
+    _, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
+    titles = {each["title"]: each["passed"] for each in result["checks"]}
+    assert [passed for title, passed in titles.items() if title.startswith("import torch succeeds: ")] == [True], said
+    assert "all shared libraries under /usr, /opt find what they need" in titles
+    assert not [note for note in result["notes"] if "no torch" in note]
+
+
+@pytest.mark.engine
+def test_an_image_whose_python_ends_before_it_answers_has_passed_nothing(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    torch = f"{PACKAGES}/torch"
+    step = f"RUN rm -r {torch}/__pycache__ && echo 'import os; os._exit(0)' > {torch}/__init__.py\n"
+    status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
+    assert status == ImageTestError.exit_status
+    assert [each["passed"] for each in result["checks"] if each["component"] == "torch"] == [False], said

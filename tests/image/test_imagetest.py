@@ -30,6 +30,7 @@ from xml.etree import ElementTree
 import pytest
 from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
 
+from image.here import Here
 from image.libraries import Tree
 from trainworks import engine as engines
 from trainworks.engine.archive import write_archive
@@ -41,13 +42,14 @@ from trainworks.engine.protocol import (
     Engine,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Progress,
     Report,
     StepEvent,
 )
-from trainworks.errors import EngineUnavailableError
+from trainworks.errors import EngineUnavailableError, ImageTestError
 from trainworks.imagetest import inside, questions, secrets
 from trainworks.imagetest import test_promises as promises
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
@@ -92,16 +94,8 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
     """Ask as an image is asked, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
     request.update(typing.cast("Request", {"root": str(root), **parts}))
-    child = subprocess.run(
-        questions.command_of(request, interpreter=sys.executable),
-        env={"PATH": "/usr/bin:/bin", **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return questions.answer_of(Completed(status=child.returncode, output=child.stdout))
+    here = Here({"PATH": "/usr/bin:/bin", **(environment or {})})
+    return questions.ask(here, request, interpreter=sys.executable)
 
 
 def ask(root: Path, *checks: Check, environment: Mapping[str, str] | None = None) -> list[list[str]]:
@@ -123,15 +117,16 @@ def missing(
 
 def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
     folder = Path(str(inside.__file__)).parent
-    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *questions.MODULES}
+    alone = {"inside.importing", "inside.frameworks"}
+    assert {f"inside.{path.stem}" for path in folder.glob("*.py")} == {"inside.__init__", *alone, *questions.INSIDE}
     for path in folder.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
         imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
-        imported -= {f"{inside.__name__}.{name}" for name in questions.MODULES}
+        imported -= {f"trainworks.imagetest.{name}" for name in questions.INSIDE}
         assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
-    command = questions.command_of(questions.request_of((), IMAGE))
+    command = questions.command_of(("python",), questions.INSIDE, questions.request_of((), IMAGE), questions.new_mark())
     assert all(len(argument) < 100_000 for argument in command)
 
 
@@ -530,7 +525,7 @@ class LocalEngine:
     name: str = "local"
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[Container]:
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[Container]:  # noqa: ARG002
         if not self.starts:
             raise EngineUnavailableError(f"{reference} does not start", hint="Look at its entry point.")
         self.open_containers += 1
@@ -585,8 +580,15 @@ class LocalEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        isolated: Isolation = "",
     ) -> Completed:
         raise NotImplementedError
+
+    def contents(self, reference: str) -> contextlib.AbstractContextManager[Iterator[Layer]]:
+        raise NotImplementedError
+
+    def isolates(self) -> str:
+        return ""
 
     def remove(self, reference: str) -> None:
         raise NotImplementedError
@@ -731,8 +733,8 @@ def test_programs_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_image_without_python_says_so() -> None:
     (result,) = run(LocalEngine(), CommandCheck(component="a", command=("/no/such/program",)))
     assert "FileNotFoundError" in result.detail
-    with pytest.raises(Exception, match="no such file"):
-        questions.answer_of(Completed(status=127, output="exec: /usr/bin/python3: no such file"))
+    with pytest.raises(ImageTestError, match="no such file"):
+        questions.answer_in(Completed(status=127, output="exec: /usr/bin/python3: no such file"), "mark", Answer)
 
 
 def test_equal_promises_are_asked_once() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import pytest
 
+from image.here import Here
 from trainworks.imagetest import imports
+from trainworks.imagetest.questions import ask_program
 from trainworks.imagetest.test_promises import import_failure
 from trainworks.plan.checks import PythonImportsCheck
 
@@ -35,7 +35,7 @@ def test_what_a_distribution_brings(files: list[str], modules: list[str]) -> Non
     assert imports.modules_of(map(PurePosixPath, files)) == modules
 
 
-def ask(folder: Path, *, names: str = "", **sources: str) -> subprocess.CompletedProcess[str]:
+def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.ImportFailure]:
     """Make a distribution of one module for each source, and have all of them imported, and those that are named."""
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
@@ -43,19 +43,15 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> subprocess.Complete
         information.mkdir()
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
-    return subprocess.run(
-        (sys.executable, imports.__file__, *sources, *names.split()),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(folder)},
-        timeout=300,
-    )
+    asked = [*sources, *names.split()]
+    here = Here({"PYTHONPATH": str(folder)})
+    found = ask_program(here, (sys.executable,), ("imports",), asked, imports.ImportFailures, timeout=300)
+    assert found["asked"] == len(asked)
+    return found["failed"]
 
 
 def test_everything_can_be_imported(tmp_path: Path) -> None:
-    done = ask(tmp_path, first="x = 1", second="import first")
-    assert (done.returncode, done.stdout) == (0, f"{imports.END}\n")
+    assert ask(tmp_path, first="x = 1", second="import first") == []
 
 
 def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
@@ -67,26 +63,25 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: present\nVersion: 1.0\n")
     (information / "RECORD").write_text("former/__init__.py,,\npresent/__init__.py,,\n")
-    assert "import former" in ask(tmp_path, names="present").stdout
+    assert "import former" in ask(tmp_path, names="present")[0]["reason"]
     (information / "top_level.txt").write_text("present\n")
-    assert ask(tmp_path, names="present").stdout == f"{imports.END}\n"
+    assert ask(tmp_path, names="present") == []
     (information / "top_level.txt").write_text("neither\n")
-    assert "import former" in ask(tmp_path, names="present").stdout
+    assert "import former" in ask(tmp_path, names="present")[0]["reason"]
 
 
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
     """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
     linked = "import sys\nif 'torch' not in sys.modules: raise ImportError('libc10.so: cannot open shared object file')"
-    assert ask(tmp_path, kernels=linked, torch="").stdout == f"{imports.END}\n"
+    assert ask(tmp_path, kernels=linked, torch="") == []
     missing = "raise ImportError('libcuda_of_another.so.1: cannot open shared object file')"
-    assert "libcuda_of_another" in ask(tmp_path, other=missing).stdout
+    assert "libcuda_of_another" in ask(tmp_path, other=missing)[0]["reason"]
 
 
 def test_every_failure_is_named(tmp_path: Path) -> None:
     sources = {"first": "import nowhere", "second": "raise SystemExit('no')", "third": "x = 1"}
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    done = ask(tmp_path, **sources, fourth=crash, fifth="import third")
-    found = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != imports.END]
+    found = ask(tmp_path, **sources, fourth=crash, fifth="import third")
     assert [(each["name"], each["reason"]) for each in found] == [
         ("first", "import first: ModuleNotFoundError: No module named 'nowhere'"),
         ("second", "import second: SystemExit: no"),
@@ -107,9 +102,7 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_missing_is_told_from_what_is_wrong(source: str, module: str, library: str, tmp_path: Path) -> None:
-    line, end = ask(tmp_path, subject=source).stdout.splitlines()
-    assert end == imports.END
-    found = json.loads(line.removeprefix(imports.MARKER))
+    (found,) = ask(tmp_path, subject=source)
     assert (found["module"], found["library"]) == (module, library)
 
 

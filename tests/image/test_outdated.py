@@ -1,4 +1,4 @@
-"""What a rebuild would bring, by the apt and uv of the real `cpu` image: its own archives, and one on loopback."""
+"""What a rebuild would bring: apt on our own base, for the real `cpu` image; its own archives, and one on loopback."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ import pytest
 
 from image.support import ROOT, BuiltByCommand
 from lock.servers import Server, serving
+from trainworks.assemble.apt_outside import upgrade_outside
+from trainworks.assemble.outdated import CHANGE
+from trainworks.engine.protocol import Engine
+from trainworks.engine.tree import read_tree
 from trainworks.errors import HostError
+from trainworks.facts.load import load
 from trainworks.host.apt import AptSettings, AptSource
+from trainworks.host.foreign_apt import READ, read_foreign
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.inspect.outdated import CHANGE, ask
 
 pytestmark = pytest.mark.engine
 
@@ -105,10 +110,18 @@ def settings(server: Server, *, trusted: bool = False) -> HostSettings:
     return HostSettings(pip=PipSettings(no_index=True), apt=AptSettings(lines=lines, sources=sources), suite="trixie")
 
 
+def ask(reference: str, suite: str, machine: HostSettings, engine: Engine) -> str:
+    """Ask apt for an image, as one of another suite."""
+    foreign = read_foreign(read_tree(engine, reference, READ), machine.apt.sources)
+    assert foreign is not None
+    foreign.release["VERSION_CODENAME"] = suite
+    return upgrade_outside(foreign, machine, load(ROOT), engine)
+
+
 def test_a_security_update_and_another_one_are_found(
     docker_image: BuiltByCommand, trusting: str, archive: Server
 ) -> None:
-    found = CHANGE.finditer(ask(trusting, "bookworm", settings(archive), docker_image.engine)["upgrade"])
+    found = CHANGE.finditer(ask(trusting, "bookworm", settings(archive), docker_image.engine))
     changes = {each["name"]: (each["update"], "-security" in each["suites"]) for each in found}
     assert changes == {"hostname": ("99", True), "gzip": ("99", False)}
 

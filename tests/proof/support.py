@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +12,11 @@ from typing import Any
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 
-from trainworks.engine.protocol import BuiltImage, Completed, EngineInformation
+from image.here import Here
+from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
+from trainworks.imagetest import questions
 from trainworks.imagetest.inside import packages
-from trainworks.imagetest.questions import answer_of, command_of
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import BillOfMaterials, target_bill
@@ -128,9 +128,7 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
 
 def ask(tree: Path) -> packages.PackagesAnswer:
     """Return what an image says of itself: the program as it is started in a container, in a process here."""
-    command = command_of({"root": str(tree), "packages": True}, interpreter=sys.executable)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return answer_of(Completed(status=0, output=done.stdout))["packages"]
+    return questions.ask(Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable)["packages"]
 
 
 ADDRESS = f"r.example.org/team/image@sha256:{'a' * 64}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
+from image.here import Here
+from trainworks.engine.protocol import BuiltImage, HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import questions
+from trainworks.imagetest.inside.answers import Request
 from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
@@ -95,9 +96,8 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "usr/lib/libc.so.6").symlink_to("libc-2.36.so")
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
-    command = questions.command_of({"root": str(tmp_path), "contents": "digests"}, interpreter=sys.executable)
-    child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    found = questions.answer_of(Completed(status=child.returncode, output=child.stdout))["contents"]
+    request: Request = {"root": str(tmp_path), "contents": "digests"}
+    found = questions.ask(Here(), request, interpreter=sys.executable)["contents"]
     assert dict(found["packages"]) == {"libc6": "2.36-9"}
     assert dict(found["python"]) == {"my-package": "1.0"}
     assert json.loads(found["manifest"]) == {"name": "x"}

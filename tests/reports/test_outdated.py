@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from trainworks.inspect.outdated import CHANGE, days_since
+import pytest
+
+from trainworks.assemble.outdated import CHANGE, days_since, installed_distributions
+from trainworks.engine.protocol import BuiltImage
+from trainworks.engine.tree import ImageTree, TreeMember
 from trainworks.plan.model import IMAGE_TIME
 
 SIMULATED = """\
@@ -33,3 +37,51 @@ def test_the_days_since_a_build_are_those_of_its_creation_time() -> None:
     assert days_since("") is None
     constant = datetime.fromtimestamp(IMAGE_TIME, UTC)
     assert days_since(f"{constant:%Y-%m-%dT%H:%M:%S}Z") is None
+
+
+def tree_of_files(*files: str, links: dict[str, str] | None = None, **contents: str) -> ImageTree:
+    tree = ImageTree()
+    for path in (*files, *(links or {})):
+        folder = path
+        while folder := folder.rpartition("/")[0]:
+            tree.members.setdefault(folder, TreeMember(kind="folder", mode=0o755, owner=0))
+        target = (links or {}).get(path, "")
+        tree.members[path] = TreeMember(kind="link" if target else "file", mode=0o755, owner=0, target=target)
+    tree.contents = {path: contents["venv"].encode() for path in files if path.endswith("pyvenv.cfg")}
+    return tree
+
+
+IMAGE = BuiltImage(
+    reference="x", identifier="sha256:0", size=0, labels={}, environment={"PATH": "/opt/venv/bin:/usr/bin"}
+)
+VENV = "/opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ("include-system-site-packages = false\n", {"a": "1.0+cpu", "b-c": "2"}),
+        ("include-system-site-packages = true\n", {"a": "1.0+cpu", "b-c": "2", "system": "3"}),
+    ],
+)
+def test_the_distributions_of_the_python_on_path_are_read(settings: str, found: dict[str, str]) -> None:
+    tree = tree_of_files(
+        "/opt/venv/pyvenv.cfg",
+        "/usr/bin/python3.11",
+        f"{VENV}/a-1.0+cpu.dist-info/METADATA",
+        f"{VENV}/b_c-2.dist-info/METADATA",
+        f"{VENV}/bad-no\x1bversion.dist-info/METADATA",
+        f"{VENV}/deep/inside-1.dist-info/METADATA",
+        "/usr/lib/python3/dist-packages/system-3.egg-info",
+        "/usr/lib/python3/dist-packages/a-0.1.egg-info",
+        "/opt/other/lib/python3.11/site-packages/other-1.dist-info/METADATA",
+        links={"/opt/venv/bin/python": "python3", "/opt/venv/bin/python3": "../../../usr/bin/python3.11"},
+        venv=settings,
+    )
+    for path in [path for path in tree.members if path.endswith(".dist-info")]:
+        assert tree.kind(path) == "folder"
+    assert installed_distributions(tree, IMAGE) == ("3.11", found)
+
+
+def test_an_image_without_python_has_no_distributions() -> None:
+    assert installed_distributions(tree_of_files("/usr/bin/sh", venv=""), IMAGE) == ("", {})

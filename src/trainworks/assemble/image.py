@@ -18,7 +18,7 @@ from trainworks.assemble.order import BuildOptions
 from trainworks.assemble.own_layers import layers_of
 from trainworks.assemble.tested import PassedChecks, now, passed_before, remember, what_decides
 from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Network, Secret
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolation, Network, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
@@ -55,6 +55,7 @@ class ImageSpec:
         base: The base image that has its name from this project; ``None``: the engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
+        isolated: Whether its tests run its programs isolated: another maker's may be in it.
         archive: What its label will say of the package archive, as far as that is known before the build.
         network: What its steps reach; ``None``: what those reach that download with this machine's settings.
     """
@@ -72,6 +73,7 @@ class ImageSpec:
     architecture: Architecture = "amd64"
     archive: str = ""
     network: Network | None = None
+    isolated: Isolation = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +348,14 @@ def test_image(
             task.advance()
 
         results = run_checks(
-            engine, image, spec.checks, forbidden=spec.forbidden, base=spec.extends, report=report, junit=junit
+            engine,
+            image,
+            spec.checks,
+            forbidden=spec.forbidden,
+            base=spec.extends,
+            isolated=spec.isolated,
+            report=report,
+            junit=junit,
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")

@@ -1,9 +1,10 @@
-"""The image tests of an image that is there: ours, whoever built it and wherever it was pulled from."""
+"""The image tests of an image that is there: ours or another maker's, built here or pulled."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainworks.assemble.target import image_spec
 from trainworks.assemble.tested import now, passed_before
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, UnknownNameError
 from trainworks.imagetest.any_image import look_at
 from trainworks.imagetest.interpreter import MANIFEST
@@ -96,7 +98,12 @@ def check_image(
         say(line(compared))
     if not as_now:
         say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
-    spec = image_spec(plan, rendering, session)
+    # That it is ours is what its own labels say: its programs run isolated, or none of them does.
+    words = engine.isolates()
+    if words and not static:
+        say(f"only its files are checked, no program of it is run: {engine.name} cannot isolate one ({words})")
+        static = True
+    spec = replace(image_spec(plan, rendering, session), isolated="job")
     if static:
         spec = replace(spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS)))
     checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
@@ -112,11 +119,9 @@ def check_image(
 
 def _name_inside(image: BuiltImage, engine: Engine) -> str:
     """Return the name that an image has in its own manifest, whatever its labels say; ``""`` where it has none."""
-    unreadable = (BuildError, EngineError, ValueError, KeyError, TypeError)
-    with suppress(*unreadable), engine.container(image.reference) as container:
-        output = container.run(("cat", MANIFEST)).output
-        # The loader may have complained before, of a LD_PRELOAD for instance.
-        return str(json.loads(output[output.index("{") :])["name"])
+    with suppress(BuildError, EngineError, ValueError, KeyError, TypeError, RecursionError):
+        tree = read_tree(engine, image.reference, re.compile(re.escape(MANIFEST)))
+        return str(json.loads(tree.read(MANIFEST) or b"")["name"])
     return ""
 
 

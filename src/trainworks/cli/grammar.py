@@ -133,6 +133,8 @@ class Grammar(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
+        # From Python 3.14 on argparse writes colours, which are codes of a terminal.
+        self.color = False
         self.command = command
         self.summary = summary
         self.details = details

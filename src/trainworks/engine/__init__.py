@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Final, cast
 
-from trainworks.engine.protocol import BuiltImage, Engine, Report, ignore
+from trainworks.engine.protocol import BuiltImage, Engine, Isolation, Report, ignore
 from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.plan.names import unknown
 
@@ -60,6 +60,11 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
     )
 
 
+def closed(engine: Engine) -> Isolation:
+    """Return how to ask an image that this machine built, or builds on: not closed where the engine cannot."""
+    return "" if engine.isolates() else "asked"
+
+
 def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
     """Return an image of the engine's store.
 
@@ -73,8 +78,8 @@ def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
     return image
 
 
-def read_files(engine: Engine, reference: str) -> dict[str, str]:
-    """Return the text of each file of a small image, by the file's name: what a build step wrote for the builder."""
+def read_files(engine: Engine, reference: str) -> dict[str, bytes]:
+    """Return the content of each file of a small image, by the file's name: what a build step wrote for the builder."""
     found = {}
     with engine.layers(reference) as layers:
         for layer in layers:
@@ -82,5 +87,5 @@ def read_files(engine: Engine, reference: str) -> dict[str, str]:
                 content = layer.archive.extractfile(member) if member.isfile() else None
                 if content is not None:
                     with content:
-                        found[member.name.rsplit("/", 1)[-1]] = content.read().decode("utf-8", "replace")
+                        found[member.name.rsplit("/", 1)[-1]] = content.read()
     return found

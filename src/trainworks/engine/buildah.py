@@ -18,13 +18,15 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trainworks.engine import processes, progress
+from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.backend import IdleContainer, image_of
@@ -39,6 +41,7 @@ from trainworks.engine.protocol import (
     Completed,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Network,
@@ -61,8 +64,6 @@ _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
 
-_RUNTIMES: Final = ("crun", "runc")
-
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
 """What buildah raises these limits to from 1.35 on (containers/buildah pull request 5275)."""
@@ -72,6 +73,11 @@ _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 # These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
 # configuration holds the name of the working container and hence differs from build to build.
 _DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE)
+
+_RUNTIMES: Final = ("crun", "runc")
+
+_SHOWN_BYTES: Final = 2000
+"""How much is kept of an output that was too long."""
 
 _EXITS: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n")
 """Lines of buildah's own processes, which may come before the last ones of the command."""
@@ -89,6 +95,17 @@ class _Store:
         return self.root / f"{self.driver}-containers" / identifier / "userdata" / "buildah.json"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """How a command runs in a working container; fields as the arguments of ``execute``."""
+
+    options: tuple[str, ...]
+    timeout: float
+    split: bool
+    job: bool
+    isolated: Isolation
+
+
 class BuildahEngine:
     """The ``buildah`` on PATH with the user's own store."""
 
@@ -104,6 +121,8 @@ class BuildahEngine:
         self._information: EngineInformation | None = None
         self._store: _Store | None = None
         self._swept = False
+        self._runtime = ""
+        self._isolation: str | None = None
 
     def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
         """Find a buildah whose store can be opened; the result is cached."""
@@ -154,7 +173,7 @@ class BuildahEngine:
             dockerfile = folder / "Dockerfile"
             dockerfile.write_text(self._keyed(request.context))
             argv = [
-                *("build", *self._isolation(request.network), "--layers", "--force-rm", "--pull=false"),
+                *("build", *self._steps_isolation(request.network), "--layers", "--force-rm", "--pull=false"),
                 *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
                 *("--iidfile", str(identifier_file)),
                 *_own_limits(),
@@ -180,23 +199,6 @@ class BuildahEngine:
         if built is None:
             raise BuildError(f"buildah built {image}, and does not have it")
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
-
-    def _isolation(self, network: Network) -> tuple[str, ...]:
-        """Return the options that decide what a build's steps see of this machine.
-
-        Raises:
-            EngineUnavailableError: No program on this machine can start a step without a network.
-        """
-        if network != "none":
-            # It has the host's network, and refuses any other.
-            return ("--isolation", "chroot", "--network", "host")
-        runtimes = [path for name in _RUNTIMES for path in processes.programs(name, os.environ.get("PATH"))]
-        if not runtimes:
-            raise EngineUnavailableError(
-                f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without a network",
-                hint="`apt-get install crun`, or use `--engine docker`",
-            )
-        return ("--runtime", runtimes[0], "--isolation", "oci", "--network", "none")
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
@@ -234,10 +236,79 @@ class BuildahEngine:
         yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[IdleContainer]:
+    def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
+        """Stream every layer, lowest first, as ``layers`` does."""
+        with self.layers(reference) as layers:
+            yield layers
+
+    def isolates(self) -> str:
+        """Say why no OCI runtime can make an isolated container here; the answer of a try is cached."""
+        if self._isolation is None:
+            tried = []
+            for name in _RUNTIMES:
+                for runtime in processes.programs(name, os.environ.get("PATH")):
+                    words = self._try_runtime(runtime)
+                    if not words:
+                        self._runtime, self._isolation = runtime, ""
+                        return ""
+                    tried.append(f"{runtime}: {words}")
+            self._isolation = "; ".join(tried) or f"there is no {' or '.join(_RUNTIMES)} on PATH"
+        return self._isolation
+
+    def _try_runtime(self, runtime: str) -> str:
+        """Run a program of this machine in an empty isolated container; return why that failed, or ``""``."""
+        folders = [folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()]
+        name = container_name()
+        argv = ["run", *(f"--volume={folder.resolve()}:{folder}:ro" for folder in folders)]
+        try:
+            with self._temporary_files() as (folder, environment):
+                with processes.uninterrupted():
+                    made = processes.run(
+                        self._argv("from", "--quiet", *_own_limits(), "--name", name, "scratch"),
+                        timeout=_SHORT_CALL,
+                        environment=environment,
+                    )
+                if made.status != 0:
+                    return made.words
+                argv += [*_isolating(runtime, folder, "asked"), name, "--", "/bin/sh", "-c", ":"]
+                done = processes.run(self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True)
+            return "" if done.status == 0 else (done.words or f"exit status {done.status}").splitlines()[0]
+        finally:
+            with processes.uninterrupted():
+                processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _steps_isolation(self, network: Network) -> tuple[str, ...]:
+        """Return the options that decide what a build's steps see of this machine.
+
+        Without a runtime that isolates, steps see the processes and the network of this machine. buildah has no network
+        of its own without further programs: steps that may have one have this machine's.
+
+        Raises:
+            EngineUnavailableError: A build without a network is asked for, and there is no such runtime.
+        """
+        words = self.isolates()
+        if words and network == "none":
+            raise EngineUnavailableError(
+                f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without a network: {words}",
+                hint="`apt-get install crun`, or use `--engine docker`",
+            )
+        isolation_ = ("--isolation=chroot",) if words else ("--isolation=oci", f"--runtime={self._runtime}")
+        return (*isolation_, "--network", "none" if network == "none" else "host")
+
+    def _must_isolate(self) -> None:
+        if words := self.isolates():
+            raise BuildError(
+                f"buildah cannot isolate programs of another maker here: {words}",
+                hint="install crun or runc (`make engine` does), or use `--engine docker`",
+            )
+
+    @contextlib.contextmanager
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
         """Make a working container for the time of the ``with`` block; each command runs separately in it."""
+        if isolated:
+            self._must_isolate()
         with self._working_container(reference) as (identifier, _):
-            yield IdleContainer(identifier, functools.partial(self.execute, identifier))
+            yield IdleContainer(identifier, functools.partial(self.execute, identifier, isolated=isolated))
 
     def run(
         self,
@@ -247,8 +318,11 @@ class BuildahEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job. ``buildah run`` ignores the entry point, so it is added to the command."""
+        if isolated:
+            self._must_isolate()
         options: list[str] = []
         for mount in mounts:
             options += ["--volume", f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else "")]
@@ -259,7 +333,9 @@ class BuildahEngine:
             whole = (*(configuration.get("Entrypoint") or ()), *(command or configuration.get("Cmd") or ()))
             if not whole:
                 raise BuildError(f"{reference} has neither an entry point nor a command, and none was given")
-            status, output, _ = self.execute(identifier, whole, options=tuple(options), timeout=timeout, job=True)
+            status, output, _ = self.execute(
+                identifier, whole, options=tuple(options), timeout=timeout, job=True, isolated=isolated
+            )
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def remove(self, reference: str) -> None:
@@ -277,6 +353,7 @@ class BuildahEngine:
         timeout: float,
         split: bool = False,
         job: bool = False,
+        isolated: Isolation = "",
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
 
@@ -285,40 +362,41 @@ class BuildahEngine:
         Raises:
             EngineError: buildah could not start the command, or lost its output, three times.
         """
-        return again(lambda: self._execute(container, command, options, timeout=timeout, split=split, job=job))
+        how = _Running(options=options, timeout=timeout, split=split, job=job, isolated=isolated)
+        return again(lambda: self._execute(container, command, how))
 
-    def _execute(
-        self,
-        container: str,
-        command: tuple[str, ...],
-        options: tuple[str, ...],
-        *,
-        timeout: float,
-        split: bool,
-        job: bool,
-    ) -> tuple[int, bytes, bytes]:
-        marked = Marked(command=command, job=job)
-        with self._temporary_files() as (_, environment):
+    def _execute(self, container: str, command: tuple[str, ...], how: _Running) -> tuple[int, bytes, bytes]:
+        marked = Marked(command=command, job=how.job)
+        limit = isolation.OUTPUT_BYTES if how.isolated else 0
+        with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
-            argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *marked.argv)
+            closed = _isolating(self._runtime, folder, how.isolated) if how.isolated else ["--isolation=chroot"]
+            argv = self._argv("run", *closed, *emulation, *how.options, container, "--", *marked.argv)
             done = processes.run(
-                argv, timeout=timeout, environment=environment, merge=not split, strays=_with_mounts_of
+                argv,
+                timeout=how.timeout,
+                environment=environment,
+                merge=not how.split,
+                strays=_with_mounts_of,
+                limit=limit,
             )
-        told = marked.read(done, split=split)
+        if done.over(limit):
+            return processes.TOO_MUCH, done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit), b""
+        told = marked.read(done, split=how.split)
         texts = [_EXITS.sub(b"", text) for text in (told.output, told.errors)]
         note = b""
         if done.timed_out:
-            note = f"\n(stopped after {timeout:g} seconds)\n".encode()
+            note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
         elif not told.whole:
-            if not job or (told.status is None and done.status != 0 and done.words):
+            if not how.job or (told.status is None and done.status != 0 and done.words):
                 said = _EXITS.sub(b"", (done.errors or done.output)).decode(errors="replace").splitlines()
                 words = next((line for line in said if told.status is None and line), "")
                 words = words or "the end of what it printed was lost"
                 raise self._fault(f"running {command[0]} in a container", words)
             note = b"\n(buildah lost the end of this output)\n"
-        texts[split] += note
+        texts[how.split] += note
         return done.status if told.status is None else told.status, texts[0], texts[1]
 
     def _run_build(
@@ -496,6 +574,21 @@ class BuildahEngine:
                     continue
                 if str(marker) in description:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
+
+
+def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
+    """Return the options that run a command isolated (``engine.isolation``), by way of a file in a private folder."""
+    wrapper = folder / "runtime"
+    words = (sys.executable, "-I", isolation.__file__, isolated, runtime)
+    # What makes a container in another way than buildah does would not be closed: it is refused.
+    wrapper.write_text(
+        f'#!/bin/sh\ncase " $* " in\n*" create "*) exec {shlex.join(words)} "$@" ;;\n'
+        f'*" start "* | *" state "* | *" kill "* | *" delete "*) exec {shlex.quote(runtime)} "$@" ;;\n'
+        '*) echo "not known: $*" >&2; exit 125 ;;\nesac\n'
+    )
+    wrapper.chmod(0o700)
+    options = ["--isolation=oci", f"--runtime={wrapper}", "--network=none"]
+    return [*options, *isolation.environment_options(isolated)]
 
 
 def _own_limits() -> list[str]:

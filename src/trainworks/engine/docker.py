@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 import socket
+import tarfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from trainworks.engine import processes, progress
+from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
 from trainworks.engine.backend import IdleContainer, image_of
@@ -35,6 +36,7 @@ from trainworks.engine.protocol import (
     Completed,
     EngineInformation,
     HistoryEntry,
+    Isolation,
     Layer,
     Mount,
     Progress,
@@ -71,6 +73,9 @@ _FIRST_ANSWER: Final = 10.0
 _DENIED: Final = (
     "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
 )
+
+_SHOWN_BYTES: Final = 2000
+"""How much is kept of an output that was too long."""
 
 _NO_IMAGE: Final = "trainworks.invalid/no-image:none"
 """A name that no image has."""
@@ -305,31 +310,64 @@ class DockerEngine:
         return "" if b"is too old" in done.output + done.errors else found[0]
 
     @contextlib.contextmanager
-    def container(self, reference: str) -> Iterator[IdleContainer]:
+    def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
+        """Read the layers from the daemon's storage, or else what the daemon exports of a container never started."""
+        folders = layer_folders(self._existing(reference).attrs)
+        if readable(list(folders.values())):
+            yield (Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items())
+            return
+        with self._temporary(reference) as name:
+            # An image without a command asks for one; no such program has to be there.
+            made = self._call("create", "--network=none", "--name", name, reference, "/never-started")
+            if made.status:
+                raise self._fault(f"making a container of {reference}", made.words)
+            argv = (self.probe().program, "export", name)
+            with processes.piped(argv, self._environment({}), _SHORT_CALL) as (stream, failed):
+                with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 16) as archive:
+                    yield iter((Layer(name="all", archive=archive),))
+                while stream.read(1 << 16):
+                    pass
+                if words := failed():
+                    raise EngineError(f"docker cannot export {reference}: {words}", hint=_AGAIN)
+
+    def isolates(self) -> str:
+        """Every daemon can isolate."""
+        return ""
+
+    @contextlib.contextmanager
+    def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[IdleContainer]:
         """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
         # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
         words = ("--entrypoint", "/bin/sh", "--interactive", "--tty", "--workdir", "/", reference)
+        closed = isolation.docker_options(isolated)
         with self._temporary(reference) as name:
-            if missing := self._start(name, *words):
+            if missing := self._start(name, *closed, *words):
                 raise BuildError(f"docker failed starting a container of {reference}: {missing}")
-            yield IdleContainer(name, functools.partial(self.execute, name))
+            limit = isolation.OUTPUT_BYTES if isolated else 0
+            yield IdleContainer(name, functools.partial(self.execute, name, limit=limit))
 
     def execute(
-        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
+        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int = 0
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a container and return status, stdout and stderr (merged into one unless split).
+
+        Args:
+            limit: Bytes that it may print before it is stopped; 0: any number.
 
         Raises:
             EngineError: The daemon could not start it, or its output was lost, three times.
             EngineUnavailableError: The daemon does not answer.
         """
-        return again(lambda: self._execute(container, command, timeout=timeout, split=split))
+        return again(lambda: self._execute(container, command, timeout=timeout, split=split, limit=limit))
 
     def _execute(
-        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool
+        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int
     ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command)
-        done = self._call("exec", container, *marked.argv, timeout=timeout, merge=not split)
+        done = self._call("exec", container, *marked.argv, timeout=timeout, merge=not split, limit=limit)
+        if done.over(limit):
+            self._call("restart", "--time", "0", container)
+            return processes.TOO_MUCH, done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit), b""
         told = marked.read(done, split=split)
         if told.status is not None and told.whole:
             return told.status, told.output, told.errors
@@ -349,10 +387,14 @@ class DockerEngine:
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments."""
         # The daemon's default log driver may not be readable.
         options = ["--log-driver", "json-file"]
+        if isolated:
+            # The log of an endless output would fill the disk.
+            options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}", *isolation.docker_options(isolated)]
         for mount in mounts:
             mode = ",readonly" if mount.read_only else ""
             options += ["--mount", f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}"]
@@ -545,10 +587,12 @@ class DockerEngine:
             raise BuildError(f"docker has no image {reference}", hint="`docker images` lists them")
         return image
 
-    def _call(self, *words: str, timeout: float = _SHORT_CALL, merge: bool = False) -> processes.Finished:
+    def _call(
+        self, *words: str, timeout: float = _SHORT_CALL, merge: bool = False, limit: int = 0
+    ) -> processes.Finished:
         """Run the command line."""
         argv = (self.probe().program, *words)
-        return processes.run(argv, timeout=timeout, environment=self._environment({}), merge=merge)
+        return processes.run(argv, timeout=timeout, environment=self._environment({}), merge=merge, limit=limit)
 
     def _fault(self, doing: str, words: str) -> EngineError | EngineUnavailableError | OutputError:
         """Return the error for a command that docker failed at."""

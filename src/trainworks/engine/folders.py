@@ -40,6 +40,9 @@ class LayerFolder:
                 member = tarfile.TarInfo(name)
                 member.mode = stat.S_IMODE(status.st_mode)
                 member.type = _kind(status.st_mode)
+                member.uid = status.st_uid
+                if member.issym():
+                    member.linkname = str(path.readlink())
                 if member.isreg():
                     member.size = status.st_size
                 yield member

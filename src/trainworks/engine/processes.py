@@ -32,6 +32,9 @@ _CHUNK: Final = 65536
 _LONGEST_LINE: Final = 65536
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
 _TIMED_OUT: Final = 124
+TOO_MUCH: Final = 125
+"""The status of a command that was stopped because of how much it printed."""
+
 _LINGER: Final = 2.0
 
 
@@ -51,10 +54,19 @@ class Finished:
     errors: bytes
     timed_out: bool = False
 
+    def over(self, limit: int) -> bool:
+        """Return whether a stream had more than ``limit`` bytes, so that the rest was not read; 0: no limit."""
+        return 0 < limit < max(len(self.output), len(self.errors))
+
     @property
     def words(self) -> str:
         """Its output, for a message: stderr, else stdout, without empty lines at the ends."""
         return (self.errors or self.output).decode(errors="replace").strip()
+
+
+def stopped_after_bytes(limit: int) -> bytes:
+    """Return the last line of an output that was too long."""
+    return f"\n(stopped after {limit} bytes of output)\n".encode()
 
 
 @contextlib.contextmanager

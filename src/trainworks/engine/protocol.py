@@ -22,6 +22,14 @@ Report = Callable[[str], None]
 """Receives a line of text for the user."""
 
 
+Isolation = Literal["", "asked", "job"]
+"""How a container is closed against this machine and the network, because another maker's programs run in it.
+
+``""`` is not closed. ``asked`` is closed and read-only. A ``job`` may change its own files and users: it is an image
+that says it is one of ours, whose tests do that.
+"""
+
+
 def ignore(_line: str) -> None:
     """Discard a line."""
 
@@ -268,8 +276,27 @@ class Engine(Protocol):
             plain: Whether the registry speaks HTTP without TLS.
         """
 
-    def container(self, reference: str) -> AbstractContextManager[Container]:
-        """Start a container that idles (or mount the image) for the time of the ``with`` block."""
+    def contents(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
+        """Read the files of an image without starting a program of it; ``engine.tree`` reads them.
+
+        Yields its layers, lowest first, or one that has all that a container sees.
+        """
+
+    def isolates(self) -> str:
+        """Return why ``isolated`` containers cannot be started here, in the system's words; ``""`` if they can."""
+
+    def container(self, reference: str, *, isolated: Isolation = "") -> AbstractContextManager[Container]:
+        """Start a container that idles (or mount the image) for the time of the ``with`` block.
+
+        Args:
+            isolated: Whether its programs are another maker's. They get no network but a loopback of their own and no
+                new privileges, and see no process of this machine. Those that are ``asked`` have no capability, and all
+                files are read-only but those in ``TMPDIR``. Memory, processes, and bytes that are printed have a limit
+                (``engine.isolation``).
+
+        Raises:
+            BuildError: There is no such image; or ``isolated``, and ``isolates`` says why that cannot be.
+        """
 
     def run(
         self,
@@ -279,10 +306,14 @@ class Engine(Protocol):
         mounts: tuple[Mount, ...] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        isolated: Isolation = "",
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments.
 
         After a time-out the job is killed: its status is 124, and the last line of its output names the time-out.
+
+        Args:
+            isolated: As of ``container``.
         """
 
     def remove(self, reference: str) -> None:

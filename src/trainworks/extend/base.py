@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from importlib import resources
 
+from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import ExtendError, UnknownNameError
+from trainworks.engine.tree import read_tree
+from trainworks.errors import ExtendError, ImageTestError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.kept import kept_of
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import interpreter
+from trainworks.imagetest.job_files import READ, JobFiles
+from trainworks.imagetest.questions import ask_program
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
@@ -20,6 +22,11 @@ PULL_SECONDS = 3600.0
 """How long the pull of a base image may take: those of AWS have many gigabytes."""
 
 INTERPRETER_SECONDS = 300.0
+
+_WORD = re.compile(r"[\w./+!~<>=,;* @:\[\]-]*")
+"""What a name, a version or a path of an answer is made of."""
+
+_VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 
 
 def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage, ExtendedBase]:
@@ -44,17 +51,7 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
             f"no image {reference}: {engine.name} does not have it, and it cannot be pulled from a registry",
             hint="correct the name, build it first (`build.py --list` shows ours), or log in to its registry",
         )
-    with engine.container(reference) as container:
-        named = container.run(("/bin/sh", "-c", "command -v python || command -v python3"))
-        python = named.output.strip()
-        if named.status != 0 or not python.startswith("/"):
-            raise ExtendError([f"--base {reference}: no python is on its PATH"], hint="take a training image")
-        program = resources.files("trainworks.imagetest").joinpath("interpreter.py").read_text(encoding="utf-8")
-        done = container.run((python, "-I", "-c", program), timeout=INTERPRETER_SECONDS)
-    answer = next((text for text in done.output.splitlines() if text.startswith(interpreter.MARKER)), "")
-    if not answer:
-        raise ExtendError([f"--base {reference}: {python} does not answer: {done.output.strip()[-2000:]}"])
-    found: interpreter.Interpreter = json.loads(answer.removeprefix(interpreter.MARKER))
+    found = _ask_python(engine, image, reference)
     distributions = tuple(BaseDistribution(**row) for row in found["distributions"])
     patterns = [pattern for component in facts.components for pattern in component.protected]
     repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
@@ -70,6 +67,48 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         kept=kept_of(found["protected"], distributions, patterns),
         **{name: value for name, value in found.items() if name not in ("distributions", "protected")},  # type: ignore[arg-type]
     )
+
+
+def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
+    """Ask the Python that the base gives to a job; raises ``ExtendError`` where none answers as it should."""
+    files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
+    python = files.program("python") or files.program("python3")
+    if not python:
+        raise ExtendError([f"--base {reference}: no python is on its PATH"], hint="take a training image")
+    words = engine.isolates()
+    if words:
+        say(f"  {reference} is asked and extended without isolation, its programs see this machine: {words}")
+    try:
+        with engine.container(image.reference, isolated=closed(engine)) as container:
+            found = ask_program(
+                container,
+                (python, "-I"),
+                ("interpreter",),
+                {},
+                interpreter.Interpreter,
+                timeout=INTERPRETER_SECONDS,
+            )
+    except ImageTestError as error:
+        raise ExtendError([f"--base {reference}: {python} does not answer: {error.message}"]) from error
+    if wrong := _malformed(found):
+        raise ExtendError([f"--base {reference}: {python} answers with {wrong}"])
+    return found
+
+
+def _malformed(found: interpreter.Interpreter) -> str:
+    """Return what of an answer may not stand in a Dockerfile, a lock or a list of constraints; ``""`` if all may."""
+    words = {name: value for name, value in found.items() if isinstance(value, str)}
+    for row in found["distributions"]:
+        words |= {f"distribution {row['name']!r:.60}": row["name"], f"version {row['version']!r:.60}": row["version"]}
+    for names in (found["protected"], found["components"]):
+        words |= {f"component {name!r:.60}": f"{name}{value}" for name, value in names.items()}
+    words |= {f"component {name!r:.60}": name for name in found["missing"]}
+    for name, value in words.items():
+        if not _WORD.fullmatch(value):
+            return f"a {name} that is none: {value!r:.60}"
+    if not _VERSION.fullmatch(found["version"]):
+        return f"a version that is none: {found['version']!r:.60}"
+    return ""
 
 
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:

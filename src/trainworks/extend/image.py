@@ -22,6 +22,7 @@ from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.scratch import large_folder, private_folder
 from trainworks.errors import LockError, OutputError
+from trainworks.extend.apt import AddFiles, packages_for
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
@@ -48,9 +49,6 @@ from trainworks.plan.select import request_for
 from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
 from trainworks.terminal.output import say
 
-APT_SECRETS = ("apt.conf", "sources.list", "ca.pem")
-"""What the installation of Debian packages reads."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
@@ -63,6 +61,7 @@ class Extension:
         plan: What is made of it.
         lock: The file with the hash-locked requirements; ``None`` where nothing is installed.
         spec: The image that is built.
+        packages: Puts the files of the Debian packages into a context.
     """
 
     engine: Engine
@@ -71,6 +70,7 @@ class Extension:
     plan: ExtensionPlan
     lock: Path | None
     spec: ImageSpec
+    packages: AddFiles
 
 
 def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> BuildReport:
@@ -95,6 +95,8 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
             return BuildReport(report=report, text=names)
         if request.until == "render":
             text, values = write_output(extension.spec.rendering, request.output)
+            if request.output is not None and extension.plan.apt:
+                extension.packages(request.output)
             return BuildReport(report={**report, **values}, text=text)
         result = build_image(extension.spec, extension.engine, request)
         return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
@@ -143,8 +145,7 @@ def plan_extension(
         apt=inputs.apt,
         installed=inputs.installed,
     )
-    # Archives of this machine serve another suite of Debian, and no Ubuntu.
-    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
+    packages = packages_for(inputs.apt, image, settings, facts, engine)
     workshop = Workshop(
         plan,
         recipes,
@@ -153,7 +154,7 @@ def plan_extension(
         settings,
         request,
         stack.enter_context(private_folder()),
-        secrets={name: content[name] for name in APT_SECRETS},
+        packages=packages,
         network=request.build_network,
     )
     stack.callback(workshop.close)
@@ -211,6 +212,8 @@ def plan_extension(
         # What a variable has is not in the file, and must not be in the image either.
         forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
         extends=image,
+        # It runs programs of its base, which may be another maker's.
+        isolated="" if engine.isolates() else "job",
         architecture=base.architecture,
         network="none",
     )
@@ -221,6 +224,7 @@ def plan_extension(
         plan=plan,
         lock=path if lock.locked else None,
         spec=spec,
+        packages=packages,
     )
 
 

@@ -15,10 +15,10 @@ from trainworks.plan.model import IMAGE_TIME
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
 IMAGE, STEP, PACKAGES = "extend.j2", "extend-step.j2", "extend-packages.j2"
-INSTALL_PACKAGES = "files/system/install-packages"
+INSTALL_FETCHED = "files/system/install-fetched"
 INSTALLER = "trainworks_launcher/programs/install.py"
 
-RECIPES = (IMAGE, STEP, PACKAGES, "extend-macros.j2", MACROS, INSTALL_PACKAGES)
+RECIPES = (IMAGE, STEP, PACKAGES, "extend-macros.j2", MACROS, INSTALL_FETCHED)
 """Files below ``templates`` that an extension is rendered from."""
 
 LOCK = "extension.lock"
@@ -84,8 +84,9 @@ def packages_image(plan: ExtensionPlan, recipes: Recipes) -> str:
 def render_packages(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
     """Return the build context of the base with the Debian packages."""
     dockerfile = recipes.render(PACKAGES, plan=plan, base=plan.base)
-    script = SourceFile(path=INSTALL_PACKAGES, content=recipes.texts[INSTALL_PACKAGES].encode())
-    return _rendering(dockerfile, [script])
+    script = SourceFile(path=INSTALL_FETCHED, content=recipes.texts[INSTALL_FETCHED].encode())
+    # The packages are put there before a build.
+    return _rendering(dockerfile, [script, SourceFile(path="packages/.keep", content=b"")])
 
 
 def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -> Rendering:

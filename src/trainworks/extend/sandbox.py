@@ -26,6 +26,7 @@ from trainworks.assemble.image import ImageSpec, build_context
 from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
+from trainworks.extend.apt import AddFiles
 from trainworks.extend.plan import ExtensionPlan, WheelSource
 from trainworks.extend.render import (
     LOCK,
@@ -71,7 +72,7 @@ class Workshop:
         options: BuildOptions,
         folder: Path,
         *,
-        secrets: Mapping[str, bytes],
+        packages: AddFiles,
         network: bool,
     ) -> None:
         """Remember what a build is made of.
@@ -81,15 +82,15 @@ class Workshop:
             recipes: What contexts are rendered from.
             bench: What wheels are built with.
             engine: What builds.
-            settings: This machine's, for the Debian packages alone.
+            settings: This machine's: steps get its proxies where they have a network.
             options: How to build.
             folder: A private one.
-            secrets: What the installation of Debian packages reads.
+            packages: Puts the files of the Debian packages into a context.
             network: Whether builds of wheels have a network.
         """
         self._plan, self._recipes, self._bench, self._engine = plan, recipes, bench, engine
         self._settings, self._options, self._folder = settings, replace(options, output=None), folder
-        self._secrets, self._network = secrets, network
+        self._packages, self._network = packages, network
         self._progress = BuildProgress(verbose=options.verbose)
         self._started = False
         self._built: dict[str, Path] = {}
@@ -106,9 +107,11 @@ class Workshop:
                 name=plan.tag,
                 tags=(name,),
                 rendering=rendering,
-                settings=self._settings,
-                secrets=self._secrets,
+                settings=replace(self._settings, proxies={}),
+                secrets={},
+                add_files=self._packages,
                 architecture=plan.base.architecture,
+                network="none",
             )
             build_context(spec, {}, self._engine, self._options, self._progress)
         self._started = True

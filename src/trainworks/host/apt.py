@@ -17,7 +17,8 @@ KEPT_SETTINGS = re.compile(
 )
 """Settings about reaching an archive. All others (hooks, paths) are not passed to builds."""
 
-ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)$")
+ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?:\s+(?P<components>.+))?$")
+"""An archive without suites has no components, and a folder in the place of the suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class AptSource:
         uri, suite, components: As in ``sources.list``.
         trusted: Whether its signature is not checked.
         old: Whether it may be one whose signature is no longer valid today.
+        signed_by: The keyrings that it is checked with, or a key itself; ``""``: those for every archive.
     """
 
     uri: str
@@ -35,6 +37,7 @@ class AptSource:
     components: str
     trusted: bool = False
     old: bool = False
+    signed_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +76,15 @@ def parse_one_line(text: str) -> list[AptSource]:
     for line in text.splitlines():
         match = ONE_LINE.match(line.split("#", 1)[0].strip())
         if match:
+            options = match["options"] or ""
+            signed = re.search(r"(?:^|\s)signed-by=(\S+)", options)
             found.append(
                 AptSource(
                     uri=match["uri"],
                     suite=match["suite"],
-                    components=match["components"].strip(),
-                    trusted="trusted=yes" in (match["options"] or ""),
+                    components=(match["components"] or "").strip(),
+                    trusted="trusted=yes" in options,
+                    signed_by=signed[1] if signed else "",
                 )
             )
     return found
@@ -94,7 +100,7 @@ def parse_deb822(text: str) -> list[AptSource]:
             if line.startswith("#"):
                 continue
             if line[:1] in " \t" and key:
-                fields[key] += " " + line.strip()
+                fields[key] += "\n" + line.strip()
             elif ":" in line:
                 key, value = line.split(":", 1)
                 key = key.strip().lower()
@@ -103,7 +109,11 @@ def parse_deb822(text: str) -> list[AptSource]:
             continue
         found += [
             AptSource(
-                uri=uri, suite=suite, components=fields.get("components", ""), trusted=fields.get("trusted") == "yes"
+                uri=uri,
+                suite=suite,
+                components=" ".join(fields.get("components", "").split()),
+                trusted=fields.get("trusted") == "yes",
+                signed_by=fields.get("signed-by", ""),
             )
             for uri in fields.get("uris", "").split()
             for suite in fields.get("suites", "").split()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import unquote, urldefrag, urljoin
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -19,6 +20,10 @@ from packaging.version import Version
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.downloads import Client, UnreachableError
 from trainworks.host.pip import PipSettings, default_index, local_path
+
+_ANCHOR = re.compile(r"<a\s[^>]*>", re.IGNORECASE)
+
+_REQUIRES = re.compile(r"""data-requires-python\s*=\s*["']([^"']*)""", re.IGNORECASE)
 
 HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 
@@ -69,6 +74,43 @@ def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]
                     else:
                         archives.add(parse_sdist_filename(file)[1])
     return [str(version) for version in sorted(archives - wheels)]
+
+
+def newest_release(name: str, python: str, settings: PipSettings, vendor_index: str, client: Client) -> Version | None:
+    """Return the newest version of a distribution that a Python can install; ``None`` where no index has one.
+
+    Withdrawn files do not count, and previews only where there is nothing else.
+
+    Args:
+        python: The Python's version, ``MAJOR.MINOR``.
+        vendor_index: As of ``file_addresses``.
+
+    Raises:
+        UnreachableError: An index does not answer.
+    """
+    versions: set[Version] = set()
+    for page in _pages(name, settings, vendor_index):
+        response = client.get(page, {"Accept": "text/html"})
+        for anchor in _ANCHOR.findall(response.text if response.ok else ""):
+            versions |= _version_for(anchor, python)
+    final = {each for each in versions if not each.is_prerelease}
+    return max(final or versions, default=None)
+
+
+def _version_for(anchor: str, python: str) -> set[Version]:
+    """Return the version of a file in an index; nothing of one that is withdrawn or for other Pythons."""
+    link = HREF.search(anchor)
+    if link is None or "data-yanked" in anchor:
+        return set()
+    needs = _REQUIRES.search(anchor)
+    file = unquote(urldefrag(html.unescape(link[1]))[0].rsplit("/", 1)[-1])
+    with suppress(InvalidWheelFilename, InvalidSdistFilename, InvalidSpecifier):
+        if needs is not None and not SpecifierSet(html.unescape(needs[1])).contains(f"{python}.99"):
+            return set()
+        if file.endswith(".whl"):
+            return {parse_wheel_filename(file)[1]}
+        return {parse_sdist_filename(file)[1]}
+    return set()
 
 
 def _pages(name: str, settings: PipSettings, vendor_index: str) -> Iterator[str]:

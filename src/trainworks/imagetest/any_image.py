@@ -1,22 +1,24 @@
-"""Checks of an image without a plan, whoever built it: what is broken in it, and what a training job finds there.
+"""Checks of an image without a plan, also of another maker: what is broken in it, and what a training job finds there.
 
 Faults are results that did not pass. What an image lacks is no fault of it: these are notes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from trainworks.engine.protocol import BuiltImage, Container, Engine
+from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, ImageTestError
 from trainworks.imagetest import questions, secrets
 from trainworks.imagetest.inside.files import DamagedFile, InstalledFiles
-from trainworks.imagetest.results import CheckResult
+from trainworks.imagetest.job_files import READ, JobFiles
+from trainworks.imagetest.results import CheckResult, one_line
 from trainworks.imagetest.test_promises import damages
 from trainworks.plan import checks as kinds
 from trainworks.plan.promises import DRIVER_LIBRARIES
@@ -47,47 +49,11 @@ _EXTENSION = re.compile(r"\S+/(?:site|dist)-packages/([A-Za-z_]\w*)/\S+\.so\b.* 
 
 _LIMIT = 600.0
 
-_FACTS = r"""
-say() { printf '%s\t%s\n' "$1" "$2"; }
-for each in bash python3 python train torchrun mpirun sshd git gcc; do
-  say "$each" "$(command -v "$each")"
-done
-for each in "$(command -v python3)" "$(command -v python)" /usr/bin/python3 /opt/*/bin/python; do
-  [ -x "$each" ] && say runs "$each $("$each" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>&1 | tail -n 1)"
-done
-say uid "$(id -u)"
-[ -w "${HOME:-/}" ] && say home "${HOME:-/}"
-[ -d /opt/ml ] && say /opt/ml there
-say mpi "$(mpirun --version 2>&1 | head -n 1)"
-for each in $(ldconfig -p 2>/dev/null | sed -n 's/^\tlibcuda\.so\.1 .* => //p'); do say cached "$each"; done
-for each in $(printf '%s' "$LD_LIBRARY_PATH" | tr ':' ' '); do
-  [ -e "$each/libcuda.so.1" ] && say cached "$each/libcuda.so.1"
-done
-find -L /usr /opt /lib -name '*.so*' -type l 2>/dev/null | while read -r each; do say dangling "$each"; done
-find -L $(printf '%s' "$PATH" | tr ':' ' ') -maxdepth 1 -type l 2>/dev/null | while read -r each; do
-  say dangling "$each"
-done
-exit 0
-"""
+_LAST_LINES = 5
+"""Lines of a traceback that a result has."""
 
-_TORCH = """
-import ctypes, json
-found = {"nccl": ""}
-try:
-    import torch
-    found.update(torch=torch.__version__, cuda=torch.version.cuda or "")
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-try:
-    version = ctypes.c_int()
-    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
-    found["nccl"] = str(version.value)
-except (OSError, AttributeError):
-    pass
-print()
-print(json.dumps(found))
-"""
+_SHOWN = 200
+"""Characters of what a program says of itself."""
 
 
 @dataclass(kw_only=True)
@@ -105,7 +71,7 @@ class Looked:
             component=component,
             title=title,
             passed=not problems,
-            detail="\n".join([*problems[: secrets.SHOWN], *more]),
+            detail="\n".join([*map(one_line, problems[: secrets.SHOWN]), *more]),
             seconds=time.monotonic() - since,
         )
         self.results.append(result)
@@ -117,9 +83,11 @@ def look_at(
 ) -> Looked:
     """Ask an image everything that can be asked without a plan.
 
+    What its files say is read from its layers. Its programs run isolated; where the engine cannot isolate, none runs.
+
     Args:
         engine: The engine that has the image.
-        image: The image; it needs ``/bin/sh`` for all but its layers, and Python 3.8 for its files.
+        image: The image; it needs ``/bin/sh`` and Python 3.8 for all but what its layers say.
         report: Called with each result as soon as it is known.
         removed: Patterns of delivered files that the makers of its base removed or replaced on purpose.
 
@@ -130,8 +98,17 @@ def look_at(
     published: list[str] = []
     start = time.monotonic()
     try:
-        with engine.container(image.reference) as container:
-            published = _ask_inside(container, image, looked, replace(AS_DELIVERED, removed=removed))
+        files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
+        _say_what_files_tell(files, looked, start)
+        words = engine.isolates()
+        if words:
+            looked.notes.append(
+                f"no program of it was run, only its files were read: {engine.name} cannot isolate: {words}"
+            )
+        else:
+            start = time.monotonic()
+            with engine.container(image.reference, isolated="asked") as container:
+                published = _ask_inside(container, files, looked, replace(AS_DELIVERED, removed=removed))
     except (BuildError, EngineError, ImageTestError) as error:
         looked.say("start", "the image can be asked", [error.message], start)
     start = time.monotonic()
@@ -144,31 +121,36 @@ def look_at(
     return looked
 
 
+def _say_what_files_tell(files: JobFiles, looked: Looked, start: float) -> None:
+    _note_what_a_job_finds(files, looked)
+    looked.say("links", "no link of a program or library leads nowhere", files.dangling(), start)
+    looked.say("links", "no stub of libcuda stands before the driver's", files.stubs(), start)
+
+
 def _ask_inside(
-    container: Container, image: BuiltImage, looked: Looked, delivered: kinds.DeliveredFilesCheck
+    container: Container, files: JobFiles, looked: Looked, delivered: kinds.DeliveredFilesCheck
 ) -> list[str]:
-    """Ask what a shell and a Python of the image can tell; return its Python distributions."""
+    """Ask what a Python of the image can tell; return its Python distributions."""
     start = time.monotonic()
-    facts: dict[str, list[str]] = {}
-    for line in container.run(("/bin/sh", "-c", _FACTS), timeout=_LIMIT).output.splitlines():
-        name, tab, value = line.partition("\t")
-        if tab and value:
-            facts.setdefault(name, []).append(value)
-    _note_what_a_job_finds(facts, image, looked)
-    dangling = sorted({*facts.get("dangling", ())})
-    looked.say("links", "no link of a program or library leads nowhere", dangling, start)
-    stubs = [each for each in facts.get("cached", ()) if "/stubs/" in each]
-    looked.say("links", "no stub of libcuda stands before the driver's", stubs, start)
-    pythons = [each.split(" ", 1) for each in facts.get("runs", ())]
-    able = [path for path, said in pythons if _version(said) >= OLDEST_PYTHON]
+    if files.program("mpirun"):
+        said = container.run(("mpirun", "--version"), timeout=_LIMIT)
+        looked.notes.append(f"mpirun is {said.output.strip().partition(chr(10))[0][:_SHOWN]}")
+    able, others = [], []
+    for path in files.pythons():
+        version = _version_of(container, path)
+        if version >= OLDEST_PYTHON:
+            able.append(path)
+        else:
+            others.append(f"{path} is {'.'.join(map(str, version)) or 'silent'}")
     if not able:
-        have = ", ".join(f"{path} is {said}" for path, said in pythons) or "it has none"
+        have = ", ".join(others) or "it has none"
         looked.notes.append(f"its files were not looked at: that needs a Python from 3.8 on in the image ({have})")
         return []
-    job = next((path for path in able if path in (*facts.get("python3", ()), *facts.get("python", ()))), able[0])
+    named = (files.program("python3"), files.program("python"))
+    job = next((path for path in able if path in named), able[0])
     _ask_torch(container, job, looked)
     start = time.monotonic()
-    request = questions.request_of((*OF_LIBRARIES, delivered), image, python=job)
+    request = questions.request_of((*OF_LIBRARIES, delivered), files.image, python=job)
     request["distributions"] = True
     answer = questions.ask(container, request, interpreter=able[0])
     libraries, twice, *paths = answer["problems"]
@@ -196,37 +178,64 @@ def _without_optional(container: Container, python: str, problems: list[str], lo
         modules.setdefault(match[1] if match else "", []).append(line)
     kept = modules.pop("", [])
     for module, lines in modules.items():
-        if container.run((python, "-c", f"import {module}"), timeout=_LIMIT).status == 0:
+        if questions.can_import(container, python, module, timeout=_LIMIT):
+            kept += lines
+        else:
             more = f", and {len(lines) - 1} more such" if len(lines) > 1 else ""
             looked.notes.append(f"{module} can be imported, but {lines[0]}{more}")
-        else:
-            kept += lines
     if all(line.startswith("... and ") for line in kept):
         looked.notes += kept
         return []
     return [*kept, *problems[-1:]]
 
 
+class Frameworks(TypedDict):
+    """What ``inside.frameworks`` answers."""
+
+    version: list[int]
+    torch: str
+    cuda: str
+    nccl: bool
+    error: str
+
+
+def _frameworks(container: Container, python: str, *, torch: bool) -> Frameworks:
+    program, request = ("inside.frameworks",), {"torch": torch}
+    return questions.ask_program(container, (python,), program, request, Frameworks, timeout=_LIMIT)
+
+
+def _version_of(container: Container, python: str) -> tuple[int, ...]:
+    """Return the version of a Python; ``()`` of one that does not answer."""
+    try:
+        return tuple(_frameworks(container, python, torch=False)["version"])
+    except ImageTestError:
+        return ()
+
+
 def _ask_torch(container: Container, python: str, looked: Looked) -> None:
     start = time.monotonic()
-    done = container.run((python, "-c", _TORCH), timeout=_LIMIT)
-    if done.status != 0:
-        looked.say("torch", "import torch succeeds", done.output.strip().splitlines()[-5:], start)
+    try:
+        found = _frameworks(container, python, torch=True)
+    except ImageTestError as error:
+        looked.say("torch", "import torch succeeds", error.message.splitlines()[-_LAST_LINES:], start)
         return
-    found = json.loads(done.output.splitlines()[-1])
-    if "torch" in found:
+    if found["error"]:
+        lines = found["error"].strip().splitlines()
+        looked.say("torch", "import torch succeeds", lines[-_LAST_LINES:], start)
+    elif found["torch"]:
         cuda = f", CUDA {found['cuda']}" if found["cuda"] else ", without CUDA"
         looked.say("torch", f"import torch succeeds: {found['torch']}{cuda}", [], start)
     else:
         looked.notes.append(f"{python} has no torch")
-    if found.get("cuda") and not found["nccl"]:
+    if found["cuda"] and not found["nccl"]:
         looked.notes.append(
             "no libnccl.so.2 is found by its name: plugins and other programs than torch look for it so"
         )
 
 
-def _note_what_a_job_finds(facts: dict[str, list[str]], image: BuiltImage, looked: Looked) -> None:
+def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
     """Add a note for each thing that a way to start training needs, and that the image has not."""
+    image = files.image
     needs = {
         "bash": "job scripts of Slurm and `bash -c` of Kubernetes",
         "python3": "nothing can be trained",
@@ -238,20 +247,18 @@ def _note_what_a_job_finds(facts: dict[str, list[str]], image: BuiltImage, looke
         "git": "requirements from repositories",
         "/opt/ml": "SageMaker mounts it; elsewhere scripts that write there fail",
     }
-    looked.notes += [f"no {name}: {what}" for name, what in needs.items() if name not in facts]
-    looked.notes += [f"mpirun is {said}" for said in facts.get("mpi", ()) if "mpirun" in facts]
-    if facts.get("uid", ["0"]) != ["0"]:
-        looked.notes.append(f"it runs as user {facts['uid'][0]}: files that only root can read were not looked at")
-    if "home" not in facts:
+    there = {name for name in needs if not name.startswith("/") and files.program(name)}
+    if files.tree.kind("/opt/ml"):
+        there.add("/opt/ml")
+    looked.notes += [f"no {name}: {what}" for name, what in needs.items() if name not in there]
+    if files.user != "0":
+        looked.notes.append(f"it runs as user {files.user}: files that only root can read were not looked at")
+    if not files.home_is_writable():
         looked.notes.append("its user cannot write into HOME: caches of torch and Hugging Face need a folder")
     if image.entry_point:
         looked.notes.append(f"a program after the image's name is given to {' '.join(image.entry_point)}")
     if ports := image.configuration.get("ExposedPorts"):
         looked.notes.append(f"it exposes {', '.join(sorted(str(each) for each in ports))}")  # type: ignore[attr-defined]
-
-
-def _version(said: str) -> tuple[int, ...]:
-    return tuple(map(int, said.split("."))) if re.fullmatch(r"\d+\.\d+", said) else (0,)
 
 
 def _damaged(stock: InstalledFiles) -> list[DamagedFile]:

@@ -1,8 +1,7 @@
 """Imports the modules of Python distributions; the image's Python runs this file.
 
-The source of this file is sent into a container, with names of distributions as arguments. It has only the standard
-library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. It prints a line,
-``MARKER`` and an ``ImportFailure`` as JSON, for each distribution that cannot be imported.
+The source of this file is sent into a container (``imagetest.questions``). It has only the standard library of a Python
+that may be as old as 3.8: import nothing else, and use no newer syntax.
 """
 
 # ruff: noqa: PTH109
@@ -21,10 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import PurePosixPath
 from typing import TypedDict
-
-MARKER = "trainworks-import: "
-END = "trainworks-import ends"
-"""The last line: an output without it is not whole."""
 
 SECONDS = 120.0
 """How long the import of one distribution may take."""
@@ -173,9 +168,15 @@ def failures(names: Sequence[str]) -> Iterator[ImportFailure]:
         yield from filter(None, map(in_child, names))
 
 
-if __name__ == "__main__":
+class ImportFailures(TypedDict):
+    """Every distribution that cannot be imported, and how many were asked."""
+
+    asked: int
+    failed: list[ImportFailure]
+
+
+def answer(names: Sequence[str]) -> ImportFailures:
+    """Import all of these distributions."""
     # Only installed modules count, not the user's files of the same names.
     sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
-    for wrong in failures(sys.argv[1:]):
-        print(MARKER + json.dumps(wrong), flush=True)
-    print(END, flush=True)
+    return {"asked": len(names), "failed": [*failures(names)]}

@@ -1,8 +1,7 @@
-"""Prints which Python an image gives to a job and what is installed in it; that Python runs this file.
+"""Says which Python an image gives to a job and what is installed in it; that Python runs this file.
 
-The source of this file is sent into a container. It has only the standard library of a Python that may be as old as
-3.8: import nothing else, and use no newer syntax. It prints one line, ``MARKER`` followed by an ``Interpreter`` as
-JSON; an older Python prints its version only.
+The source of this file is sent into a container (``imagetest.questions``). It has only the standard library of a Python
+that may be as old as 3.8: import nothing else, and use no newer syntax. An older Python answers with its version only.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH123
@@ -26,7 +25,6 @@ SYSTEM_FOLDER = "/usr/lib/python3/dist-packages"
 """Debian's own; its pip does not touch it."""
 
 MANIFEST = "/opt/trainworks/image.json"
-MARKER = "trainworks-interpreter: "
 OLDEST = (3, 8)
 
 
@@ -146,5 +144,6 @@ def look() -> Interpreter:
     return found
 
 
-if __name__ == "__main__":
-    print(MARKER + json.dumps(look()))
+def answer(_request: object) -> Interpreter:
+    """Answer the one question that there is."""
+    return look()

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from trainworks.engine.processes import Interruption, wait_for
-from trainworks.engine.protocol import Container, Engine
+from trainworks.engine.protocol import Container, Engine, Isolation
 
 MOST_LANES: Final = 4
 """How many questions are asked at once, at most: a program that compiles a model with PyTorch takes 2 GB of memory."""
@@ -28,8 +28,9 @@ _Answer = TypeVar("_Answer")
 class Lanes:
     """Threads that ask an image; they start with the first questions and end with the ``with`` block."""
 
-    def __init__(self, engine: Engine, reference: str) -> None:
-        """Start nothing yet."""
+    def __init__(self, engine: Engine, reference: str, *, isolated: Isolation = "") -> None:
+        """Start nothing yet; ``isolated`` as of ``Engine.container``."""
+        self._isolated = isolated
         self._engine = engine
         self._reference = reference
         self._pool = ThreadPoolExecutor(min(MOST_LANES, os.cpu_count() or 1))
@@ -53,7 +54,8 @@ class Lanes:
                 try:
                     container = self._idle.get_nowait()
                 except Empty:
-                    container = self._containers.enter_context(self._engine.container(self._reference))
+                    made = self._engine.container(self._reference, isolated=self._isolated)
+                    container = self._containers.enter_context(made)
                 try:
                     return question(container)
                 finally:

@@ -1,21 +1,28 @@
-"""Turns the checks of a plan into one run of the program inside the image."""
+"""Asks an image: every question is a program for the image's own Python, and has one form of answer.
+
+A question gets a mark of its own, which stands before and behind the answer, a value of JSON whose types are checked.
+Whatever else the image prints is nothing. What has no such answer is a question that was not answered, never a pass.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib import resources
+from secrets import token_hex
+from typing import TypedDict, TypeVar, cast
 
+from trainworks import imagetest
 from trainworks.engine.again import ATTEMPTS
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.errors import ImageTestError
-from trainworks.imagetest import inside
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.inside.files import IMPORT_TIMEOUT, ImageContents
 from trainworks.imagetest.inside.packages import PackagesAnswer
+from trainworks.imagetest.shape import misfit
 from trainworks.plan import checks as kinds
 
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -24,21 +31,34 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-MODULES = ("packages", "files", "libraries", "delivered", "answers")
-"""Those of ``inside``, each after what it imports."""
+INSIDE = tuple(f"inside.{each}" for each in ("packages", "files", "libraries", "delivered", "answers"))
+"""The program that answers checks: its modules, each after what it imports."""
 
-MARKER = "trainworks-answer: "
-"""What the line with the answer, as JSON, begins with."""
+_HINT = (
+    "every image needs the distribution's python3 with its standard library (packages python3-minimal and "
+    "libpython3-stdlib)"
+)
+_SHOWN = 2000
+"""Characters of an output that an error shows."""
 
-_START = f"""
+Shape = TypeVar("Shape")
+
+_START = """
 import base64, json, sys, types, zlib
-modules, request = (json.loads(zlib.decompress(base64.b64decode(word))) for word in sys.argv[1:])
+mark = sys.argv[1]
+modules, request = (json.loads(zlib.decompress(base64.b64decode(word)).decode()) for word in sys.argv[2:])
+sys.argv[1:] = []
 for name, source in modules:
-    sys.modules[name] = module = types.ModuleType(name)
-    exec(compile(source, name, "exec"), module.__dict__)
-print({MARKER!r} + json.dumps(module.answer(request)))
+    sys.modules[name] = module = types.ModuleType(str(name))
+    exec(compile(source, str(name), "exec"), module.__dict__)
+answer = json.dumps(module.answer(request))
+sys.stdout.write("\\n" + mark + answer + mark + "\\n")
+sys.stdout.flush()
 """
-"""Unpacks the modules and the request, which are its arguments, and runs them."""
+"""Unpacks the modules and the request, which are its arguments, and prints the answer of the last module.
+
+The mark is another one for each question: nothing in an image can print it that was not made to deceive.
+"""
 
 _BASE_TIMEOUT = 420.0
 
@@ -76,29 +96,82 @@ def probed(checks: Iterable[kinds.Check]) -> list[kinds.Check]:
     ]
 
 
-def command_of(request: Request, *, interpreter: str = SYSTEM_PYTHON) -> tuple[str, ...]:
-    """Return the command that asks a request: the program and the request are its arguments, nothing is copied.
+def new_mark() -> str:
+    """Return a mark for one question."""
+    return f"answer-{token_hex(16)}:"
+
+
+def command_of(interpreter: Sequence[str], program: Sequence[str], request: object, mark: str) -> tuple[str, ...]:
+    """Return the command that asks a question: modules and request are its arguments, nothing is copied.
 
     A request is text of tens of kilobytes at most: one argument has at most 128 KiB.
+
+    Args:
+        interpreter: The image's Python, with its options.
+        program: Modules of this package, each after what it imports; the last one has a function ``answer``.
+        request: What ``answer`` is called with.
+        mark: What stands before and behind the answer.
     """
-    sources = resources.files(inside)
-    modules = [(f"{inside.__name__}.{each}", (sources / f"{each}.py").read_text(encoding="utf-8")) for each in MODULES]
+    sources = resources.files(imagetest)
+    modules = []
+    for each in program:
+        file = sources.joinpath(*each.split(".")).with_suffix(".py")  # type: ignore[attr-defined]
+        modules.append((f"{imagetest.__name__}.{each}", file.read_text(encoding="utf-8")))
     packed = (base64.b64encode(zlib.compress(json.dumps(each).encode(), 9)).decode() for each in (modules, request))
-    return (interpreter, "-I", "-c", _START, *packed)
+    return (*interpreter, "-c", _START, mark, *packed)
 
 
-def answer_of(completed: Completed) -> Answer:
-    """Return the answer in a command's output; raises ``ImageTestError`` with that output where there is none."""
-    for output in reversed(completed.output.splitlines()):
-        if output.startswith(MARKER):
-            answer: Answer = json.loads(output[len(MARKER) :])
-            return answer
-    raise ImageTestError(
-        f"cannot run the checks inside the image: {SYSTEM_PYTHON} ended with status {completed.status} and printed\n"
-        f"{completed.output.strip()[-2000:] or '(nothing)'}",
-        hint="every image needs the distribution's python3 with its standard library (packages python3-minimal and "
-        "libpython3-stdlib).",
-    )
+def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
+    """Return the answer between the marks in a command's output.
+
+    Raises:
+        ImageTestError: There is no answer, or more than one, or it has another form than was asked for.
+    """
+    before, *answers = completed.output.split(mark)
+    if not answers:
+        raise ImageTestError(
+            f"the image does not answer: the program ended with status {completed.status} and printed\n"
+            f"{before.strip()[-_SHOWN:] or '(nothing)'}"
+        )
+    if len(answers) != 2:
+        raise ImageTestError(f"the image's answer is malformed: its mark is there {len(answers)} times, not twice")
+    try:
+        found = json.loads(answers[0], parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ImageTestError(f"the image's answer is malformed: it is not JSON ({type(error).__name__})") from error
+    if wrong := misfit(found, shape):
+        raise ImageTestError(f"the image's answer is malformed: {wrong}")
+    return cast(Shape, found)
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def ask_program(
+    container: Container,
+    interpreter: Sequence[str],
+    program: Sequence[str],
+    request: object,
+    shape: type[Shape],
+    *,
+    timeout: float,
+) -> Shape:
+    """Ask one question of an image; arguments as of ``command_of`` and ``answer_in``.
+
+    It is asked again where nothing came back: the engine may have lost it.
+
+    Args:
+        container: A container of the image.
+        timeout: Seconds.
+
+    Raises:
+        ImageTestError: As ``answer_in`` does.
+        EngineError, EngineUnavailableError: The engine failed.
+    """
+    mark = new_mark()
+    command = command_of(interpreter, program, request, mark)
+    return answer_in(told(container, command, timeout=timeout), mark, shape)
 
 
 def told(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
@@ -120,11 +193,35 @@ def told(container: Container, command: tuple[str, ...], *, timeout: float) -> C
 
 
 def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYTHON) -> Answer:
-    """Run the program in a container; raises ``ImageTestError`` if the image has no Python to run it with."""
+    """Ask the program inside; raises ``ImageTestError`` if the image does not answer each question of the request."""
     starts = ("loaded-library", "loadable-library", "openable-libraries")
-    children = 1 + sum(check["kind"] in starts for check in request.get("checks", ()))
-    command = command_of(request, interpreter=interpreter)
-    return answer_of(told(container, command, timeout=_BASE_TIMEOUT + IMPORT_TIMEOUT * children))
+    checks = request.get("checks", [])
+    children = 1 + sum(check["kind"] in starts for check in checks)
+    timeout = _BASE_TIMEOUT + IMPORT_TIMEOUT * children
+    try:
+        answer = ask_program(container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout)
+    except ImageTestError as error:
+        raise ImageTestError(f"cannot run the checks inside the image: {error.message}", hint=_HINT) from error
+    lacks = [key for key in ("files", "contents", "packages", "sizes", "distributions") if request.get(key)]
+    lacks = [key for key in lacks if key not in answer]
+    if lacks or len(answer.get("problems", ())) != len(checks):
+        raise ImageTestError("the image's answer is malformed: it does not answer what was asked", hint=_HINT)
+    return answer
+
+
+class Imported(TypedDict):
+    """What ``inside.importing`` answers."""
+
+    imported: str
+
+
+def can_import(container: Container, python: str, module: str, *, timeout: float) -> str:
+    """Return why a module cannot be imported, in the image's own words; ``""`` where it can."""
+    try:
+        ask_program(container, (python,), ("inside.importing",), {"module": module}, Imported, timeout=timeout)
+    except ImageTestError as error:
+        return error.message
+    return ""
 
 
 def take_contents(container: Container, *, digests: bool) -> ImageContents:

@@ -107,8 +107,8 @@ def component_width(checks: Iterable[kinds.Check]) -> int:
 
 
 def one_line(path: str) -> str:
-    """Return a path on one line: a name may have any byte in it."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in path)
+    """Return a path on one line: its name may have line ends. Control characters are what the terminal cleans."""
+    return path.replace("\n", "\\n")
 
 
 def folded(paths: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from trainworks.engine.processes import wait_for
-from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.engine.protocol import BuiltImage, Engine, Isolation
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.results import CheckResult, title_of
@@ -38,6 +38,7 @@ def run_checks(
     *,
     forbidden: tuple[str, ...] = (),
     base: BuiltImage | None = None,
+    isolated: Isolation = "",
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:
@@ -48,6 +49,7 @@ def run_checks(
         checks: The promises, in the order of the report; equal ones are asked once.
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
         base: The image that this one extends, if it is of another maker: its own secrets are not reported.
+        isolated: Whether another maker's programs may be in it (``Engine.container``).
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 
@@ -66,7 +68,9 @@ def run_checks(
     if not distinct:
         return ()
     plugin = _Plugin(
-        test_promises.ImageUnderTest(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
+        test_promises.ImageUnderTest(
+            engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base, isolated=isolated
+        ),
         report,
     )
     module = Path(test_promises.__file__)

@@ -6,14 +6,12 @@ The name of a function is ``test_`` and the promise's ``kind``; ``inside`` answe
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import NoReturn, cast
 
 import pytest
@@ -23,7 +21,7 @@ from packaging.version import InvalidVersion
 from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
-from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine
+from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine, Isolation
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, questions, secrets
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
@@ -50,13 +48,17 @@ _OUTPUT_LIMIT = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class ImageUnderTest:
-    """An image in an engine's store, with its promises, forbidden strings, and the image that it extends."""
+    """An image in an engine's store, with its promises, forbidden strings, and the image that it extends.
+
+    ``isolated`` is whether another maker's programs may be in it.
+    """
 
     engine: Engine
     image: BuiltImage
     checks: tuple[kinds.Check, ...]
     forbidden: tuple[str, ...]
     base: BuiltImage | None = None
+    isolated: Isolation = ""
 
 
 SUBJECT = pytest.StashKey[ImageUnderTest]()
@@ -72,7 +74,7 @@ def subject(pytestconfig: pytest.Config) -> ImageUnderTest:
 @pytest.fixture(scope="session")
 def container(subject: ImageUnderTest) -> Iterator[Container]:
     """Run one container of the image for all checks that look at its files and packages."""
-    with subject.engine.container(subject.image.reference) as started:
+    with subject.engine.container(subject.image.reference, isolated=subject.isolated) as started:
         yield started
 
 
@@ -93,11 +95,13 @@ class Asked:
         inside: What the program inside says.
         secrets: What the layers have that must not leave the build host.
         completed: How the program of a check ended.
+        imported: What cannot be imported, a line each, for a check that imports.
     """
 
     inside: Callable[[], Answer]
     secrets: Callable[[], tuple[secrets.SecretFinding, ...]] | None
     completed: Mapping[kinds.Check, Callable[[], Completed]]
+    imported: Mapping[kinds.Check, Callable[[], list[str]]]
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +125,7 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
             found = secrets.added(found, secrets.scan(engine, subject.base, subject.forbidden, published))
         return found
 
-    with Lanes(engine, image.reference) as lanes:
+    with Lanes(engine, image.reference, isolated=subject.isolated) as lanes:
         # The first in its lane: the others leave files in their container (keras in HOME).
         of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
         yield Asked(
@@ -130,6 +134,7 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
             completed={
                 check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
             },
+            imported={check: lanes.ask(each) for check in checks if (each := _importing(check)) is not None},
         )
 
 
@@ -141,17 +146,42 @@ def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container
             if check.expect:
                 return lambda container: questions.told(container, check.command, timeout=COMMAND_TIMEOUT)
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
-        case kinds.ImportCheck():
-            importing = "import importlib, sys; importlib.import_module(sys.argv[1])"
-            command = (questions.ENVIRONMENT_PYTHON, "-c", importing, check.module)
-            return lambda container: container.run(command, timeout=COMMAND_TIMEOUT)
-        case kinds.PythonImportsCheck():
-            program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
-            timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
-            all_of_it = (check.python, "-c", program, *check.distributions)
-            return lambda container: questions.told(container, all_of_it, timeout=timeout)
         case kinds.StartCheck():
-            return lambda _: subject.engine.run(subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT)
+            return lambda _: subject.engine.run(
+                subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT, isolated=subject.isolated
+            )
+        case _:
+            return None
+
+
+def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
+    """Return what imports what a check names and returns a line for each failure, or None for another check."""
+    match check:
+        case kinds.ImportCheck():
+
+            def import_one(container: Container) -> list[str]:
+                python = questions.ENVIRONMENT_PYTHON
+                words = questions.can_import(container, python, check.module, timeout=COMMAND_TIMEOUT)
+                return [words] if words else []
+
+            return import_one
+        case kinds.PythonImportsCheck():
+            timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
+
+            def import_all(container: Container) -> list[str]:
+                found = questions.ask_program(
+                    container,
+                    (check.python,),
+                    ("imports",),
+                    check.distributions,
+                    imports.ImportFailures,
+                    timeout=timeout,
+                )
+                if found["asked"] != len(check.distributions):
+                    raise ImageTestError("the image's answer is malformed: it is about other distributions")
+                return [import_failure(each, check) for each in found["failed"]]
+
+            return import_all
         case _:
             return None
 
@@ -226,20 +256,14 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
 
 def test_import(check: kinds.ImportCheck, asked: Asked) -> None:
     """A module can be imported."""
-    completed = asked.completed[check]()
-    if completed.status != 0:
-        _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
+    if failed := asked.imported[check]():
+        _broken("\n".join(failed))
 
 
 def test_python_imports(check: kinds.PythonImportsCheck, asked: Asked) -> None:
     """Every installed distribution can be imported; one that fails is named with its reason."""
-    completed = asked.completed[check]()
-    found = [line for line in completed.output.splitlines() if line.startswith(imports.MARKER)]
-    failed: list[imports.ImportFailure] = [json.loads(line.removeprefix(imports.MARKER)) for line in found]
-    if failed:
-        _broken(_lines([import_failure(each, check) for each in failed]))
-    if completed.status != 0 or imports.END not in completed.output:
-        _broken(f"it ended with status {completed.status}, before all were asked:\n{_tail(completed.output)}")
+    if failed := asked.imported[check]():
+        _broken(_lines(failed))
 
 
 def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsCheck) -> str:

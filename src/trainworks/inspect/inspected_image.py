@@ -71,7 +71,7 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
         ImageTestError: The image has no Python to run the inventory with.
     """
     image = image_in(engine, reference)
-    with DISPLAY.task("reading", log=False) as task, engine.container(image.reference) as container:
+    with DISPLAY.task("reading", log=False) as task, engine.container(image.reference, isolated="asked") as container:
         task.note = reference
         found = take_contents(container, digests=digests)
     manifest = json.loads(found["manifest"] or "{}")

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainworks.engine import choose, image_in
+from trainworks.engine import choose, closed, image_in
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import OutputError, ProofError, UnknownNameError
@@ -146,7 +146,10 @@ def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -
 
 def _ask(engine: Engine, reference: str) -> PackagesAnswer:
     say(f"reading the packages of {reference}")
-    with DISPLAY.task("reading", log=False), engine.container(reference) as container:
+    with (
+        DISPLAY.task("reading", log=False),
+        engine.container(reference, isolated=closed(engine)) as container,
+    ):
         return list_packages(container)
 
 

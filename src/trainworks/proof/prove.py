@@ -11,6 +11,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import HostError, OutputError, ProofError
 from trainworks.host.bootstrap import EPOCH
@@ -91,7 +92,7 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
     Raises:
         ProofError: The image has no such program, or a package of the bill of materials is not in its lists.
     """
-    with provable.engine.container(provable.image.reference) as container:
+    with provable.engine.container(provable.image.reference, isolated=closed(provable.engine)) as container:
         lists = [container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind)) for kind in ("debian", "python", "compiled")]
     if any(each.status for each in lists):
         said = lists[0].output.strip()
@@ -111,7 +112,7 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
 
 def _manifest(provable: ProvableImage) -> str:
     """Return the sha256 of the image's own plan. Raises ProofError where it has none."""
-    with provable.engine.container(provable.image.reference) as container:
+    with provable.engine.container(provable.image.reference, isolated=closed(provable.engine)) as container:
         done = container.run(("sha256sum", MANIFEST))
     if done.status:
         raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {done.output.strip()}"])

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from trainworks.errors import OutputError
 from trainworks.terminal.progress import DISPLAY, LABEL
+from trainworks.terminal.visible import visible
 
 
 def silence(stream: TextIO) -> None:
@@ -21,6 +22,7 @@ def silence(stream: TextIO) -> None:
 
 def put(text: str) -> None:
     """Write a result to stdout at once, so that a full disk changes the exit status."""
+    text = visible(text)
     try:
         with DISPLAY.paused() if sys.stdout.isatty() else nullcontext():
             sys.stdout.write(text)

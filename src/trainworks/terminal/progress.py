@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TextIO
 
+from trainworks.terminal.visible import visible
 from trainworks.terminal.words import amount, clock
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Task:
     @property
     def what(self) -> str:
         """The first column of the display: what is done."""
-        return f"{self._label}{self.title}  {self.note}"
+        return visible(f"{self._label}{self.title}  {self.note}").replace("\n", " ")
 
     @property
     def how_far(self) -> str:
@@ -200,7 +201,8 @@ class Display:
         self.write(labelled_text(text), one_row=one_row)
 
     def write(self, text: str, *, one_row: bool = False) -> None:
-        """Write a line as it is; arguments as of ``say``."""
+        """Write a line without the label; arguments as of ``say``."""
+        text = visible(text)
         with self._lock:
             if self._bars is None:
                 self.stream.write(f"{text[:LONGEST_LINE] if one_row else text}\n")

@@ -25,9 +25,10 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 
 from clock import PATIENCE, assert_within, start_clock
 from engine.helpers import BASE, request
-from trainworks.engine import create, processes, read_files
+from trainworks.engine import create, isolation, processes, read_files
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
+from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, OutputError
 
 pytestmark = pytest.mark.engine
@@ -508,9 +509,94 @@ def test_a_build_without_a_network_sees_nothing_of_this_machine(engine: Engine, 
         text = f"FROM {BASE} AS asked\nRUN ({look}) > /answer 2>&1\nFROM scratch\nCOPY --from=asked /answer /\n"
         asked = dataclasses.replace(request(tmp_path, text, tags=(tag,)), network="none")
         engine.build(asked, ignore)
-    answer = read_files(engine, tag)["answer"]
+    answer = read_files(engine, tag)["answer"].decode()
     assert f":{port}" not in answer
     devices = re.findall(r"^ *(\w+):", answer, re.MULTILINE)
     assert devices[0] == "lo"
     assert not [name for name in devices if name.startswith(("e", "cni", "docker"))]
     assert answer.count("/proc/") < 10, answer
+
+
+CLOSED = """\
+echo user $(id -u)
+grep -E '^(CapEff|CapBnd|NoNewPrivs):' /proc/self/status
+echo networks $(ls /sys/class/net)
+echo processes $(ls -d /proc/[0-9]* | wc -l)
+touch /etc/new /tmp/new 2>/dev/null || echo read-only
+echo '#!/bin/sh' >$TMPDIR/program && chmod +x $TMPDIR/program && $TMPDIR/program && echo temporary
+"""
+
+
+@pytest.fixture
+def closing(engine: Engine) -> Engine:
+    """Give an engine that can isolate here."""
+    if words := engine.isolates():
+        pytest.skip(f"NOT TESTED: {engine.name} cannot isolate here: {words}")
+    return engine
+
+
+def test_an_asked_container_is_closed(closing: Engine) -> None:
+    with closing.container(BASE, isolated="asked") as container:
+        words = container.run(("sh", "-c", CLOSED)).output.split()
+    number = words.index("processes") + 1
+    assert int(words.pop(number)) < 10
+    closed = "user 0 CapBnd: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 networks lo processes read-only"
+    assert sorted(words) == sorted(f"{closed} temporary".split())
+
+
+def test_an_asked_container_cannot_reach_a_process_of_the_host(closing: Engine) -> None:
+    with subprocess.Popen(("sleep", "600.25")) as ours:
+        try:
+            script = f"kill {ours.pid} && echo killed=$((1)); for each in /proc/[0-9]*; do cat $each/cmdline; done"
+            with closing.container(BASE, isolated="asked") as container:
+                output = container.run(("sh", "-c", script)).output
+            assert "killed=1" not in output
+            assert "600.25" not in output
+            assert ours.poll() is None
+        finally:
+            ours.kill()
+
+
+def test_an_asked_container_ends_endless_output_and_endless_work(closing: Engine) -> None:
+    with closing.container(BASE, isolated="asked") as container:
+        endless = container.run(("yes",), timeout=600)
+        assert endless.status == processes.TOO_MUCH
+        assert endless.output.endswith(f"(stopped after {isolation.OUTPUT_BYTES} bytes of output)\n")
+        assert len(endless.output) < 10_000
+        assert container.run(("sh", "-c", "while :; do :; done"), timeout=2).status == 124
+        assert container.run(("echo", "still here")).output == "still here\n"
+
+
+def test_an_asked_container_has_a_limit_of_processes(closing: Engine) -> None:
+    script = f"i=0; while [ $i -lt {2 * isolation.MOST_PROCESSES} ]; do sleep 60 & i=$((i + 1)); done; echo all"
+    with closing.container(BASE, isolated="asked") as container:
+        assert not container.run(("sh", "-c", script), timeout=PATIENCE).output.endswith("all\n")
+
+
+def test_a_job_that_is_isolated_may_change_its_own_files_and_users(closing: Engine) -> None:
+    script = "touch /tmp/new && echo wrote; echo networks $(ls /sys/class/net); grep NoNewPrivs /proc/self/status"
+    with closing.container(BASE, isolated="job") as container:
+        lines = container.run(("sh", "-c", script)).output.split()
+    assert lines == ["wrote", "networks", "lo", "NoNewPrivs:", "1"]
+
+
+def test_an_isolated_run_starts_the_entry_point(closing: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    done = closing.run(image[0], ("a", "b"), isolated="asked")
+    assert (done.status, done.output.splitlines()[0]) == (0, "arguments: a b")
+
+
+def test_the_files_of_an_image_are_read_without_it(engine: Engine, tmp_path: Path, tag: str) -> None:
+    dockerfile = (
+        f"FROM {BASE}\nRUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a && ln -s ../etc /kept/etc "
+        "&& ln -s /kept/../../../kept/a /kept/up && ln -s /none /kept/none && ln -s loop /kept/loop\n"
+        "RUN rm -r /gone && echo b >/kept/a && rm /bin/sh\n"
+    )
+    _, built = full_build(engine, tmp_path, tag, dockerfile=dockerfile)
+    tree = read_tree(engine, built.reference, re.compile("/kept/a|/etc/passwd"))
+    assert tree.read("/kept/a") == b"b\n"
+    assert tree.read("/kept/up") == b"b\n"
+    assert (tree.read("/kept/etc/passwd") or b"").startswith(b"root:")
+    assert [tree.kind(each) for each in ("/gone/a", "/gone", "/kept/none", "/kept/loop", "/bin/sh")] == [""] * 5
+    assert [tree.kind(each) for each in ("/", "/kept", "/bin/ls")] == ["folder", "folder", "file"]
+    assert tree.runs("/bin/ls")
+    assert sorted(tree.below("/kept")) == [f"/kept/{name}" for name in ("a", "etc", "loop", "none", "up")]

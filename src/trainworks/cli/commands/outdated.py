@@ -27,9 +27,10 @@ def parser() -> Grammar:
     grammar = Grammar(
         "outdated",
         summary="list the security updates and the newer locked versions that an image lacks",
-        details="Asks apt and uv inside an image of Debian or Ubuntu what they would install today, with the sources "
-        "and proxies of this machine. Compares the image with its target's lock, too. The command fails where not "
-        "everything could be compared.",
+        details="Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image, and the package "
+        "indexes what they would install today, with the sources and proxies of this machine. No program of the image "
+        "runs. Compares the image with its target's lock, too. The command fails where not everything could be "
+        "compared.",
         examples=(
             Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
             Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
@@ -53,8 +54,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report the missing updates of an image."""
+    from trainworks.assemble.outdated import find_outdated
     from trainworks.facts.load import load
-    from trainworks.inspect.outdated import find_outdated
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
     put_result(options.format, report.as_values(), report.as_text())

@@ -14,7 +14,7 @@ import re
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from trainworks.imagetest.inside.packages import debian_fields, lines_of, rpm
 
@@ -112,6 +112,21 @@ def run(command: list[str]) -> tuple[str, str]:
     return output, said.strip()[-2000:] or f"ended with status {child.returncode}"
 
 
+def ask(python: str, program: str, *arguments: str) -> tuple[Any, str]:
+    """Run a program that prints JSON between two marks, its first argument; return that, and why there is none."""
+    mark = os.urandom(16).hex()
+    output, error = run([python, "-c", program, mark, *arguments])
+    if error:
+        return None, error
+    parts = output.split(mark)
+    if len(parts) != 3:
+        return None, "it ended without an answer"
+    try:
+        return json.loads(parts[1]), ""
+    except ValueError:
+        return None, "its answer is malformed"
+
+
 def matching(root: str, pattern: str) -> list[str]:
     """Return the paths that fit a pattern, dangling links too."""
     found = glob.glob(glob.escape(root) + pattern, recursive=True)
@@ -150,8 +165,8 @@ class Image:
     def distributions(self) -> tuple[list[ProbedDistribution], str]:
         """Return the distributions of the environment's Python, ``PYTHONPATH`` too, or why it does not list them."""
         if self._distributions is None:
-            output, error = run([self.python, "-c", _DISTRIBUTIONS])
-            found: list[ProbedDistribution] = [] if error else json.loads(output.splitlines()[-1])
+            listed, error = ask(self.python, _DISTRIBUTIONS)
+            found: list[ProbedDistribution] = listed or []
             self._distributions = found, f"{self.python} does not list its distributions: {error}" if error else ""
         return self._distributions
 
@@ -165,7 +180,7 @@ found = []
 for one in importlib.metadata.distributions():
     name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
     found.append({"name": name, "version": one.version, "folder": str(one.locate_file(""))})
-print("\\n" + json.dumps(found))
+print("\\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 """
 
 

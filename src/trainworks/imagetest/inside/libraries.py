@@ -5,7 +5,6 @@ Part of the program that runs inside (``trainworks.imagetest.inside``).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import struct
@@ -15,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from trainworks.imagetest.inside.files import Image, matching, run, told
+from trainworks.imagetest.inside.files import Image, ask, matching, told
 
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 ET_EXEC, ET_DYN = 2, 3
@@ -246,7 +245,8 @@ def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
         owner = distributions.owner(path)
         first = distributions.loaded_first(owner) if owner else set()
         if process.error:
-            problems.append(f"{path} cannot be loaded: {process.error.splitlines()[-1]}")
+            reason = process.error.rpartition("\n")[2]
+            problems.append(f"{path} cannot be loaded: {reason}")
         for name in process.missing:
             if name in check["provided"] or any(name in names_of_owner.get(other, ()) for other in first):
                 continue
@@ -334,7 +334,7 @@ def opened(path, before=()):
         opened(beside, (*before, path))
         return opened(path, (*before, beside))
 found = {}
-for path in sys.argv[1:]:
+for path in sys.argv[2:]:
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -351,7 +351,7 @@ for path in sys.argv[1:]:
     status = os.waitpid(child, 0)[1]
     if said or status:
         found[path] = said or "opening it ends the process with status %d" % status
-print("\\n" + json.dumps(found))
+print("\\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 """
 
 
@@ -388,11 +388,11 @@ def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list
         image: Its environment's Python opens them.
         provided: Names of the driver's libraries.
     """
-    output, error = run([image.python, "-c", _OPEN, *places])
+    answers, error = ask(image.python, _OPEN, *places)
     if error:
         return [f"{image.python} does not open them: {error}"]
     problems = []
-    for opened, said in json.loads(output.splitlines()[-1]).items():
+    for opened, said in answers.items():
         process = trace(image.python, preload=opened)
         missing = [name for name in process.missing if name not in provided]
         if "/" not in opened and opened not in process.found:
@@ -406,23 +406,22 @@ def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list
 
 # Runs under the environment's own Python: sent as text.
 _IMPORT = """
-import importlib, sys
-importlib.import_module(sys.argv[1])
+import importlib, json, sys
+importlib.import_module(sys.argv[2])
 with open("/proc/self/maps") as maps:
     paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
-print("\\n" + "\\n".join(sorted("mapped " + path for path in paths)))
+print("\\n" + sys.argv[1] + json.dumps(sorted(paths)) + sys.argv[1])
 """
 
 
 def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
     """Import the module in a child and read from its memory map which files of the library's name it holds."""
-    output, error = run([image.python, "-c", _IMPORT, check["module"]])
+    mapped, error = ask(image.python, _IMPORT, check["module"])
     if error:
         return [f"import {check['module']} does not succeed:", error]
     expected = os.path.realpath(check["library"])
     stem = os.path.basename(check["library"]).partition(".so")[0]
     pattern = re.compile(re.escape(stem) + r"(-[0-9a-f]{8})?\.so(\..+)?")
-    mapped = [line[7:] for line in output.splitlines() if line.startswith("mapped ")]
     others = [path for path in mapped if path != expected and pattern.fullmatch(path.rsplit("/", 1)[-1])]
     if expected not in mapped:
         instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"

@@ -1,56 +1,42 @@
-"""Finds what a rebuild of an image would bring: apt and uv are asked inside the image, with this machine's settings."""
+"""Finds what a rebuild of an image would bring, by its files and today's archives: no program of the image runs."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from uuid import uuid4
 
 from packaging.utils import canonicalize_name
-from uv import find_uv_bin
+from packaging.version import InvalidVersion, Version
 
-from trainworks.engine import choose, image_in, read_files
-from trainworks.engine.protocol import BuildRequest, Engine, Secret
-from trainworks.engine.scratch import private_folder
+from trainworks.assemble.apt_outside import upgrade_outside
+from trainworks.engine import choose, image_in
+from trainworks.engine.protocol import BuiltImage
+from trainworks.engine.tree import ImageTree, read_tree
 from trainworks.errors import HostError, LockError, UnknownNameError
 from trainworks.facts.rows import Base, Facts
+from trainworks.host import foreign_apt
 from trainworks.host.archives import LIMITS, newer_than, todays_states
-from trainworks.host.downloads import Client
-from trainworks.host.pip import uv_configuration
+from trainworks.host.downloads import Client, UnreachableError
+from trainworks.host.foreign_apt import read_foreign, release_of
+from trainworks.host.index import newest_release
 from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.imagetest.job_files import JobFiles
 from trainworks.inspect.targets import find_image
 from trainworks.plan.model import IMAGE_TIME
 from trainworks.plan.variants import TITLE_LABEL, image_named
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
-QUESTION = """\
-mkdir /answer && cd /answer || exit 1
-cp /etc/os-release . || :
-# Options win over settings: no file switches the check of the archive's signature off.
-ask_apt() {
-    export APT_CONFIG=/run/secrets/apt.conf LC_ALL=C.UTF-8
-    apt-get update --quiet=2 -o APT::Update::Error-Mode=any -o Acquire::AllowInsecureRepositories=false \\
-        -o Acquire::AllowWeakRepositories=false -o Acquire::AllowDowngradeToInsecureRepositories=false \\
-        && apt-get dist-upgrade --simulate --quiet=2 >upgrade && dpkg-query --show >packages
-}
-ask_uv() {
-    export UV_CACHE_DIR=/tmp/uv UV_CONFIG_FILE=/run/secrets/uv.toml NETRC=/run/secrets/netrc
-    if [ -s /run/secrets/ca.pem ]; then export SSL_CERT_FILE=/run/secrets/ca.pem; fi
-    set -- /run/uv pip list --python "$1" --format json
-    "$@" >installed && "$@" --outdated >newest
-}
-if command -v apt-get >/dev/null; then ask_apt 2>apt.words; echo $? >apt.status; fi
-python=$(command -v python || command -v python3) && { ask_uv "$python" 2>uv.words; echo $? >uv.status; }
-exit 0
-"""
-"""Writes files into ``/answer``; one ``.status`` for each program that was asked."""
+READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg")
+"""The files of an image whose content is asked for."""
 
-SECRETS = ("apt.conf", "sources.list", "ca.pem", "netrc", "uv.toml")
+_PYTHON = re.compile(r"(?P<prefix>.*)/bin/python(?P<version>\d+\.\d+)")
+"""An interpreter's own file, to which all its links lead."""
+
+_INFORMATION = re.compile(r"(?P<name>[A-Za-z0-9][\w.]*)-(?P<version>[^-/]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+"""The folder, or the file, that says which distribution is installed."""
 
 CHANGE = re.compile(r"^Inst (?P<name>\S+) (?:\[(?P<installed>\S+)\] )?\((?P<update>\S+) (?P<suites>.*)\)", re.MULTILINE)
 """A line of a simulated upgrade (apt-get(8)): the package, its versions, and the suites that have the newer one."""
@@ -129,42 +115,37 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
 
     Raises:
         UnknownNameError: The engine does not have the image, or it has no apt.
-        BuildError: The image has no shell.
+        BuildError: The engine cannot run a step.
         HostError: The archive or the index cannot be reached, or the archive is not signed.
     """
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
     named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
-    with engine.container(image.reference) as container:
-        release = _release(container.run(("cat", "/etc/os-release")).output)
     settings = read_host_settings(environment)
-    base = next(
-        (each for each in facts.bases if each.name == release.get("ID", "") + release.get("VERSION_ID", "")), None
-    )
-    suite = release.get("VERSION_CODENAME", "") if release.get("ID") == "debian" else ""
-    say(f"asking apt and uv in {reference}")
-    answer = ask(image.identifier, suite, settings, engine, wheel_index=named.row.wheel_index if named else "")
-    if "apt.status" not in answer:
+    say(f"reading the files of {reference}")
+    tree = read_tree(engine, reference, READ)
+    foreign = read_foreign(tree, settings.apt.sources)
+    if foreign is None:
+        release = release_of(tree)
         raise UnknownNameError(
             f"{reference} has no apt: it is an image of {release.get('PRETTY_NAME', 'an unknown distribution')}",
             hint="scan its bill of materials instead (docs/ship.md)",
         )
-    changes = [*CHANGE.finditer(answer["upgrade"])]
-    installed: dict[str, str] = {
-        canonicalize_name(row["name"]): row["version"] for row in json.loads(answer.get("installed") or "[]")
-    }
+    for sentence in foreign.refused:
+        say(sentence)
+    release_name = foreign.release.get("ID", "") + foreign.release.get("VERSION_ID", "")
+    base = next((each for each in facts.bases if each.name == release_name), None)
+    changes = [*CHANGE.finditer(upgrade_outside(foreign, settings, facts, engine))]
+    python, installed = installed_distributions(tree, image)
     lock = facts.locks.get(facts.name_of(named.row)) if named else None
     return OutdatedReport(
         name=reference,
         identity=image.identifier,
-        packages=len(answer["packages"].splitlines()),
+        packages=foreign.packages,
         updates=tuple(_update(each) for each in changes if "-security" in each["suites"].lower()),
         others=tuple(_update(each) for each in changes if "-security" not in each["suites"].lower()),
-        python=tuple(
-            Update(name=row["name"], installed=row["version"], update=row["latest_version"])
-            for row in json.loads(answer.get("newest") or "[]")
-        ),
+        python=newest_distributions(python, installed, settings, named.row.wheel_index if named else ""),
         locked=tuple(
             Update(name=each.name, installed=installed[each.name], update=each.version)
             for each in (lock.packages if lock else ())
@@ -175,72 +156,84 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
     )
 
 
-def ask(
-    identifier: str, suite: str, settings: HostSettings, engine: Engine, *, wheel_index: str = ""
-) -> dict[str, str]:
-    """Return the files of ``QUESTION``, which runs in a step on top of an image: steps get this machine's settings.
+def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:
+    """Return the version of the Python that is first on PATH, and what is installed for it: name to version.
+
+    Both are read from the names of files. An image without Python has ``""`` and nothing.
+    """
+    files = JobFiles(tree=tree, image=image)
+    program = files.program("python") or files.program("python3")
+    named = _PYTHON.fullmatch(tree.real(program)) if program else None
+    if named is None:
+        return "", {}
+    found: dict[str, str] = {}
+    for folder in _package_folders(tree, program, named["prefix"], named["version"]):
+        for path in tree.below(folder):
+            each = _INFORMATION.fullmatch(path.removeprefix(f"{tree.real(folder)}/"))
+            if each is not None and _is_version(each["version"]):
+                # The first folder is the one that is imported from.
+                found.setdefault(canonicalize_name(each["name"]), each["version"])
+    return named["version"], found
+
+
+def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -> list[str]:
+    """Return the folders that an interpreter imports distributions from, first one first."""
+    folders = []
+    environment = program.rpartition("/bin/")[0]
+    settings = tree.read(f"{environment}/pyvenv.cfg")
+    if settings is not None:
+        folders.append(f"{environment}/lib/python{version}/site-packages")
+        if not re.search(rb"^include-system-site-packages *= *true", settings, re.MULTILINE | re.IGNORECASE):
+            return folders
+    prefixes = ("/usr/local", "/usr") if prefix == "/usr" else (prefix,)
+    for each in prefixes:
+        folders += [f"{each}/lib/python{version}/site-packages", f"{each}/lib/python{version}/dist-packages"]
+        folders.append(f"{each}/lib/python3/dist-packages")
+    return folders
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def newest_distributions(
+    python: str, installed: Mapping[str, str], settings: HostSettings, wheel_index: str
+) -> tuple[Update, ...]:
+    """Return the distributions of which an index has a newer release for this Python.
 
     Args:
-        identifier: The image.
-        suite: Code name of its Debian, whose packages this machine's archive has too; ``""``: its own sources hold.
-        wheel_index: The package index of its framework, where this machine names none.
+        python: The Python's version, ``MAJOR.MINOR``.
+        installed: Name to version.
+        wheel_index: The package index of the image's framework, where this machine names none.
 
     Raises:
-        BuildError: The image has no shell.
-        HostError: A program that was asked failed; in its own words.
+        HostError: An index cannot be reached.
     """
-    own = settings.apt.sources
-    settings = replace(settings, apt=replace(settings.apt, sources=tuple(replace(each, trusted=False) for each in own)))
-    uv = uv_configuration(settings.pip, vendor_index=wheel_index)
-    secrets = {**settings.secrets(suite, ""), "uv.toml": uv.encode()}
-    tag = f"trainworks/outdated:{uuid4().hex[:12]}"
-    asked = f"{tag}-asked"
-    mounts = " ".join(f"--mount=type=secret,id={name}" for name in SECRETS)
-    mounts += " --mount=type=bind,source=uv,target=/run/uv --mount=type=bind,source=question,target=/run/question"
-    with private_folder() as context:
-        (context / "Dockerfile").write_text(
-            f"FROM {asked} AS asked\nUSER root\nRUN {mounts} sh /run/question\n"
-            "FROM scratch\nCOPY --from=asked /answer /\n",
-            encoding="utf-8",
-        )
-        (context / "question").write_text(QUESTION, encoding="utf-8")
-        (context / "uv").write_bytes(Path(find_uv_bin()).read_bytes())
-        (context / "uv").chmod(0o755)
-        request = BuildRequest(
-            name=tag,
-            context=context,
-            tags=(tag,),
-            secrets=tuple(Secret(identifier=name, content=secrets[name]) for name in SECRETS),
-            arguments=settings.proxies,
-            no_cache=True,
-            network=settings.network,
-        )
-        try:
-            engine.tag(identifier, asked)
-            with DISPLAY.task("asking", log=False):
-                engine.build(request, lambda _event: None)
-            answer = read_files(engine, tag)
-        finally:
-            for each in (tag, asked):
-                engine.remove(each)
-    for program, whose in (("apt", "package archive"), ("uv", "package index")):
-        if answer.get(f"{program}.status", "0").strip() != "0":
-            # An address may have a password in it.
-            words = re.sub(r"//[^/\s@]+@", "//", answer[f"{program}.words"]).strip()
-            raise HostError(
-                f"the {whose} of the image was not compared: {program} said:\n{words[-2000:]}",
-                hint="the image is asked with this machine's sources, proxies and certificates",
-            )
-    return answer
+    if not installed:
+        return ()
+    newer = []
+    showing = DISPLAY.task("asking indexes", len(installed), "distributions", log=False)
+    with showing as task, Client(settings, limits=LIMITS) as client:
+        for name, version in sorted(installed.items()):
+            try:
+                newest = newest_release(name, python, settings.pip, wheel_index, client)
+            except UnreachableError as error:
+                raise HostError(
+                    f"the package index of the image was not compared: {error.message}",
+                    hint="indexes are asked with this machine's settings of pip, proxies and certificates",
+                ) from error
+            if newest is not None and newest > Version(version):
+                newer.append(Update(name=name, installed=version, update=str(newest)))
+            task.advance()
+    return tuple(newer)
 
 
 def _update(change: re.Match[str]) -> Update:
     return Update(name=change["name"], installed=change["installed"] or "", update=change["update"])
-
-
-def _release(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name: value.strip("\"'") for name, sign, value in pairs if sign}
 
 
 def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[str, ...]:

@@ -1,0 +1,106 @@
+"""Isolates a container whose programs are another maker's, and is the OCI runtime that buildah calls for that.
+
+An image that is only asked must not reach this machine: no network, no capability, no new privileges, no process of
+others, no file to change but temporary ones, and a limit for what it takes. Docker has an option for each. ``buildah
+run`` has none for some, so it is given this file as its runtime: the file changes the description of the container and
+hands it on to the real runtime. It runs as a program of its own there: it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+TEMPORARY: Final = "/dev/trainworks"
+"""The one folder that can be written to. It is below ``/dev``, so that it hides no file of the image."""
+
+ENVIRONMENT: Final = {"TMPDIR": TEMPORARY, "XDG_CACHE_HOME": f"{TEMPORARY}/cache"}
+
+TEMPORARY_BYTES: Final = 1 << 30
+
+MEMORY_BYTES: Final = 6 << 30
+"""The temporary files count. ``import torch`` with CUDA takes 2 GB, and compiling a model as much again."""
+
+MOST_PROCESSES: Final = 1024
+"""Threads count."""
+
+OUTPUT_BYTES: Final = 128 << 20
+"""The list of all files of an image of 20 GB, with their digests, has 60 MB."""
+
+NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount")
+
+
+JOB_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SYS_CHROOT")
+"""What a container's root may do to the files and users of its own container; sshd needs it."""
+
+
+def isolated(description: dict[str, Any], *, job: bool) -> dict[str, Any]:
+    """Return the description of a container (OCI's config.json) with everything closed.
+
+    Args:
+        job: Whether it may change its own files and users.
+    """
+    description["root"]["readonly"] = not job
+    process = description["process"]
+    process["noNewPrivileges"] = True
+    allowed = [f"CAP_{name}" for name in JOB_CAPABILITIES] if job else []
+    given = dict.fromkeys(("bounding", "effective", "permitted"), allowed)
+    process["capabilities"] = {**given, "inheritable": [], "ambient": []}
+    # The image's volumes, and the files that name this container's host.
+    for mount in [] if job else description["mounts"]:
+        if mount.get("type") == "bind":
+            kept = [option for option in mount.get("options", ()) if option not in ("rw", "ro")]
+            mount["options"] = [*kept, "ro"]
+    description["mounts"].append(
+        {
+            "destination": TEMPORARY,
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "nodev", "mode=1777", f"size={TEMPORARY_BYTES}"],
+        }
+    )
+    linux = description["linux"]
+    others = [each for each in linux.get("namespaces", ()) if each["type"] not in NAMESPACES]
+    linux["namespaces"] = [*others, *({"type": kind} for kind in NAMESPACES)]
+    resources = linux.setdefault("resources", {})
+    resources["pids"] = {"limit": MOST_PROCESSES}
+    resources["memory"] = {**(resources.get("memory") or {}), "limit": MEMORY_BYTES}
+    return description
+
+
+def environment_options(isolated: str) -> list[str]:
+    """Return the options, the same for both engines, that tell programs where they can write."""
+    values = ENVIRONMENT if isolated == "asked" else {}
+    return [f"--env={name}={value}" for name, value in values.items()]
+
+
+def docker_options(isolated: str) -> list[str]:
+    """Return the options of ``docker run`` with the same meaning; volumes of the image stay writable.
+
+    Args:
+        isolated: As of ``Engine.container``.
+    """
+    if not isolated:
+        return []
+    options = ["--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--no-healthcheck"]
+    options += [f"--pids-limit={MOST_PROCESSES}", f"--memory={MEMORY_BYTES}"]
+    if isolated == "job":
+        return [*options, *(f"--cap-add={name}" for name in JOB_CAPABILITIES)]
+    options += ["--read-only", f"--tmpfs={TEMPORARY}:exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}"]
+    return [*options, *environment_options(isolated)]
+
+
+def main(words: list[str]) -> None:
+    """Close the container that the runtime is asked to create, and run that. The first words: how, and the runtime."""
+    how, runtime, *arguments = words
+    file = Path(arguments[arguments.index("--bundle") + 1], "config.json")
+    description = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(isolated(description, job=how == "job")), encoding="utf-8")
+    os.execv(runtime, [runtime, *arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

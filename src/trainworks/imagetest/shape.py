@@ -1,0 +1,74 @@
+"""Says where a value of JSON is not of the type that its annotation names: an image may answer anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+LARGEST_NUMBER = 2**63 - 1
+
+
+def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
+    """Return a sentence about the first part that does not fit; ``""`` where all of it fits.
+
+    Args:
+        value: What ``json.loads`` returned.
+        annotation: ``str``, ``int``, ``bool``, ``None``, ``Any``, ``Literal``, ``list``, ``tuple``, ``dict`` with
+            strings as keys, a union, or a ``TypedDict``.
+        place: What the sentence calls the value.
+    """
+    kind, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
+        return ""
+    if is_typeddict(annotation):
+        return _misfit_of_fields(value, annotation, place)
+    if kind is Literal:
+        return "" if value in arguments else f"{place} is none of its words"
+    if kind is list:
+        return _misfit_of_rows(value, arguments[0], place)
+    if kind is tuple:
+        return _misfit_of_columns(value, arguments, place)
+    if kind is dict:
+        if not isinstance(value, dict):
+            return f"{place} is no object"
+        return _first(misfit(each, arguments[1], f"{place} {name!r:.40}") for name, each in value.items())
+    if kind is Union or type(annotation).__name__ == "UnionType":
+        wrong = [misfit(value, each, place) for each in arguments]
+        return "" if "" in wrong else wrong[0]
+    if annotation is type(None):
+        return "" if value is None else f"{place} is not null"
+    if type(value) is not annotation:
+        return f"{place} is no {annotation.__name__}"
+    if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+        return f"{place} is too large a number"
+    return ""
+
+
+def _misfit_of_fields(value: object, annotation: Any, place: str) -> str:
+    if not isinstance(value, Mapping):
+        return f"{place} is no object"
+    hints = get_type_hints(annotation)
+    unknown = [name for name in value if name not in hints]
+    if unknown:
+        return f"{place} has an unknown key {unknown[0]!r:.40}"
+    missing = [name for name in annotation.__required_keys__ if name not in value]
+    if missing:
+        return f"{place} lacks {min(missing)!r}"
+    return _first(misfit(each, hints[name], f"{place}'s {name}") for name, each in value.items())
+
+
+def _misfit_of_rows(value: object, annotation: Any, place: str) -> str:
+    if not isinstance(value, list):
+        return f"{place} is no list"
+    return _first(misfit(each, annotation, f"a row of {place}") for each in value)
+
+
+def _misfit_of_columns(value: object, annotations: tuple[Any, ...], place: str) -> str:
+    if not isinstance(value, list) or len(value) != len(annotations):
+        return f"{place} is no list of {len(annotations)}"
+    pairs = zip(value, annotations, strict=True)
+    return _first(misfit(each, annotation, f"a column of {place}") for each, annotation in pairs)
+
+
+def _first(sentences: Any) -> str:
+    return next((each for each in sentences if each), "")
