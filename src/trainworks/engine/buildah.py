@@ -1,8 +1,8 @@
 """buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
-Isolation is always ``chroot``. It needs no OCI runtime and no network of its own, so it works in unprivileged CI
-containers too. A build does not need what it does not isolate (network, process ids). This module removes two kinds of
-leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
+Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in unprivileged CI
+containers too, and lets steps see the processes of this machine. Containers that are not isolated always have
+``chroot``. This module removes two kinds of leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
 marker that only this build's containers have.
 """
 
@@ -160,7 +160,7 @@ class BuildahEngine:
         self._do(f"tagging {name}", "tag", reference, name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build with chroot isolation, and tag."""
+        """Build, and tag."""
         self.probe()
         with self._temporary_files() as (folder, environment):
             marker = folder / _MARKER
