@@ -2,8 +2,8 @@
 
 Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in unprivileged CI
 containers too, and lets steps see the processes of this machine. Containers that are not isolated always have
-``chroot``. This module removes two kinds of leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
-marker that only this build's containers have.
+``chroot``. This module removes two kinds of leftovers: processes that left the build's process group, found by their
+root folder, and working containers, found by a marker that only this build's containers have.
 """
 
 from __future__ import annotations
