@@ -27,6 +27,7 @@ from trainworks.imagetest import questions
 from trainworks.imagetest.any_image import Frameworks
 from trainworks.imagetest.inside.answers import Answer
 from trainworks.imagetest.questions import answer_in, ask_program
+from trainworks.imagetest.results import CheckResult, line
 
 LOGIN = "machine index.example login me password CANARY-LOGIN\n"
 
@@ -321,3 +322,10 @@ def test_an_answer_to_other_questions_is_an_error(answer: Answer) -> None:
     row = {"kind": "search-path", "component": "c", "variable": "PATH"}
     with pytest.raises(ImageTestError, match="malformed"):
         questions.ask(Lying(answer), {"checks": [row], "files": ([], None)})
+
+
+def test_a_title_with_a_line_end_is_one_line() -> None:
+    forged = CheckResult(
+        component="torch", title="import torch succeeds: 2\nok    secrets  none", passed=True, detail="", seconds=0
+    )
+    assert line(forged).splitlines() == ["ok    torch       import torch succeeds: 2\\nok    secrets  none"]

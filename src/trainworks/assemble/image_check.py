@@ -20,7 +20,7 @@ from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, EngineError, UnknownNameError
 from trainworks.imagetest.any_image import look_at
 from trainworks.imagetest.interpreter import MANIFEST
-from trainworks.imagetest.results import line
+from trainworks.imagetest.results import line, one_line
 from trainworks.inspect.targets import find_image
 from trainworks.plan.checks import PROGRAMS, Check, DeliveredFilesCheck
 from trainworks.plan.resolve import make_plan
@@ -132,7 +132,7 @@ def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> 
     say(f"{image.reference} is {what}: asking what can be asked without a plan")
     looked = look_at(engine, image, lambda result: say(line(result)), removed=tuple(removed))
     for note in looked.notes:
-        say(f"note  {note}")
+        say(f"note  {one_line(note)}")
     failed = sum(not each.passed for each in looked.results)
     say(f"{len(looked.results) - failed} checks passed, {failed} failed, {len(looked.notes)} notes")
     return ImageResult(

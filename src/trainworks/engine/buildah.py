@@ -1,12 +1,10 @@
 """buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
-Isolation is ``chroot``, but for a build without a network. It needs no OCI runtime and no network of its own, so it
-works in unprivileged CI containers too. Our own builds do not need what it does not isolate (network, process ids). A
-build without a network runs code of others: that needs an OCI runtime.
-
-This module removes two kinds of
-leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
-marker that only this build's containers have.
+Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in unprivileged CI
+containers too, and lets steps see the processes of this machine. A build without a network runs code of others: it needs
+an OCI runtime. Containers that are not isolated always have ``chroot``. This module removes two kinds of leftovers:
+processes that left the build's process group, found by their root folder, and working containers, found by a marker that
+only this build's containers have.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def look_at(
             with engine.container(image.reference, isolated="asked") as container:
                 published = _ask_inside(container, files, looked, replace(AS_DELIVERED, removed=removed))
     except (BuildError, EngineError, ImageTestError) as error:
-        looked.say("start", "the image can be asked", [error.message], start)
+        looked.say("start", "the image can be asked", error.message.splitlines(), start)
     start = time.monotonic()
     found = secrets.scan(engine, image, (), published)
     caches = tuple(each for each in found if each.rule.startswith("package cache"))

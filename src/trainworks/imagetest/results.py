@@ -97,7 +97,7 @@ def line(result: CheckResult, *, width: int = 10) -> str:
 
     ``width`` is the space for the component's name; ``component_width`` finds it for a plan.
     """
-    first = f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}}  {result.title}"
+    first = f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}}  {one_line(result.title)}"
     return first if result.passed else f"{first}\n{textwrap.indent(result.detail, ' ' * 6)}"
 
 

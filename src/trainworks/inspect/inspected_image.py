@@ -74,7 +74,7 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
     with DISPLAY.task("reading", log=False) as task, engine.container(image.reference, isolated="asked") as container:
         task.note = reference
         found = take_contents(container, digests=digests)
-    manifest = json.loads(found["manifest"] or "{}")
+    name, components = _manifest(found["manifest"])
     python: dict[str, str] = {}
     for name, version in found["python"]:
         python[name] = f"{python[name]}, {version}" if name in python else version
@@ -90,6 +90,16 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
         files={file.path: file for file in files},
         packages=dict(found["packages"]),
         python=python,
-        name=str(manifest.get("name", "")),
-        components={name: str(row["version"]) for name, row in manifest.get("components", {}).items()},
+        name=name,
+        components=components,
     )
+
+
+def _manifest(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the components' versions that an image's manifest has; none of one that is malformed."""
+    try:
+        manifest = json.loads(text or "{}")
+        versions = {str(name): str(row["version"]) for name, row in manifest.get("components", {}).items()}
+        return str(manifest.get("name", "")), versions
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return "", {}
