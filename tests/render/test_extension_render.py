@@ -132,7 +132,7 @@ def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Renderin
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
     used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
     # What is installed first has a Dockerfile of its own.
-    paths = [file.path for file in rendering.files if not file.path.startswith("files/")]
+    paths = [file.path for file in rendering.files if not file.path.startswith(("files/", "packages/"))]
     assert [path for path in paths if not any(path == each or path.startswith(f"{each}/") for each in used)] == []
     assert [each for each in used if not any(path == each or path.startswith(f"{each}/") for path in paths)] == []
 

@@ -1,10 +1,11 @@
 """buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
 Steps of builds run by an OCI runtime where one works here, else with ``chroot``, which works in unprivileged CI
-containers too, and lets steps see the processes of this machine. A build without a network runs code of others: it needs
-an OCI runtime. Containers that are not isolated always have ``chroot``. This module removes two kinds of leftovers:
-processes that left the build's process group, found by their root folder, and working containers, found by a marker that
-only this build's containers have.
+containers too, and lets steps see the processes of this machine. A build without a network runs code of others: it
+needs an OCI runtime. Containers that are not isolated always have ``chroot``.
+
+This module removes two kinds of leftovers: processes that left the build's process group, found by their root folder,
+and working containers, found by a marker that only this build's containers have.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainworks.engine.protocol import Engine, Layer
+from trainworks.errors import EngineError
 
 LARGEST_FILE: Final = 64 << 20
 """Bytes of a file that is read: the status file of dpkg has some megabytes."""
@@ -106,8 +107,13 @@ def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageT
     Raises:
         BuildError, EngineError, EngineUnavailableError: The engine cannot read the image.
     """
-    with engine.contents(reference) as layers:
-        return tree_of(layers, wanted)
+    try:
+        with engine.contents(reference) as layers:
+            return tree_of(layers, wanted)
+    except tarfile.TarError as error:
+        raise EngineError(
+            f"the files of {reference} cannot be read: {error}", hint="pull or build the image again"
+        ) from error
 
 
 def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:

@@ -21,7 +21,7 @@ from trainworks.assemble.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.scratch import large_folder, private_folder
-from trainworks.errors import LockError, OutputError
+from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.apt import AddFiles, packages_for
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
@@ -120,6 +120,11 @@ def plan_extension(
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
+    if request.build_network and engine.name == "buildah":
+        raise ExtendError(
+            ["--build-network: buildah has only this machine's own network, which shows builds what listens on it"],
+            hint="use `--engine docker`, or put what the build downloads into the folder of the project",
+        )
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     check_fit(base, inputs)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
