@@ -47,11 +47,9 @@ def look():
                 found.append(address)
         except OSError:
             pass
-    try:
-        socket.getaddrinfo("example.org", 443)
-        found.append("names")
-    except OSError:
-        pass
+    with open("/proc/net/route") as routes:
+        if len(routes.readlines()) > 1:
+            found.append("a route")
     return found
 """
 
@@ -213,7 +211,7 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
     try:
         allowed = folder.extend(docker_image.engine, docker_image.reference, "--build-network")
         assert allowed.returncode == 0, allowed.stderr
-        assert said_by(docker_image.engine, folder.tag, "downloads") == {"downloads": ["names"]}
+        assert said_by(docker_image.engine, folder.tag, "downloads") == {"downloads": ["a route"]}
     finally:
         docker_image.engine.remove(folder.tag)
 
