@@ -35,6 +35,18 @@ def test_two_processes_on_one_host_train(docker_image: BuiltByCommand, mode: str
     assert_trained(done.output, 2, folder)
 
 
+@pytest.mark.core
+def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    """Without a network nothing resolves the container's name; torchrun and gloo would look for it."""
+    folder = prepare(tmp_path / "ml", "torch_distributed")
+    mounts = (Mount(source=folder, target="/opt/ml"),)
+    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300, isolated="job")
+    assert done.status == 0, done.output[-4000:]
+    assert_trained(done.output, 2, folder)
+
+
 def test_a_model_that_smp_has_trained_is_a_plain_one(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", "smp", processes=4)
     mounts = (Mount(source=folder, target="/opt/ml"),)
