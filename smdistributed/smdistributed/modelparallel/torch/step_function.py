@@ -14,6 +14,7 @@ import torch
 from .exceptions import SMPRuntimeError
 from .job.state import state
 from .job.wrapped import wrapped
+from .pipeline.own_passes import script
 from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
@@ -128,7 +129,7 @@ class StepFunction(Generic[P]):
                 values = self._split(name, value, count)
             for part, each in zip(parts, values, strict=True):
                 part.arguments[name] = each
-        return [functools.partial(self.function, *part.args, **part.kwargs) for part in parts]
+        return [functools.partial(script, self.function, *part.args, **part.kwargs) for part in parts]
 
     def _split(self, name: str, value: Any, count: int) -> Sequence[Any]:
         if name in self.whole:
