@@ -32,12 +32,14 @@ class _Code(NamedTuple):
         stored: The same, for names that are written.
         holders: Classes and Python modules.
         attributes: Names of attributes that are written.
+        read: Names of attributes that are read.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
     stored: dict[int, set[str]]
     holders: dict[int, Any]
     attributes: set[str]
+    read: set[str]
 
 
 class Outside:
@@ -75,17 +77,33 @@ class Outside:
             for name in sorted(names):
                 value = namespace.get(name)
                 kind: Any = type(value)
-                if kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home):
+                own = kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home)
+                if own or mutable.has_settings(value):
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
                 yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
-        for holder in code.holders.values() if self._attributes else ():
-            name = getattr(holder, "__qualname__", holder.__name__)
-            yield name, self._of(holder, self._attributes)
+        for holder in code.holders.values():
+            title = getattr(holder, "__qualname__", holder.__name__)
+            if self._attributes:
+                yield title, self._of(holder, self._attributes)
+            yield from _attributes(holder, title, code.read)
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
         return self._names.setdefault(id(holder), made)
+
+
+def _attributes(holder: Any, title: str, read: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the containers and objects in the attributes of a class or a Python module that code reads by name."""
+    for name, value in sorted(vars(holder).items()):
+        if name not in read or name.startswith("__"):
+            continue
+        value = value.default if isinstance(value, mutable.StandIn) else value
+        kind: Any = type(value)
+        if isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] == "smdistributed":
+            continue
+        if kind in mutable.BUILTIN or isinstance(getattr(value, "__dict__", None), dict):
+            yield f"{title}.{name}", value
 
 
 def package(kind: type) -> str:
@@ -99,7 +117,7 @@ def _installed(kind: Any) -> bool:
 
 def _own(kind: Any) -> _Code:
     """Return what the forward of an installed class names itself: its package has registries of its own."""
-    found = _Code({}, collections.defaultdict(set), {}, set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set())
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
         list(_named(forward, found))
@@ -107,7 +125,7 @@ def _own(kind: Any) -> _Code:
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:
-    found = _Code({}, collections.defaultdict(set), {}, set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set())
     seen: set[int] = set()
     todo = list(start)
     while todo:
@@ -154,5 +172,7 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
             elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 variables.add(each.argval)
                 found.stored[id(namespace)].add(each.argval)
+            elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                found.read.add(each.argval)
             elif each.opname == "STORE_ATTR" and code.co_name != "__init__":
                 found.attributes.add(each.argval)
