@@ -13,6 +13,10 @@ from typing import Any, ClassVar
 import numpy
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakTensorKeyDictionary
 
 WIDTH = 4
@@ -393,6 +397,40 @@ EQUAL |= {
 }
 
 
+class Doubled(TorchFunctionMode):
+    """Makes a linear layer give twice as much."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is nn.functional.linear else result
+
+
+class Negated(TorchDispatchMode):
+    """Makes products of matrices give the negative."""
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return -result if function is torch.ops.aten.addmm.default else result
+
+
+def within(self: Any, x: torch.Tensor, scope: Any) -> Any:
+    with scope:
+        y = self.b(self.a(x))
+    return self.c(y)
+
+
+EQUAL |= {
+    "saved on the CPU": lambda: Root(net(), lambda self, x: within(self, x, save_on_cpu())),
+    "hooks that return what is saved": lambda: Root(
+        net(), lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, lambda t: t * 1.0))
+    ),
+    "a device around a call": lambda: Root(net(), lambda self, x: within(self, x, torch.device("cpu"))),
+    "checkpoint around a call": lambda: Root(
+        net(), lambda self, x: self.c(checkpoint(lambda t: self.b(self.a(t)), x, use_reentrant=False))
+    ),
+}
+
+
 def counts_late(held: dict[str, Any], y: torch.Tensor) -> None:
     held["calls"] = held.get("calls", 0) + 1
     if held["calls"] > 3:  # of the second step
@@ -480,6 +518,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "an object that a step makes in a class": (
         lambda: Root(ReadsLate(), makes_late),
         "attribute 'Scopes' of module the root module (Root) cannot be sent",
+    ),
+    "a function mode around a call": (
+        lambda: Root(net(), lambda self, x: within(self, x, Doubled())),
+        "module b (Sequential) was called within Doubled, and is on another partition",
+    ),
+    "a dispatch mode around a call": (
+        lambda: Root(net(), lambda self, x: within(self, x, Negated())),
+        "module b (Sequential) was called within Negated, and is on another partition",
+    ),
+    "hooks that change what is saved": (
+        lambda: Root(net(), lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5))),
+        "module b (Sequential) was called within saved_tensors_hooks, and is on another partition",
     ),
     "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }
