@@ -441,6 +441,35 @@ def reads_table(self: Any, x: torch.Tensor) -> Any:
     return self.c(self.b(self.a(x))) * (1 + sum(self.held["table"].values()) * 0.01)
 
 
+class StartsLate(Root):
+    """Keeps an average, or what it computes once, in a dictionary; not from its first call on."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(net(), forward)
+        self.calls, self.kept = 0, {}  # type: ignore[var-annotated]
+
+
+def averages_late(self: Any, x: torch.Tensor) -> Any:
+    self.calls += 1
+    y = self.b(self.a(x) + self.kept.get("mean", 0.0))
+    if self.calls > 2:  # in the second step
+        self.kept["mean"] = y.detach().mean(0) * 0.5
+    return self.c(y)
+
+
+def computes_late(self: Any, x: torch.Tensor) -> Any:
+    self.calls += 1
+    y = self.b(self.a(x))
+    if self.calls > 2:
+        if "ramp" not in self.kept:
+            self.kept["ramp"] = torch.linspace(1, 2, WIDTH, dtype=x.dtype)
+        y = y * self.kept["ramp"]
+    return self.c(self.b(y))
+
+
+EQUAL["what is computed once, late"] = lambda: StartsLate(computes_late)
+
+
 def shares_memory(self: Any, x: torch.Tensor) -> Any:
     h = self.a(x) * 1.0
     return self.b(h[:, :2], h) + h
@@ -530,6 +559,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hooks that change what is saved": (
         lambda: Root(net(), lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5))),
         "module b (Sequential) was called within saved_tensors_hooks, and is on another partition",
+    ),
+    "an average that starts late": (
+        lambda: StartsLate(averages_late),
+        "attribute 'kept' of module the root module (StartsLate) was written by microbatch 0 after microbatch 1",
     ),
     "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }

@@ -33,6 +33,7 @@ class _Code(NamedTuple):
         holders: Classes and Python modules.
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
+        draws: Packages with a generator of random numbers that are named.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -40,10 +41,15 @@ class _Code(NamedTuple):
     holders: dict[int, Any]
     attributes: set[str]
     read: set[str]
+    draws: set[str]
 
 
 class Outside:
-    """What the modules of a model write outside of them."""
+    """What the modules of a model write outside of them.
+
+    Attributes:
+        draws: Packages whose generators of random numbers their code names.
+    """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
         known: dict[tuple[Any, ...], _Code] = {}
@@ -65,6 +71,7 @@ class Outside:
             for place, (namespace, names) in code.variables.items():
                 names -= {n for n in names - stored[place] if isinstance(namespace.get(n), mutable.WHOLE)}
         self._stored, self._attributes = stored, frozenset(attributes)
+        self.draws = frozenset().union(*(code.draws for code in known.values()))
         self._names: dict[int, mutable.Names] = {}
 
     def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -117,15 +124,16 @@ def _installed(kind: Any) -> bool:
 
 def _own(kind: Any) -> _Code:
     """Return what the forward of an installed class names itself: its package has registries of its own."""
-    found = _Code({}, collections.defaultdict(set), {}, set(), set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
-        list(_named(forward, found))
+        for value in _named(forward, found):
+            found.draws.update(_generators(value))
     return found._replace(stored={}, attributes=set())
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:
-    found = _Code({}, collections.defaultdict(set), {}, set(), set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     seen: set[int] = set()
     todo = list(start)
     while todo:
@@ -134,6 +142,7 @@ def _walk(start: Sequence[Any], home: str) -> _Code:
         if id(value) in seen:
             continue
         seen.add(id(value))
+        found.draws.update(_generators(value))
         if isinstance(value, functools.partial):
             todo.append(value.func)
         elif isinstance(value, property):
@@ -148,6 +157,17 @@ def _walk(start: Sequence[Any], home: str) -> _Code:
         elif isinstance(value, types.FunctionType) and _ours(value.__module__, home):
             todo += _named(value, found)
     return found
+
+
+def _generators(value: Any) -> Iterator[str]:
+    """Yield the package of a generator of random numbers, if a value is that package or belongs to it."""
+    # A function of the generator, such as random.random or numpy.random.rand, is bound to it.
+    owner = type(getattr(value, "__self__", None)).__module__
+    name = value.__name__ if isinstance(value, types.ModuleType) else owner
+    if name == "random":
+        yield "random"
+    elif name.partition(".")[0] == "numpy":
+        yield "numpy"
 
 
 def _ours(name: str | None, home: str) -> bool:

@@ -138,13 +138,15 @@ class _Slot:
 
     Attributes:
         changed: A container had another content for some time.
+        missed: For a new key of a dictionary and who wrote it, who had run without it until then.
     """
 
-    __slots__ = ("base", "changed", "in_place", "installed", "key", "late", "turns", "where")
+    __slots__ = ("base", "changed", "in_place", "installed", "key", "late", "missed", "turns", "where")
 
     def __init__(self, key: Key, where: Any, base: Any) -> None:
         self.key, self.where, self.base, self.in_place, self.late = key, where, base, False, False
         self.changed = False
+        self.missed: dict[Any, dict[Turn, set[Turn]]] = {}
         self.turns: dict[Turn, _Version] = {}
         self.installed = base
 
@@ -324,6 +326,10 @@ class Views:
             if buffer is not None
         )
 
+    def draws(self) -> set[str]:
+        """Return the packages whose generators the code of the modules names."""
+        return set(self._outside.draws)
+
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def begin(self, function: str) -> bool:
@@ -502,6 +508,24 @@ class Views:
             _adds(before, now) or backward
         ):
             raise StepError(f"{self._where(slot)}\n{_REMEDY}")
+        if isinstance(now, dict) and not backward:
+            self._compare_new(slot, turn, before, now)
+
+    def _compare_new(self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]) -> None:
+        """Compare what microbatches wrote under a new key that the other did not see: a memo is equal in both."""
+        for key in now.keys() - slot.base.keys():
+            if key not in before:
+                later = {each for each in self._entered if each[0] > turn[0] and each[1] == turn[1]}
+                slot.missed.setdefault(key, {})[turn] = later
+            elif now[key] is before[key]:
+                continue
+            for other, version in slot.turns.items():
+                missed = turn in slot.missed.get(key, {}).get(other, ()) or (key not in before and other[0] > turn[0])
+                if not missed or not isinstance(version.value, dict) or key not in version.value:
+                    continue
+                one, two = now[key], version.value[key]
+                if _is_comparable(one) and _is_comparable(two) and not _equal(one, two):
+                    raise self._error(slot, min(turn[0], other[0]), max(turn[0], other[0]), "after")
 
     def _where(self, slot: _Slot) -> str:
         return f"{self._title(slot)} is written where a microbatch that overlaps may have read it"
@@ -994,6 +1018,13 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and type(one) is type(other) and len(one) == len(other):
         return all(map(_equal, one, other))
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return whether ``_equal`` can tell that two such values differ."""
+    if isinstance(value, tuple):
+        return all(map(_is_comparable, value))
+    return isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and not value.requires_grad)
 
 
 def _in_backward() -> bool:
