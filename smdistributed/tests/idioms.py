@@ -405,7 +405,7 @@ class Doubled(TorchFunctionMode):
         return result * 2 if function is nn.functional.linear else result
 
 
-class Negated(TorchDispatchMode):
+class Negated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes products of matrices give the negative."""
 
     def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -553,7 +553,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "module b (Sequential) was called within Doubled, and is on another partition",
     ),
     "a dispatch mode around a call": (
-        lambda: Root(net(), lambda self, x: within(self, x, Negated())),
+        lambda: Root(net(), lambda self, x: within(self, x, Negated())),  # type: ignore[no-untyped-call]
         "module b (Sequential) was called within Negated, and is on another partition",
     ),
     "hooks that change what is saved": (

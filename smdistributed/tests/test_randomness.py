@@ -53,6 +53,11 @@ class Draws(nn.Module):
         return self.linear(x) * (1 + (random.random() if self.kind == "python" else self.hidden()))
 
 
+def streams() -> tuple[Any, str]:
+    """Return where the script's own generators are."""
+    return random.getstate(), repr(numpy.random.get_state())
+
+
 def other_losses(kind: str) -> tuple[list[list[float]], bool]:
     """Return the losses of trainings with the same seeds and other speeds, and whether the script's streams stayed."""
     import smdistributed.modelparallel.torch as smp
@@ -72,10 +77,10 @@ def other_losses(kind: str) -> tuple[list[list[float]], bool]:
         values = []
         for step in range(4):
             optimizer.zero_grad()
-            before = random.getstate(), numpy.random.get_state()[1].tolist()
+            before = streams()
             x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step)).double()
             values += [each.item() for each in train(model, x).outputs]
-            stayed &= step == 0 or before == (random.getstate(), numpy.random.get_state()[1].tolist())
+            stayed &= step == 0 or before == streams()
             optimizer.step()
         found.append(values)
         forget()
