@@ -71,6 +71,11 @@ class Outside:
             for place, (namespace, names) in code.variables.items():
                 names -= {n for n in names - stored[place] if isinstance(namespace.get(n), mutable.WHOLE)}
         self._stored, self._attributes = stored, frozenset(attributes)
+        self._read = {
+            (id(code), id(holder)): _attributes(holder, code.read, self._attributes)
+            for code in known.values()
+            for holder in code.holders.values()
+        }
         self.draws = frozenset().union(*(code.draws for code in known.values()))
         self._names: dict[int, mutable.Names] = {}
 
@@ -93,24 +98,34 @@ class Outside:
             title = getattr(holder, "__qualname__", holder.__name__)
             if self._attributes:
                 yield title, self._of(holder, self._attributes)
-            yield from _attributes(holder, title, code.read)
+            for name in self._read[id(code), id(holder)]:
+                value = vars(holder).get(name)
+                value = value.default if isinstance(value, mutable.StandIn) else value
+                if not _is_code(value):
+                    yield f"{title}.{name}", value
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
         return self._names.setdefault(id(holder), made)
 
 
-def _attributes(holder: Any, title: str, read: set[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the containers and objects in the attributes of a class or a Python module that code reads by name."""
+def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
+    """Return the names in a class or a Python module that code reads, and that may have a container or an object."""
+    found = []
     for name, value in sorted(vars(holder).items()):
         if name not in read or name.startswith("__"):
             continue
-        value = value.default if isinstance(value, mutable.StandIn) else value
-        kind: Any = type(value)
-        if isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] == "smdistributed":
-            continue
-        if kind in mutable.BUILTIN or isinstance(getattr(value, "__dict__", None), dict):
-            yield f"{title}.{name}", value
+        # Code that is never stored to stays what it is.
+        if name in stored or not _is_code(value):
+            found.append(name)
+    return found
+
+
+def _is_code(value: Any) -> bool:
+    kind: Any = type(value)
+    if kind in mutable.BUILTIN:
+        return False
+    return isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
 
 
 def package(kind: type) -> str:
