@@ -292,6 +292,8 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         package: Of objects of other installed packages, such as a configuration, a log or a writer, only plain
             attributes are looked at; empty: they are as all others.
     """
+    if isinstance(value, WHOLE):
+        return
     seen: set[int] = set()
     todo = [iter([value])]
     while todo:
