@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import itertools
 import random
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakTensorKeyDictionary
 
 WIDTH = 4
@@ -243,6 +249,227 @@ EQUAL |= {
 }
 
 
+class Held(Layer):
+    """Holds what its caller holds, too, and uses or writes it in some way."""
+
+    def __init__(self, held: Any, use: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.held, self.use = held, use
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        return y * (self.use(self.held, y.detach()) or 1.0)
+
+
+class Holder(Root):
+    """The caller of such a module."""
+
+    def __init__(self, held: Any, use: Callable[[Any, torch.Tensor], Any], forward: Forward) -> None:
+        super().__init__(Held(held, use), forward)
+        self.held = held
+
+
+def appends(held: list[float], y: torch.Tensor) -> None:
+    held.append(float(y.mean()))
+
+
+def counts(held: dict[int, int], y: torch.Tensor) -> None:
+    for number in (y.abs() * 100).long().flatten().tolist():
+        held[number] = held.get(number, 0) + 1
+
+
+def reads_last(self: Any, x: torch.Tensor) -> Any:
+    return self.c(self.b(self.a(x))) * (1 + abs(self.held[-1]))
+
+
+def reads_sum(self: Any, x: torch.Tensor) -> Any:
+    return self.c(self.b(self.a(x))) * (1 + sum(self.held.values()) * 0.01)
+
+
+def writes_inner(held: Any, y: torch.Tensor) -> None:
+    """Write into a dictionary that is the last of many, or deep in others."""
+    inner = held[-2] if isinstance(held, list) else held
+    while "in" in inner:
+        inner = inner["in"]
+    inner["value"] = 1.0 + float(y.abs().mean())
+
+
+def reads_inner(self: Any, x: torch.Tensor) -> Any:
+    y = self.c(self.b(self.a(x)))
+    inner = self.held[-2] if isinstance(self.held, list) else self.held
+    while "in" in inner:
+        inner = inner["in"]
+    return y * inner["value"]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"value": 1.0}
+    for _ in range(depth):
+        made = {"in": made}
+    return made
+
+
+def scale(held: Any, _: torch.Tensor) -> Any:
+    return held["scale"] if isinstance(held, collections.UserDict) else held.scale
+
+
+def sets_scale(self: Any, x: torch.Tensor) -> Any:
+    value = 2.0 + float(x.mean() > 0)
+    if isinstance(self.held, collections.UserDict):
+        self.held["scale"] = value
+    else:
+        self.held.scale = value
+    return self.c(self.b(self.a(x)))
+
+
+def sets_scale_and_back(self: Any, x: torch.Tensor) -> Any:
+    before, self.held.scale = self.held.scale, 3.0
+    try:
+        y = self.b(self.a(x))
+    finally:
+        self.held.scale = before
+    return self.c(y) * self.held.scale
+
+
+ARGUMENTS = argparse.Namespace(scale=1.0)
+
+
+class ReadsArguments(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * ARGUMENTS.scale
+
+
+def sets_arguments(self: Any, x: torch.Tensor) -> Any:
+    ARGUMENTS.scale = 2.0 + float(x.mean() > 0)
+    return self.c(self.b(self.a(x)))
+
+
+class Scopes:
+    """What a library keeps in its classes: a stack of scopes, and the only object of a class."""
+
+    stack: ClassVar[list[float]] = []
+    only: Any = None
+    late: Any = None
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+Scopes.only = Scopes()
+
+
+class ReadsScopes(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * (Scopes.stack[-1] if Scopes.stack else 1.0) * Scopes.only.scale
+
+
+def sets_scopes(self: Any, x: torch.Tensor) -> Any:
+    Scopes.stack.append(1.5 + float(x.mean() > 0))
+    Scopes.only.scale = 2.0 - float(x.mean() > 0)
+    try:
+        return self.c(self.b(self.a(x)))
+    finally:
+        Scopes.stack.pop()
+
+
+class ReadsLate(Layer):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * (1.0 if Scopes.late is None else Scopes.late.scale)
+
+
+def makes_late(self: Any, x: torch.Tensor) -> Any:
+    if Scopes.late is None:
+        Scopes.late = Scopes()
+    Scopes.late.scale = 2.0 + float(x.mean() > 0)
+    return self.c(self.b(self.a(x)))
+
+
+EQUAL |= {
+    "a list that gets its 4096th item": lambda: Holder([0.1] * 4092, appends, reads_last),
+    "5000 counts": lambda: Holder(dict.fromkeys(range(5000), 0), counts, reads_sum),
+    "300 dictionaries": lambda: Holder([{"value": 1.0} for _ in range(300)], writes_inner, reads_inner),
+    "a dictionary nine deep": lambda: Holder(nested(9), writes_inner, reads_inner),
+    "an object of an installed class": lambda: Holder(argparse.Namespace(scale=1.0), scale, sets_scale),
+    "and what is put back": lambda: Holder(argparse.Namespace(scale=1.0), scale, sets_scale_and_back),
+    "a mapping of an installed class": lambda: Holder(collections.UserDict(scale=1.0), scale, sets_scale),
+    "an installed class at module level": lambda: Root(ReadsArguments(), sets_arguments),
+    "a list and an object in a class": lambda: Root(ReadsScopes(), sets_scopes),
+}
+
+
+class Doubled(TorchFunctionMode):
+    """Makes a linear layer give twice as much."""
+
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is nn.functional.linear else result
+
+
+class Negated(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes products of matrices give the negative."""
+
+    def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return -result if function is torch.ops.aten.addmm.default else result
+
+
+def within(self: Any, x: torch.Tensor, scope: Any) -> Any:
+    with scope:
+        y = self.b(self.a(x))
+    return self.c(y)
+
+
+EQUAL |= {
+    "saved on the CPU": lambda: Root(net(), lambda self, x: within(self, x, save_on_cpu())),
+    "hooks that return what is saved": lambda: Root(
+        net(), lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, lambda t: t * 1.0))
+    ),
+    "a device around a call": lambda: Root(net(), lambda self, x: within(self, x, torch.device("cpu"))),
+    "checkpoint around a call": lambda: Root(
+        net(), lambda self, x: self.c(checkpoint(lambda t: self.b(self.a(t)), x, use_reentrant=False))
+    ),
+}
+
+
+def counts_late(held: dict[str, Any], y: torch.Tensor) -> None:
+    held["calls"] = held.get("calls", 0) + 1
+    if held["calls"] > 3:  # of the second step
+        counts(held["table"], y)
+
+
+def reads_table(self: Any, x: torch.Tensor) -> Any:
+    return self.c(self.b(self.a(x))) * (1 + sum(self.held["table"].values()) * 0.01)
+
+
+class StartsLate(Root):
+    """Keeps an average, or what it computes once, in a dictionary; not from its first call on."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__(net(), forward)
+        self.calls, self.kept = 0, {}  # type: ignore[var-annotated]
+
+
+def averages_late(self: Any, x: torch.Tensor) -> Any:
+    self.calls += 1
+    y = self.b(self.a(x) + self.kept.get("mean", 0.0))
+    if self.calls > 2:  # in the second step
+        self.kept["mean"] = y.detach().mean(0) * 0.5
+    return self.c(y)
+
+
+def computes_late(self: Any, x: torch.Tensor) -> Any:
+    self.calls += 1
+    y = self.b(self.a(x))
+    if self.calls > 2:
+        if "ramp" not in self.kept:
+            self.kept["ramp"] = torch.linspace(1, 2, WIDTH, dtype=x.dtype)
+        y = y * self.kept["ramp"]
+    return self.c(self.b(y))
+
+
+EQUAL["what is computed once, late"] = lambda: StartsLate(computes_late)
+
+
 def shares_memory(self: Any, x: torch.Tensor) -> Any:
     h = self.a(x) * 1.0
     return self.b(h[:, :2], h) + h
@@ -313,5 +540,29 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "weak keys": (lambda: Root(Remembers(weakref.WeakKeyDictionary()), remembered), WEAK),
     "weak keys of a step": (lambda: Root(Remembers(WeakTensorKeyDictionary), remembered), WEAK),
+    "5000 counts that start late": (
+        lambda: Holder({"table": dict.fromkeys(range(5000), 0)}, counts_late, reads_table),
+        "attribute 'held' of module the root module (Holder) has more than 4096 items or 256 containers",
+    ),
+    "an object that a step makes in a class": (
+        lambda: Root(ReadsLate(), makes_late),
+        "attribute 'Scopes' of module the root module (Root) cannot be sent",
+    ),
+    "a function mode around a call": (
+        lambda: Root(net(), lambda self, x: within(self, x, Doubled())),
+        "module b (Sequential) was called within Doubled, and is on another partition",
+    ),
+    "a dispatch mode around a call": (
+        lambda: Root(net(), lambda self, x: within(self, x, Negated())),  # type: ignore[no-untyped-call]
+        "module b (Sequential) was called within Negated, and is on another partition",
+    ),
+    "hooks that change what is saved": (
+        lambda: Root(net(), lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5))),
+        "module b (Sequential) was called within saved_tensors_hooks, and is on another partition",
+    ),
+    "an average that starts late": (
+        lambda: StartsLate(averages_late),
+        "attribute 'kept' of module the root module (StartsLate) was written by microbatch 0 after microbatch 1",
+    ),
     "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
 }

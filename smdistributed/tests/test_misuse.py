@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -28,7 +29,7 @@ class Net(nn.Module):
 
         super().__init__()
         self.tail, self.first, self.second = tail, nn.Linear(4, 4), nn.Linear(4, width)
-        smp.set_partition(self.second, 1)
+        smp.set_partition(self.second, smp.pp_size() - 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.first(x)
@@ -87,3 +88,82 @@ def test_ranks_with_different_models_are_told() -> None:
     for text in run_ranks(2, two_models):
         assert text.startswith("SMPConfigError: the models of the ranks differ: rank 0 has parameter 'second.weight' ")
         assert "of shape (4, 4) on partition 1, rank 1 has parameter 'second.weight' of shape (5, 4)" in text
+
+
+class Inner(torch.autograd.Function):
+    """Runs a backward pass of its own in its forward, as a solver does, and returns that gradient."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            leaf.square().sum().backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return leaf.grad
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def passes(degree: int, microbatches: int) -> dict[str, tuple[str, list[torch.Tensor]]]:
+    """Return, for several ways to run a backward pass in a step function, what was said, and the gradients."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({**BY_HAND, "pipeline_parallel_degree": degree, "microbatches": microbatches})
+    torch.manual_seed(1)
+    plain = Net(4, tail=False)
+    model = smp.DistributedModel(plain)
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    other = nn.Linear(4, 4)
+
+    def both(loss: torch.Tensor) -> None:
+        other(torch.ones(4)).sum().backward()
+        model.backward(loss + Inner.apply(loss))  # type: ignore[no-untyped-call]
+
+    def updates(loss: torch.Tensor) -> None:
+        model.backward(loss)
+        optimizer.step()
+
+    ways: dict[str, Callable[[torch.Tensor], None]] = {
+        "model.backward": model.backward,
+        "own passes": both,
+        "loss.backward": lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
+        "autograd.backward": lambda loss: torch.autograd.backward([loss], [torch.ones(())]),
+        "inputs": lambda loss: loss.backward(inputs=list(plain.first.parameters())),  # type: ignore[no-untyped-call]
+        "optimizer.step": updates,
+    }
+    found = {}
+    for name, way in ways.items():
+
+        @smp.step
+        def train(model: Any, x: torch.Tensor, way: Callable[[torch.Tensor], None] = way) -> None:
+            way(model(x).sum())
+
+        optimizer.zero_grad()
+        text = said(lambda step=train: step(model, torch.ones(4, 4)))  # type: ignore[misc]
+        smp.barrier()
+        found[name] = text, [p.grad.clone() for p in model.local_parameters() if p.grad is not None]
+    return found
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_plain_backward_pass_in_a_step_is_refused(degree: int) -> None:
+    results = run_ranks(degree, passes, degree, 2)
+    for found in results:
+        for allowed in ("model.backward", "own passes"):
+            assert found[allowed][0] == "nothing", allowed
+        refused = ["loss.backward", "autograd.backward", *(["inputs"] if degree == 1 else [])]
+        for name in refused:
+            assert "loss.backward() or torch.autograd.backward() was called in a function" in found[name][0], name
+        assert "optimizer.step() was called in a function decorated with smp.step" in found["optimizer.step"][0]
+    # The rank that comes second says what the first one said, in a line.
+    for name in refused:
+        assert any("Call model.backward(loss) in its place." in found[name][0] for found in results)
+    assert any("Call it after the step function has" in found["optimizer.step"][0] for found in results)
+
+
+def test_a_plain_backward_pass_that_makes_the_same_gradients_is_none_of_them() -> None:
+    (found,) = run_ranks(1, passes, 1, 1)
+    assert {text for text, _ in found.values()} == {"nothing"}
+    assert all(map(torch.equal, found["loss.backward"][1], found["model.backward"][1]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -33,6 +35,67 @@ class Drops(nn.Module):
             self.seen.put(drawn)
         result: torch.Tensor = self.drop(self.linear(x))
         return result
+
+
+class Draws(nn.Module):
+    """A linear module whose factor comes from Python's generator or numpy's, by a name or by an object."""
+
+    def __init__(self, slow: int, kind: str) -> None:
+        super().__init__()
+        self.linear, self.slow, self.kind = nn.Linear(WIDTH, WIDTH), slow, kind
+        self.hidden = vars(random)["random"]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for _ in range(400 * ((int(1000 * x.detach().abs().sum()) * self.slow) % 5)):
+            torch.ones(16, 16) @ torch.ones(16, 16)
+        if self.kind == "numpy":
+            return self.linear(x) * (1 + numpy.random.rand())
+        return self.linear(x) * (1 + (random.random() if self.kind == "python" else self.hidden()))
+
+
+def streams() -> tuple[Any, str]:
+    """Return where the script's own generators are."""
+    return random.getstate(), repr(numpy.random.get_state())
+
+
+def other_losses(kind: str) -> tuple[list[list[float]], bool]:
+    """Return the losses of trainings with the same seeds and other speeds, and whether the script's streams stayed."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({**BY_HAND, "microbatches": 4, "active_microbatches": 4})
+    found, stayed = [], True
+    for speeds in ([0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 2], [3, 1, 2, 0], [0, 0, 2, 1]):
+        torch.manual_seed(11)
+        random.seed(5)
+        numpy.random.seed(7)
+        plain = nn.Sequential(*(Draws(slow, kind) for slow in speeds)).double()
+        for number, module in enumerate(plain):
+            smp.set_partition(module, number % 2)
+        model = smp.DistributedModel(plain)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        train = train_step(lambda model, x: (model(x) ** 2).mean())
+        values = []
+        for step in range(4):
+            optimizer.zero_grad()
+            before = streams()
+            x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step)).double()
+            values += [each.item() for each in train(model, x).outputs]
+            stayed &= step == 0 or before == streams()
+            optimizer.step()
+        found.append(values)
+        forget()
+    smp.barrier()
+    return found, stayed
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy", "hidden"])
+def test_generators_of_python_and_numpy_belong_to_the_microbatch(kind: str) -> None:
+    results = run_ranks(2, other_losses, kind)
+    for found, stayed in results:
+        assert all(values == found[0] for values in found)
+        assert len(set(found[0])) == len(found[0])
+        assert stayed
+    assert results[0] == results[1]
 
 
 def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -262,3 +263,29 @@ def test_other_ranks_may_have_empty_rows() -> None:
     first, second = run_ranks(2, _empty_elsewhere, 0)
     assert first == second
     assert first[2] < first[0]
+
+
+def _sources() -> dict[str, str]:
+    """Return what is said of arguments that batches come from, by what they are."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(FOUR)
+    dataset = torch.utils.data.TensorDataset(torch.ones(8, 1))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+    whole = smp.step(non_split_inputs=["source"])(lambda source, _: next(iter(source))[0])
+    assert len(whole(loader, None).concat()) == 16
+    counted = smp.step(lambda numbers, x: x + next(numbers))
+    assert counted(itertools.count(), torch.zeros(4)).concat().tolist() == [0.0, 1.0, 2.0, 3.0]
+    found = {}
+    for name, source in {"DataLoader": loader, "TensorDataset": dataset, "list_iterator": iter([1])}.items():
+        with pytest.raises(ValueError, match="argument source") as caught:
+            smp.step(lambda source: next(iter(source)))({"train": source})
+        found[name] = str(caught.value)
+    return found
+
+
+def test_where_batches_come_from_is_no_batch() -> None:
+    (found,) = run_ranks(1, _sources)
+    for name, text in found.items():
+        assert f"argument source['train']: a {name} is not split, so each of 4 microbatches would draw" in text
+        assert "Draw a batch outside of the function, and pass its tensors" in text

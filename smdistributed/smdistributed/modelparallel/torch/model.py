@@ -27,6 +27,7 @@ from .job.wrapped import wrapped
 from .nn import delayed
 from .partitioning import partitioner, placement, remote
 from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
+from .pipeline import own_passes
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
 from .sharding.outside import whole
@@ -144,6 +145,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if is_tracing():
             self._trace = self._traced(args, kwargs)
             raise TraceDone
+        with own_passes.inside():
+            return self._forward(args, kwargs)
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
@@ -194,11 +199,22 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             grads = [g * scale for g in grads]
         self._did_backward = True
         runtime = present()
-        if runtime is not None:
-            runtime.backward(roots, grads)
-        else:
-            whole(roots)
-            torch.autograd.backward(roots, grads)
+        with own_passes.inside():
+            if runtime is not None:
+                runtime.backward(roots, grads)
+            else:
+                whole(roots)
+                torch.autograd.backward(roots, grads)
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether ``backward`` makes other gradients than ``loss.backward()``."""
+        return (self._average and state.cfg.microbatches > 1) or self.loss_scaler.loss_scale != 1
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the gradients are complete only after the step: of several microbatches, or of several ranks."""
+        return state.cfg.microbatches > 1 or dist.get_world_size() > 1
 
     def begin_step(self, first: Callable[[], Any]) -> None:
         """Divide the model if it is not yet, and make ready for a step. ``first`` is the first microbatch's call."""

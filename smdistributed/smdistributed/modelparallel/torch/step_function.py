@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import io
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
+import torch.utils.data
 
 from .exceptions import SMPRuntimeError
 from .job.state import state
 from .job.wrapped import wrapped
+from .pipeline.own_passes import script
 from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
@@ -100,7 +104,8 @@ class StepFunction(Generic[P]):
             microbatch for everything else. None stays None.
 
         Raises:
-            ValueError: A batch does not divide by the number of microbatches.
+            ValueError: A batch does not divide by the number of microbatches, or an argument is not a batch but
+                where batches come from.
             SMPRuntimeError: ``smp.init`` has not been called.
             StepError: A rank of the pipeline failed.
         """
@@ -128,7 +133,7 @@ class StepFunction(Generic[P]):
                 values = self._split(name, value, count)
             for part, each in zip(parts, values, strict=True):
                 part.arguments[name] = each
-        return [functools.partial(self.function, *part.args, **part.kwargs) for part in parts]
+        return [functools.partial(script, self.function, *part.args, **part.kwargs) for part in parts]
 
     def _split(self, name: str, value: Any, count: int) -> Sequence[Any]:
         if name in self.whole:
@@ -208,11 +213,23 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
         return [part(count, index, axis) for index in range(count)]
     children = _children(value)
     if children is None:
+        if count > 1 and _has_batches(value):
+            raise _CannotSplitError(
+                f"{path}: a {type(value).__name__} is not split, so each of {count} microbatches would draw from it. "
+                "Draw a batch outside of the function, and pass its tensors; or name the argument in non_split_inputs"
+            )
         return [value] * count
     parts = [_split(child, count, axis, f"{path}[{key!r}]") for key, child in children]
     if all(each is child for part, (_, child) in zip(parts, children, strict=True) for each in part):
         return [value] * count
     return [_with_children(value, [part[index] for part in parts]) for index in range(count)]
+
+
+def _has_batches(value: Any) -> bool:
+    """Return whether a value is where batches come from. A file and a counter are iterators, too."""
+    if isinstance(value, torch.utils.data.DataLoader | torch.utils.data.Dataset):
+        return True
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase | itertools.count)
 
 
 def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Sequence[torch.Tensor]:

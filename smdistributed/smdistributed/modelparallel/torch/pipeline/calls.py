@@ -201,6 +201,15 @@ class Caller:
             )
         context = port.context()
         _check_transforms(port.modules.title(number))
+        scope = port.scheduler.home.scope(
+            [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+        )
+        if scope is not None:
+            raise StepError(
+                f"module {port.modules.title(number)} was called within {scope}, and is on another partition, where "
+                "that would have no effect\nEnter it around the whole step function, or place the module with its "
+                "caller with smp.set_partition."
+            )
         if context.tail is not None:
             raise StepError(_NOT_LAST)
         tail = self._tail(context, number)

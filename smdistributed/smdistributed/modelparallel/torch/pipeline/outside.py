@@ -32,16 +32,24 @@ class _Code(NamedTuple):
         stored: The same, for names that are written.
         holders: Classes and Python modules.
         attributes: Names of attributes that are written.
+        read: Names of attributes that are read.
+        draws: Packages with a generator of random numbers that are named.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
     stored: dict[int, set[str]]
     holders: dict[int, Any]
     attributes: set[str]
+    read: set[str]
+    draws: set[str]
 
 
 class Outside:
-    """What the modules of a model write outside of them."""
+    """What the modules of a model write outside of them.
+
+    Attributes:
+        draws: Packages whose generators of random numbers their code names.
+    """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
         known: dict[tuple[Any, ...], _Code] = {}
@@ -63,6 +71,12 @@ class Outside:
             for place, (namespace, names) in code.variables.items():
                 names -= {n for n in names - stored[place] if isinstance(namespace.get(n), mutable.WHOLE)}
         self._stored, self._attributes = stored, frozenset(attributes)
+        self._read = {
+            (id(code), id(holder)): _attributes(holder, code.read, self._attributes)
+            for code in known.values()
+            for holder in code.holders.values()
+        }
+        self.draws = frozenset().union(*(code.draws for code in known.values()))
         self._names: dict[int, mutable.Names] = {}
 
     def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -75,17 +89,43 @@ class Outside:
             for name in sorted(names):
                 value = namespace.get(name)
                 kind: Any = type(value)
-                if kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home):
+                own = kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home)
+                if own or mutable.has_settings(value):
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
                 yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
-        for holder in code.holders.values() if self._attributes else ():
-            name = getattr(holder, "__qualname__", holder.__name__)
-            yield name, self._of(holder, self._attributes)
+        for holder in code.holders.values():
+            title = getattr(holder, "__qualname__", holder.__name__)
+            if self._attributes:
+                yield title, self._of(holder, self._attributes)
+            for name in self._read[id(code), id(holder)]:
+                value = vars(holder).get(name)
+                value = value.default if isinstance(value, mutable.StandIn) else value
+                if not _is_code(value):
+                    yield f"{title}.{name}", value
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
         return self._names.setdefault(id(holder), made)
+
+
+def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
+    """Return the names in a class or a Python module that code reads, and that may have a container or an object."""
+    found = []
+    for name, value in sorted(vars(holder).items()):
+        if name not in read or name.startswith("__"):
+            continue
+        # Code that is never stored to stays what it is.
+        if name in stored or not _is_code(value):
+            found.append(name)
+    return found
+
+
+def _is_code(value: Any) -> bool:
+    kind: Any = type(value)
+    if kind in mutable.BUILTIN:
+        return False
+    return isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
 
 
 def package(kind: type) -> str:
@@ -99,15 +139,16 @@ def _installed(kind: Any) -> bool:
 
 def _own(kind: Any) -> _Code:
     """Return what the forward of an installed class names itself: its package has registries of its own."""
-    found = _Code({}, collections.defaultdict(set), {}, set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
-        list(_named(forward, found))
+        for value in _named(forward, found):
+            found.draws.update(_generators(value))
     return found._replace(stored={}, attributes=set())
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:
-    found = _Code({}, collections.defaultdict(set), {}, set())
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     seen: set[int] = set()
     todo = list(start)
     while todo:
@@ -116,6 +157,7 @@ def _walk(start: Sequence[Any], home: str) -> _Code:
         if id(value) in seen:
             continue
         seen.add(id(value))
+        found.draws.update(_generators(value))
         if isinstance(value, functools.partial):
             todo.append(value.func)
         elif isinstance(value, property):
@@ -130,6 +172,17 @@ def _walk(start: Sequence[Any], home: str) -> _Code:
         elif isinstance(value, types.FunctionType) and _ours(value.__module__, home):
             todo += _named(value, found)
     return found
+
+
+def _generators(value: Any) -> Iterator[str]:
+    """Yield the package of a generator of random numbers, if a value is that package or belongs to it."""
+    # A function of the generator, such as random.random or numpy.random.rand, is bound to it.
+    owner = type(getattr(value, "__self__", None)).__module__
+    name = value.__name__ if isinstance(value, types.ModuleType) else owner
+    if name == "random":
+        yield "random"
+    elif name.partition(".")[0] == "numpy":
+        yield "numpy"
 
 
 def _ours(name: str | None, home: str) -> bool:
@@ -154,5 +207,7 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
             elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 variables.add(each.argval)
                 found.stored[id(namespace)].add(each.argval)
+            elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                found.read.add(each.argval)
             elif each.opname == "STORE_ATTR" and code.co_name != "__init__":
                 found.attributes.add(each.argval)

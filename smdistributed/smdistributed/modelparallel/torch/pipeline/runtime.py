@@ -25,6 +25,7 @@ from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Out
 from .modules import Modules
 from .outputs import Model
 from .port import GONE, Port
+from .randomness import Streams
 from .scheduler import Scheduler, Step
 from .serving import Server
 from .threadstate import Home, capture
@@ -62,6 +63,7 @@ class Runtime:
         self.port = Port(transport, self.scheduler)
         self.calls, self.server = Caller(self.port), Server(self.port)
         self.model = Model(self.port, self.server)
+        self._drawn: set[str] = set()
 
     @property
     def in_step(self) -> bool:
@@ -80,6 +82,7 @@ class Runtime:
         self.port.root_rank = self.port.modules.owner[0]
         self.scheduler.views.install(self.port.modules.modules, self.port.modules.owner)
         self.scheduler.starts = self.port.me == self.port.root_rank
+        self._drawn = self.scheduler.views.draws()
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step.
@@ -105,13 +108,15 @@ class Runtime:
         in_turn = self.scheduler.views.begin(function)
         limit = 1 if in_turn else self.cfg.active_microbatches
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
-        step = Step(self.port.number, bodies, capture(), Home(), simple=simple and not in_turn, limit=limit)
+        streams = Streams(self._drawn)
+        step = Step(self.port.number, bodies, capture(), Home(), streams, simple=simple and not in_turn, limit=limit)
         self.scheduler.step = step
         try:
             later, self._later = self._later, []
             for item in later:
                 self._dispatch(item)
             self.scheduler.run(step)
+            self._drawn |= streams.moved()
             # torch's own errors may follow from it: a graph that was freed, a tensor that was written.
             may = step.error is None or type(step.error) is RuntimeError
             if may and (wrong := self.scheduler.views.conflict()) is not None:

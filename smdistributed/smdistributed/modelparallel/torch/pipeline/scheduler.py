@@ -24,8 +24,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.inbox import Inbox
 from smdistributed.modelparallel.torch.wire.transport import Item
@@ -66,10 +64,18 @@ class Step:
     """
 
     def __init__(
-        self, number: int, bodies: Sequence[Callable[[], Any]], flags: Flags, home: Home, *, simple: bool, limit: int
+        self,
+        number: int,
+        bodies: Sequence[Callable[[], Any]],
+        flags: Flags,
+        home: Home,
+        streams: Streams,
+        *,
+        simple: bool,
+        limit: int,
     ) -> None:
         self.number, self.bodies, self.size = number, bodies, len(bodies)
-        self.flags, self.home, self.simple, self.streams = flags, home, simple, Streams()
+        self.flags, self.home, self.simple, self.streams = flags, home, simple, streams
         self.limit = self.size if simple else min(self.size, limit)
         self.results: list[Any] = [None] * self.size
         self.started = self.finished = 0
@@ -270,7 +276,7 @@ class Scheduler:
         step, seat = self._now(), mine.seat
         assert seat is not None
         plain: bool | None = None
-        stream: list[torch.Tensor] | None = None  # of this context, once another has run
+        stream: list[Any] | None = None  # of this context, once another has run
         while True:
             context = self._next()
             if context is mine:
@@ -303,7 +309,7 @@ class Scheduler:
             self._resume(step, mine, stream)
             return
 
-    def _resume(self, step: Step, context: Context, stream: list[torch.Tensor]) -> None:
+    def _resume(self, step: Step, context: Context, stream: list[Any]) -> None:
         step.streams.resume(stream)
         self.views.enter(self._turn_of(context))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, tensors_in, unflatten
 
-from . import variables
+from . import own_passes, variables
 from .contexts import Context
 from .messages import (
     Arguments,
@@ -84,7 +85,7 @@ class Server:
             Context(
                 ("F", message.call, message.segment),
                 message.microbatch,
-                lambda: self._forward(message, tensors),
+                lambda: self._alone(self._forward, message, tensors),
                 message.flags,
                 inline=self.port.modules.is_inline(message.module, message.segment),
                 place=message.place,
@@ -102,11 +103,16 @@ class Server:
         return Context(
             ("B", message.call, message.segment),
             message.microbatch,
-            lambda: self._backward(message, grads),
+            lambda: self._alone(self._backward, message, grads),
             BACKWARD_FLAGS,
             inline=self.port.modules.is_inline(message.module, message.segment),
             place=0 if saved is None else place(saved.place, -1),
         )
+
+    def _alone(self, run: Callable[[Any, Any], None], message: Any, tensors: Any) -> None:
+        """Run a request. The thread may be one on which a step function waits: it is not that one's own pass."""
+        with own_passes.inside():
+            run(message, tensors)
 
     def has_graph(self, hop: Hop) -> bool:
         """Return whether a backward of a served call is possible, and has not started."""

@@ -2,17 +2,20 @@
 
 Gradient mode, inference mode and autocast are taken at each remote call and hold again where the call is served.
 Function modes cannot travel: a served call runs under those of the serving rank's own step, which runs the same script.
+So a call within a mode that the step did not begin with is refused.
 """
 
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 # ruff: noqa: SLF001  torch has no public names for the stacks of modes of a thread.
 _C: Any = torch._C
@@ -92,6 +95,8 @@ class Home:
     def __init__(self) -> None:
         self.variables = contextvars.copy_context()
         self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
+        self.dispatch: list[Any] = list(_get_current_dispatch_mode_stack())
+        self.hooks = _top_hooks()
         initialized: bool = _cuda.is_initialized()
         self.stream = torch.cuda.current_stream() if initialized else None
 
@@ -115,6 +120,50 @@ class Home:
             and not _saved_tensors_hooks()
             and (self.stream is None or torch.cuda.current_stream() == self.stream)
         )
+
+    def scope(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """Return the name of a scope of this thread that a call of another rank would not be in; None: there is none.
+
+        Those of torch's checkpointing and devices, and hooks that return what was saved, change nothing there.
+
+        Args:
+            tensors: Those that are given to the call.
+        """
+        function = (
+            _overrides._get_current_function_mode_stack()
+            if _C._len_torch_function_stack() != len(self.modes)
+            else self.modes
+        )
+        dispatch = _get_current_dispatch_mode_stack() if _C._len_torch_dispatch_stack() else ()
+        for mode in (*function, *dispatch):
+            known = any(mode is each for each in (*self.modes, *self.dispatch))
+            if not known and not type(mode).__module__.startswith(_HARMLESS):
+                return type(mode).__name__
+        hooks = _top_hooks() if torch.is_grad_enabled() else None
+        if hooks is None or hooks == self.hooks or str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS):
+            return None
+        return None if _keeps(hooks, tensors) else "saved_tensors_hooks"
+
+
+_HARMLESS = "torch.utils.checkpoint", "torch.utils._device", "torch.autograd.graph", "smdistributed."
+_get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _top_hooks() -> tuple[Any, Any] | None:
+    """Return the hooks that what autograd saves goes through; None too where torch does not say them."""
+    return None if _get_top is None else _get_top(True)
+
+
+def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether hooks return the values that were saved: tried with the largest tensor of a call."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.layout is torch.strided]
+    if not floats:
+        return True
+    saved = max(floats, key=torch.Tensor.numel).detach().clone()
+    pack, unpack = hooks
+    with torch.no_grad():
+        back = unpack(pack(saved.clone()))
+    return isinstance(back, torch.Tensor) and torch.equal(back.to(saved.device, saved.dtype), saved)
 
 
 def _saved_tensors_hooks() -> bool:

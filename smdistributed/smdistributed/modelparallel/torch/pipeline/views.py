@@ -49,7 +49,7 @@ _PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = (int, float, complex)
 _WEAK = (weakref.WeakKeyDictionary, WeakIdKeyDictionary)
-_PLAIN = (*_NUMBERS, bool, str, bytes, type(None), torch.dtype, torch.device)
+_PLAIN = mutable.PLAIN
 
 Key = tuple[Any, ...]
 """Number of a module and name of an attribute, and for a container the way to it."""
@@ -134,12 +134,19 @@ class _Version:
 
 
 class _Slot:
-    """One attribute or container, and who wrote what to it in this step."""
+    """One attribute or container, and who wrote what to it in this step.
 
-    __slots__ = ("base", "in_place", "installed", "key", "late", "turns", "where")
+    Attributes:
+        changed: A container had another content for some time.
+        missed: For a new key of a dictionary and who wrote it, who had run without it until then.
+    """
+
+    __slots__ = ("base", "changed", "in_place", "installed", "key", "late", "missed", "turns", "where")
 
     def __init__(self, key: Key, where: Any, base: Any) -> None:
         self.key, self.where, self.base, self.in_place, self.late = key, where, base, False, False
+        self.changed = False
+        self.missed: dict[Any, dict[Turn, set[Turn]]] = {}
         self.turns: dict[Turn, _Version] = {}
         self.installed = base
 
@@ -302,6 +309,7 @@ class Views:
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
         self._lent: list[tuple[str, Any, Any]] = []
+        self._unseen: dict[int, tuple[Key, Any, Any]] = {}
 
     def install(self, modules: list[nn.Module], owner: list[int]) -> None:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
@@ -318,6 +326,10 @@ class Views:
             if buffer is not None
         )
 
+    def draws(self) -> set[str]:
+        """Return the packages whose generators the code of the modules names."""
+        return set(self._outside.draws)
+
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def begin(self, function: str) -> bool:
@@ -333,7 +345,12 @@ class Views:
             _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
         self._entered.clear()
         self._left.clear()
-        self._cells = {id(cell): _Slot(key, cell, mutable.content(cell)) for key, cell in self._look()}
+        self._cells = {}
+        for key, cell in self._look(_FAR if steps == 1 else _MANY):
+            if steps == 1 or key in self._hot or not _is_far(key, cell):
+                self._cells[id(cell)] = _Slot(key, cell, mutable.content(cell))
+            else:
+                self._unseen[id(cell)] = key, cell, _glance(cell)
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
@@ -372,7 +389,8 @@ class Views:
                 _put(slot.where, slot.key[1], slot.last())
         for slot in self._cells.values():
             if slot.turns and slot.key[2] != _NEW:
-                self._hot.add(slot.key)
+                if slot.changed:
+                    self._hot.add(slot.key)
                 mutable.assign(slot.where, slot.last())
         for (kind, name), own in self._replaced.items():
             default = kind.__dict__[name].default
@@ -385,6 +403,8 @@ class Views:
         self._log.clear()
         self._known.clear()
         self._lent.clear()
+        self._unseen.clear()
+        mutable.Settings.known.clear()
 
     def forget(self, before: int) -> None:
         """Free what microbatches wrote that have ended and had a successor; they are those before a number."""
@@ -434,6 +454,7 @@ class Views:
             now = mutable.content(slot.where)
             if mutable.same(now, slot.installed):
                 continue
+            slot.changed = True
             if slot.key[2] != _NEW and not turn[1] and _remains(slot.installed) != _remains(now):
                 self._change(slot, turn, slot.installed, now, backward=backward)
             slot.installed = now
@@ -487,14 +508,33 @@ class Views:
             _adds(before, now) or backward
         ):
             raise StepError(f"{self._where(slot)}\n{_REMEDY}")
+        if isinstance(now, dict) and not backward:
+            self._compare_new(slot, turn, before, now)
+
+    def _compare_new(self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]) -> None:
+        """Compare what microbatches wrote under a new key that the other did not see: a memo is equal in both."""
+        for key in now.keys() - slot.base.keys():
+            if key not in before:
+                later = {each for each in self._entered if each[0] > turn[0] and each[1] == turn[1]}
+                slot.missed.setdefault(key, {})[turn] = later
+            elif now[key] is before[key]:
+                continue
+            for other, version in slot.turns.items():
+                missed = turn in slot.missed.get(key, {}).get(other, ()) or (key not in before and other[0] > turn[0])
+                if not missed or not isinstance(version.value, dict) or key not in version.value:
+                    continue
+                one, two = now[key], version.value[key]
+                if _is_comparable(one) and _is_comparable(two) and not _equal(one, two):
+                    raise self._error(slot, min(turn[0], other[0]), max(turn[0], other[0]), "after")
 
     def _where(self, slot: _Slot) -> str:
         return f"{self._title(slot)} is written where a microbatch that overlaps may have read it"
 
     def _watch(self, key: Key, value: Any) -> None:
         """Look at the containers in a value that is new."""
-        for cell in itertools.islice(mutable.cells(value, package(type(self._modules[key[0]]))), _MOST):
-            self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
+        for cell in itertools.islice(mutable.cells(value, package(type(self._modules[key[0]]))), _MANY):
+            if id(cell) not in self._unseen:
+                self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
 
     def enter(self, turn: Turn) -> None:
         """Put into the containers what a microbatch sees."""
@@ -616,7 +656,8 @@ class Views:
         slot.late |= turn in self._left
         version.writer = self.here() if stamp is None else stamp
         if not turn[1]:
-            self._log.setdefault(turn[0], {})[slot.key] = stamp or (self.me, version.time), value
+            sent = UNSENT if stamp is None and _has_new_object(slot, value) else value
+            self._log.setdefault(turn[0], {})[slot.key] = stamp or (self.me, version.time), sent
         # A switch may be put back before the microbatch ends, and then all is well: conflict() looks again.
         wrong = None if isinstance(value, bool | str | _Mark | None) else self._conflict(slot)
         if wrong is not None:
@@ -624,7 +665,19 @@ class Views:
 
     def conflict(self) -> StepError | None:
         """Return what is wrong: a microbatch saw what an earlier one wrote again afterwards."""
-        return next(filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None)
+        wrong = next(filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None)
+        return wrong or self._changed_unseen()
+
+    def _changed_unseen(self) -> StepError | None:
+        """Return what is wrong: something changed that is too large or too deep to be looked at all the time."""
+        for key, cell, before in self._unseen.values():
+            if id(cell) not in self._cells and not _looks_same(before, _glance(cell)):
+                return StepError(
+                    f"attribute {key[1]!r} of module {self.title(key[0])} has more than {mutable.LARGE} items or "
+                    f"{_MOST} containers: what is in it is looked at only if it changes in the first step of a step "
+                    "function, and it changed in a later one\nKeep it smaller, or make it a buffer."
+                )
+        return None
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -717,7 +770,11 @@ class Views:
     def _share(self, turn: Turn) -> None:
         """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
         for slot in self._cells.values() if self._shared else ():
-            if slot.key in self._shared and turn not in slot.turns and all(map(_lasts, mutable.items(slot.installed))):
+            if slot.key not in self._shared or turn in slot.turns:
+                continue
+            if _is_far(slot.key, slot.where) and not slot.changed and slot.key not in self._hot:
+                continue  # a large table, equal on all ranks
+            if all(map(_lasts, mutable.items(slot.installed))):
                 self._note(slot, turn, slot.installed)
 
     def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
@@ -749,12 +806,16 @@ class Views:
             if isinstance(where, (list, collections.deque)) != isinstance(value, list) and value is not UNSENT:
                 self._differs(key)
                 continue
+            if isinstance(where, mutable.Names) and value is not UNSENT:
+                settled = where.settled(value)
+                value = UNSENT if settled is None else settled
             if value is UNSENT:
                 raise StepError(f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}")
             cell = self._cells.get(id(where))
             if cell is None:
                 cell = self._cells[id(where)] = _Slot(key, where, mutable.content(where))
             before = cell.find(turn)[1]
+            cell.changed = cell.changed or _remains(before) != _remains(value)
             if number == microbatch and not turn[1] and _remains(before) != _remains(value):
                 self._change(cell, turn, before, value, backward=False)
             mutable.assign(where, value)
@@ -849,18 +910,18 @@ class Views:
             own = module.__dict__
             named = (*own["_parameters"].items(), *own["_buffers"].items()) if mine else ()
             for name, value in (*named, *_roots(module, self._outside)):
-                for leaf in itertools.islice(mutable.leaves(value, package(type(module))), _MOST):
+                for leaf in itertools.islice(mutable.leaves(value, package(type(module))), _MANY):
                     if mine or (isinstance(leaf, torch.Tensor) and name in own):
                         yield number, name, leaf
 
-    def _look(self) -> Iterator[tuple[Key, Any]]:
-        """Yield the containers that modules hold, each once."""
+    def _look(self, most: int) -> Iterator[tuple[Key, Any]]:
+        """Yield the containers that modules hold, each once: so many of an attribute."""
         seen: dict[int, tuple[int, Key]] = {}
         for number, module in enumerate(self._modules):
             for name, value in _roots(module, self._outside):
-                for place, cell in enumerate(itertools.islice(mutable.cells(value, package(type(module))), _MOST)):
+                for place, cell in enumerate(itertools.islice(mutable.cells(value, package(type(module))), most)):
                     owner, key = seen.setdefault(id(cell), (self._owner[number], (number, name, place)))
-                    if owner != self._owner[number]:
+                    if owner != self._owner[number] and not isinstance(cell, mutable.Settings):
                         self._shared.add(key)
                     elif key == (number, name, place):
                         yield key, cell
@@ -869,8 +930,8 @@ class Views:
 _log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
 """In the place of the way to a container that was made in the present step: it goes along with its attribute."""
-_MOST = 256
-"""The most containers that are looked at in one attribute."""
+_MOST, _MANY, _FAR = 256, 4096, 1 << 16
+"""The containers of one attribute that are looked at all the time, after each step, and in the first step."""
 _REMEDY = (
     'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one after another. Or place '
     "the modules that use it on one partition with smp.set_partition."
@@ -881,6 +942,29 @@ _FASTER = (
     "Equal to one process, but slower. Keep it in a local variable, or place the modules that use it on one partition "
     "with smp.set_partition."
 )
+
+
+def _is_far(key: Key, cell: Any) -> bool:
+    """Return whether it would cost too much to look at a container whenever a microbatch ends or waits."""
+    large = isinstance(cell, list | dict | set | collections.deque) and len(cell) > mutable.LARGE
+    return key[2] >= _MOST or large
+
+
+def _glance(cell: Any) -> Any:
+    """Return what is in a container, or of a very large one how much there is, and what comes last in a list."""
+    if isinstance(cell, list | dict | set | collections.deque) and len(cell) > _FAR:
+        last = cell[-1] if isinstance(cell, list | collections.deque) else None
+        return len(cell), last
+    return mutable.content(cell)
+
+
+def _looks_same(one: Any, other: Any) -> bool:
+    """Return whether two glances saw the same objects."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return bool(one[0] == other[0]) and one[1] is other[1]
+    return mutable.same(one, other)
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -934,6 +1018,13 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and type(one) is type(other) and len(one) == len(other):
         return all(map(_equal, one, other))
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+
+
+def _is_comparable(value: Any) -> bool:
+    """Return whether ``_equal`` can tell that two such values differ."""
+    if isinstance(value, tuple):
+        return all(map(_is_comparable, value))
+    return isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and not value.requires_grad)
 
 
 def _in_backward() -> bool:
@@ -1010,6 +1101,14 @@ def _added(base: Any, writers: Sequence[tuple[Any, Any]]) -> Any:
         if None not in parts:
             total[key] = sum(parts)
     return total
+
+
+def _has_new_object(slot: _Slot, value: Any) -> bool:
+    """Return whether a variable or an attribute of a class got an object in this step: other ranks have none for it."""
+    if not isinstance(slot.where, mutable.Names) or not isinstance(value, dict):
+        return False
+    old = set(map(id, slot.base.values()))
+    return any(isinstance(each, mutable.Held) and id(each) not in old for each in value.values())
 
 
 def _differentiable(value: Any) -> bool:

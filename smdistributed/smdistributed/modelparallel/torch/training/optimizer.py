@@ -17,6 +17,7 @@ from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rank, 
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.pipeline import own_passes
 from smdistributed.modelparallel.torch.pipeline.runtime import present
 from smdistributed.modelparallel.torch.sharding import mesh, wrap
 
@@ -353,6 +354,7 @@ class DistributedOptimizer(_Optimizer):
         Returns:
             What torch returns: the closure's result, or None.
         """
+        own_passes.check_optimizer(self)
         self._opt_called = True  # what a learning-rate scheduler looks for
         if isinstance(self, torch.optim.LBFGS):
             return super().step(closure)

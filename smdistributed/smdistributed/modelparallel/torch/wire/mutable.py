@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import contextlib
 import copy
 import functools
@@ -11,9 +12,10 @@ import operator
 import random
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,7 +38,7 @@ WHOLE = (
     types.MethodType,
     torch.Generator,
 )
-_BUILTIN = {
+BUILTIN = {
     list,
     dict,
     set,
@@ -52,8 +54,10 @@ _SUMMED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
 _SMALL = 1 << 16
 _STDLIB = sysconfig.get_path("stdlib")
 _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
-_DEPTH, _MOST = 6, 4096
-"""How deep containers are followed, and above how many items or containers no more are."""
+LARGE = 4096
+"""Of containers with more items than this, what is in the items is not looked at."""
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""Values that do not change, and are cheap to send."""
 
 
 class StandIn:
@@ -66,35 +70,142 @@ class StandIn:
     default: Any
 
 
+class Held:
+    """Stands for an object in a variable or an attribute of a class: the object itself does not go to another rank."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def __reduce__(self) -> str:
+        """Go to another rank as an object of this one."""
+        return "ELSEWHERE"
+
+
+ELSEWHERE = Held()
+"""An object that is on another rank."""
+
+
 class Names:
     """Variables of a Python module, or attributes of a class, as a container."""
 
     def __init__(self, holder: Any, names: frozenset[str]) -> None:
-        self.holder, self.names = holder, names
+        self.holder, self.names = holder, sorted(names)
+        self._held: dict[int, Held] = {}
 
     def get(self) -> dict[str, Any]:
-        """Return the values that are of a kind that can go to another rank. Others are code, and stay."""
+        """Return the values. One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out."""
         space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
-        found = {name: space.get(name, self) for name in self.names}
-        found = {name: value.default if isinstance(value, StandIn) else value for name, value in found.items()}
-        return {name: value for name, value in found.items() if isinstance(value, (*_VALUES, torch.Tensor))}
+        found: dict[str, Any] = {}
+        held: dict[int, Held] = {}
+        for name in self.names:
+            value = space.get(name, self)
+            value = value.default if isinstance(value, StandIn) else value
+            if isinstance(value, (*_VALUES, torch.Tensor)):
+                found[name] = value
+            elif _is_object(value):
+                found[name] = held[id(value)] = self._held.get(id(value)) or Held(value)
+        self._held = held
+        return found
 
     def put(self, value: dict[str, Any]) -> None:
         """Set the values, and delete the names that have none."""
-        for name in [name for name in self.get() if name not in value]:
+        for name in self.get().keys() - value.keys():
             self.holder.pop(name) if isinstance(self.holder, dict) else delattr(self.holder, name)
         for name, each in value.items():
-            if isinstance(self.holder, dict):
-                self.holder[name] = each
-            elif isinstance(there := vars(self.holder).get(name), StandIn):
-                there.default = each
-            else:
-                setattr(self.holder, name, each)
+            if isinstance(each, Held):
+                self._held[id(each.value)] = each
+            self._set(name, each.value if isinstance(each, Held) else each)
+
+    def settled(self, value: dict[str, Any]) -> dict[str, Any] | None:
+        """Return values of another rank, with objects of this one in the place of those that stayed there.
+
+        Returns:
+            The values; None: this rank has no such object.
+        """
+        now = self.get()
+        found = {name: now.get(name) if each is ELSEWHERE else each for name, each in value.items()}
+        stayed = [name for name, each in value.items() if each is ELSEWHERE]
+        return found if all(isinstance(found[name], Held) for name in stayed) else None
+
+    def _set(self, name: str, value: Any) -> None:
+        if isinstance(self.holder, dict):
+            self.holder[name] = value
+        elif isinstance(there := vars(self.holder).get(name), StandIn):
+            there.default = value
+        else:
+            setattr(self.holder, name, value)
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is an object that has a state, and neither code nor of this library."""
+    kind: Any = type(value)
+    if isinstance(value, WHOLE) or kind.__module__.partition(".")[0] in ("builtins", "smdistributed"):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(kind))
+
+
+class Settings:
+    """The plain attributes of an object of an installed class, as a container.
+
+    Such an object may be a configuration, whose values a caller sets for a module that it calls. It may also be a
+    writer with open files: so nothing else of it is looked at, and the object itself does not go to another rank.
+    """
+
+    known: ClassVar[dict[int, Settings]] = {}
+    """Those of the present step, by the identity of the object."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+
+    @classmethod
+    def of(cls, holder: Any) -> Settings:
+        """Return the one of an object: the same one until the step ends."""
+        found = cls.known.get(id(holder))
+        if found is None:
+            found = cls.known[id(holder)] = cls(holder)
+        return found
+
+    def _spaces(self) -> list[dict[Any, Any]]:
+        own = self.holder
+        return [own.__dict__, own] if isinstance(own, dict) else [own.__dict__]
+
+    def get(self) -> dict[tuple[int, Any], Any]:
+        """Return the plain values, by the dictionary that has them (the attributes, or the items) and by name."""
+        found = {}
+        for number, space in enumerate(self._spaces()):
+            for name, each in dict.items(space):
+                if isinstance(each, PLAIN):
+                    found[number, name] = each
+        return found
+
+    def put(self, value: dict[tuple[int, Any], Any]) -> None:
+        """Set the values, and delete the plain ones that are not among them."""
+        spaces = self._spaces()
+        for number, name in self.get().keys() - value.keys():
+            dict.__delitem__(spaces[number], name)
+        for (number, name), each in value.items():
+            dict.__setitem__(spaces[number], name, each)
+
+
+def has_settings(value: Any) -> bool:
+    """Return whether an object of an installed class has attributes that are the same in all threads."""
+    unlike = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, unlike)
+
+
+def _nested(value: Any) -> list[Any]:
+    """Return what a mapping or a sequence of an installed class has in it, such as the parts of a configuration."""
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if not isinstance(value, collections.abc.Mapping | collections.abc.Sequence):
+        return []
+    inner = (dict, list, collections.abc.Mapping, collections.abc.Sequence)
+    return [each for each in vars(value).values() if isinstance(each, inner)]
 
 
 def content(cell: Any) -> Any:
     """Return what is in a container now: a list or a dictionary."""
-    if isinstance(cell, Names):
+    if isinstance(cell, Names | Settings):
         return cell.get()
     if isinstance(cell, _SEQUENCES):
         return list(cell)
@@ -141,7 +252,7 @@ def value(leaf: Any) -> Any:
 
 def assign(cell: Any, value: Any) -> None:
     """Put another content into a container, or into a leaf that is writable."""
-    if isinstance(cell, Names):
+    if isinstance(cell, Names | Settings):
         cell.put(value)
     elif isinstance(cell, torch.Generator):
         cell.set_state(value)
@@ -171,39 +282,46 @@ def assign(cell: Any, value: Any) -> None:
         target.update({name: value[name] for name in value if name not in slots} if slots else value)
 
 
-def cells(value: Any, package: str = "", depth: int = 0) -> Iterator[Any]:
-    """Yield the containers in a value. A copy of the value yields its own in the same order.
+def cells(value: Any, package: str = "") -> Iterator[Any]:
+    """Yield the containers in a value, each once. A copy of the value yields its own in the same order.
+
+    What is in a container of more than ``LARGE`` items is not looked through.
 
     Args:
         value: The value.
-        package: Objects of other installed packages, such as a log or a writer, are left alone; empty: of none.
-        depth: How deep in a value this is.
+        package: Of objects of other installed packages, such as a configuration, a log or a writer, only plain
+            attributes are looked at; empty: they are as all others.
     """
-    if depth > _DEPTH or isinstance(value, WHOLE):
+    if isinstance(value, WHOLE):
         return
-    kind: Any = type(value)
-    if kind is Names:
-        yield value
-        return
-    if package and kind not in _BUILTIN and foreign(kind, package):
-        return
-    if isinstance(value, tuple):
-        items: Any = value
-    elif isinstance(value, (*_SEQUENCES, dict)):
-        if len(value) > _MOST:
-            return
-        yield value
-        items = dict.values(value) if isinstance(value, dict) else value
-    elif isinstance(value, set):
-        yield value
-        return
-    elif isinstance(getattr(value, "__dict__", None), dict) or _slots(kind):
-        yield value
-        items = _state(value).values()
-    else:
-        return
-    for item in list(items):
-        yield from cells(item, package, depth + 1)
+    seen: set[int] = set()
+    todo = [iter([value])]
+    while todo:
+        each = next(todo[-1], todo)
+        if each is todo:
+            todo.pop()
+            continue
+        if isinstance(each, WHOLE) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        kind: Any = type(each)
+        if kind is Names:
+            yield each
+        elif package and kind not in BUILTIN and foreign(kind, package):
+            if has_settings(each):
+                yield Settings.of(each)
+                todo.append(iter(_nested(each)))
+        elif isinstance(each, tuple):
+            todo.append(iter(each))
+        elif isinstance(each, set):
+            yield each
+        elif isinstance(each, (*_SEQUENCES, dict)):
+            yield each
+            if len(each) <= LARGE:
+                todo.append(iter(list(items(content(each)))))
+        elif isinstance(getattr(each, "__dict__", None), dict) or _slots(kind):
+            yield each
+            todo.append(iter(list(_state(each).values())))
 
 
 def leaves(value: Any, package: str) -> Iterator[Any]:
