@@ -132,6 +132,7 @@ def _run(
             secrets=tuple(Secret(identifier=name, content=text) for name, text in secrets.items()),
             arguments=settings.proxies,
             no_cache=not cached,
+            network=settings.network,
         )
         try:
             with DISPLAY.task("asking apt", log=False):
