@@ -202,7 +202,9 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
     docker_image: BuiltByCommand, folder: Folder
 ) -> None:
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
-    setup = "import socket\nsocket.getaddrinfo('pypi.org', 443)\n" + SETUP.format(look=look, name="downloads")
+    setup = "if len(open('/proc/net/route').readlines()) < 2: raise OSError('no network')\n" + SETUP.format(
+        look=look, name="downloads"
+    )
     folder.write("pkg/setup.py", setup)
     folder.write("r.txt", "./pkg\n")
     done = folder.extend(docker_image.engine, docker_image.reference)
