@@ -55,10 +55,13 @@ def tree_with(sources: str, ending: str = "list") -> ImageTree:
 @pytest.mark.parametrize(
     ("line", "written"),
     [
-        ("deb http://deb.debian.org/debian bookworm main", "deb http://deb.debian.org/debian bookworm main\n"),
+        (
+            "deb http://archive.example.org/debian bookworm main",
+            "deb http://archive.example.org/debian bookworm main\n",
+        ),
         ("deb [trusted=yes allow-insecure=yes] https://a.example/x y main", "deb https://a.example/x y main\n"),
         ("deb https://nvidia.example/cuda/x86_64/ /", "deb https://nvidia.example/cuda/x86_64/ /\n"),
-        ("deb-src http://deb.debian.org/debian bookworm main", ""),
+        ("deb-src http://archive.example.org/debian bookworm main", ""),
         ("deb file:/etc/secret bookworm main", ""),
         ("deb copy:/run/secrets bookworm main", ""),
         ("deb ssh://a.example/x bookworm main", ""),
