@@ -71,6 +71,7 @@ from trainworks.plan.checks import (
     SharedLibrariesCheck,
     SingleLibraryCheck,
     SizeCheck,
+    StartCheck,
 )
 
 # A key in form only: the body says what it is.
@@ -843,6 +844,10 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return made
 
 
+INTERFACES = "import socket; print('its interfaces:', [name for _, name in socket.if_nameindex()])"
+ONLY_LO = "its interfaces: ['lo']"
+
+
 @pytest.mark.engine
 def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
     base, name = (f"localhost/trainworks-imagetest-{uuid.uuid4().hex[:12]}:test" for _ in range(2))
@@ -870,6 +875,8 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
         (LabelCheck(component="a", label="maker", value="trainworks"), ""),
         (SizeCheck(component="a", megabytes=1), "MB  /"),
         (SecretsCheck(component="a"), "deletes it"),
+        (StartCheck(component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO, alone=True), ""),
+        (StartCheck(component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO), "its interfaces: ['"),
     ]
     try:
         engine.load(archive)

@@ -120,6 +120,20 @@ def test_a_framework_that_is_too_old_is_refused(asked: Mapping[str, Json], versi
         assert plan(made).argv
 
 
+@pytest.mark.parametrize(("version", "mark"), [("1.13.1", "_"), ("2.0.1+cu118", "_"), ("2.1.0", "-"), ("2.15.0", "-")])
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_torchrun_gets_the_options_that_its_version_reads(version: str, mark: str, restarts: int) -> None:
+    """Older ones read underscores only, in each option, and not in what is behind it."""
+    asked = {**TORCH, "sagemaker_torch_distributed_max_restarts": restarts}
+    argv = plan(with_components(gpus(asked), torch=version)).argv
+    options = [word.partition("=") for word in argv[1 : argv.index(f"--no{mark}python") + 1]]
+    assert f"--nproc{mark}per{mark}node" in [name for name, *_ in options]
+    other = "-" if mark == "_" else "_"
+    assert not [name for name, *_ in options if other in name.removeprefix("--")]
+    if restarts:
+        assert ("--rdzv" + mark + "endpoint", "=", "algo-1:7777") in options
+
+
 @pytest.mark.parametrize(
     ("asked", "program"),
     [(MPI, "mpirun"), (SMP, "mpirun"), (SMDDP, "mpirun"), (DDP, "mpirun"), (TORCH, "torchrun"), (XLA, "python")],

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from trainworks.errors import FactsError, LockError, UnknownNameError
 from trainworks.facts.rows import CheckRow, Facts, Lock, LockedArtifact, LockedBaseImage
@@ -20,6 +21,7 @@ from trainworks.plan.checks import (
     LoadedLibraryCheck,
     OwnedFilesCheck,
     PythonPackageCheck,
+    StartCheck,
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan, without_pulled_bases
@@ -30,6 +32,7 @@ from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
 from trainworks.render.builds import inputs_of
 from trainworks.render.dockerfile import render
 from trainworks.render.manifest import render_manifest
+from trainworks_launcher.contract.registry import MODES
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -60,6 +63,16 @@ def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
 def test_every_target_has_a_plan_and_a_name_of_its_own(facts: Facts) -> None:
     plans = [plan_of(facts.name_of(row), facts) for row in facts.targets]
     assert len({plan.target.name for plan in plans}) == len({plan.tags[0] for plan in plans}) == len(facts.targets)
+
+
+def test_ranks_of_torchrun_meet_without_a_network_in_every_image_that_starts_it(facts: Facts) -> None:
+    """The launcher's own row says from which PyTorch on it starts torchrun."""
+    name, oldest = MODES["torch_distributed"].minimum
+    for row in facts.targets:
+        plan = plan_of(facts.name_of(row), facts)
+        versions = [Version(step.version) for step in plan.steps if step.component == name]
+        alone = [check for check in plan.checks if isinstance(check, StartCheck) and check.alone]
+        assert len(alone) == len([version for version in versions if version >= Version(oldest)]), plan.target.name
 
 
 def test_the_same_input_gives_the_same_plan(facts: Facts) -> None:

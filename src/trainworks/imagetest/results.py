@@ -87,8 +87,9 @@ def title_of(check: kinds.Check) -> str:
             return f"label {label} is {value}"
         case kinds.ConfigurationCheck():
             return "environment, entry point and the rest of the configuration are the plan's"
-        case kinds.StartCheck(arguments=arguments, expect=expect):
-            return f"a container starts with {shlex.join(arguments)}{f' and prints {expect!r}' if expect else ''}"
+        case kinds.StartCheck(arguments=arguments, expect=expect, why=why):
+            said = f" and prints {expect!r}" if expect else ""
+            return why or f"a container starts with {shlex.join(arguments)}{said}"
     assert_never(check)
 
 

@@ -147,8 +147,11 @@ def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container
                 return lambda container: questions.told(container, check.command, timeout=COMMAND_TIMEOUT)
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
         case kinds.StartCheck():
+            isolated = subject.isolated
+            if check.alone and not subject.engine.isolates():
+                isolated = "job"
             return lambda _: subject.engine.run(
-                subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT, isolated=subject.isolated
+                subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT, isolated=isolated
             )
         case _:
             return None

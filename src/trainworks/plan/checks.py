@@ -300,10 +300,18 @@ class StartCheck(_Promise):
     """A container that is started with these arguments, as a platform does it, ends with status 0.
 
     It prints ``expect``, a substring of stdout and stderr together. The arguments go through the image's entry point.
+
+    Attributes:
+        arguments: What the container is started with.
+        expect: What it prints; ``""`` for anything.
+        why: What it shows, in words; ``""``: the arguments say it.
+        alone: Whether it has no network, and cannot resolve its own name; where the engine can isolate.
     """
 
     arguments: tuple[str, ...]
     expect: str = ""
+    why: str = ""
+    alone: bool = False
     kind: Literal["start"] = "start"
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from packaging.version import Version
+
 from trainworks.errors import FactsError
 from trainworks.facts.rows import CheckRow, Facts, Recipe
 from trainworks.facts.shapes import shape_of, short
@@ -95,6 +97,18 @@ TRITON_TOOLS = (
     "print('libdevice is', 'there' if any(map(os.path.getsize, every('libdevice*.bc'))) else 'missing')"
 )
 
+TORCHRUN_FROM = Version("1.13")
+"""The first PyTorch whose torchrun the launcher starts (launcher/trainworks_launcher/contract/registry.py)."""
+
+MEETING = """
+import torch, torch.distributed as group
+group.init_process_group("gloo")
+one = torch.ones(1)
+group.all_reduce(one)
+print("ranks that met:", int(one))
+"""
+"""A job's program: its ranks find each other, and add up what each of them has."""
+
 DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that come with the host's driver and are never in an image."""
 
@@ -181,6 +195,7 @@ def image_checks(
         *_checks_of_files(steps, target),
         *_checks_of_cuda(steps, target),
         *_checks_of_configuration(labels, environment, target),
+        *_checks_of_torchrun(steps),
         *_CHECKS_OF_USE,
         checks.SizeCheck(component=IMAGE, megabytes=target.row.size_budget_megabytes),
     ]
@@ -269,6 +284,22 @@ def _checks_of_configuration(
             # Images of CUDA have many variables that say what is in them.
             others=bool(target.row.image),
         ),
+    ]
+
+
+def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
+    """Return the promise that ranks of one host meet without its name, whatever torchrun of this version does."""
+    if not any(step.component == "torch" and Version(step.version) >= TORCHRUN_FROM for step in steps):
+        return []
+    mode = ("--mode", "torch_distributed", "--processes-per-host", "2")
+    return [
+        checks.StartCheck(
+            component="torch",
+            arguments=("train", *mode, "--", "python", "-c", MEETING),
+            expect="ranks that met: 2",
+            why="two ranks of torchrun meet on a host that has no network and cannot resolve its own name",
+            alone=True,
+        )
     ]
 
 

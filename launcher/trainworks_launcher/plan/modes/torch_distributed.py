@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
+from typing import Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
@@ -30,6 +31,12 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/r
 
 _BINDS_FROM = (2, 9)
 """From this release of torch on, torchrun has ``--numa-binding``. Source: PyTorch 2.9 documentation, elastic/numa."""
+
+_DASHES_FROM = (2, 1)
+"""From this release of torch on, its options may have dashes; each has underscores, too.
+
+Source: pytorch/pytorch pull request 94505, merged when 2.0 had a branch of its own.
+"""
 
 _NAMES_ITSELF = (2, 4)
 """The release of torch whose c10d rendezvous ignores ``--local-addr``. Source: pytorch/pytorch pull request 135262."""
@@ -90,14 +97,34 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
     if restarts:
         why = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
+    line += _numa_binding(job)
+    # Without --no-python it would add a Python of its own.
+    line.append(Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)))
     return [
-        *line,
-        *_numa_binding(job),
-        # Without --no-python it would add a Python of its own.
-        Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
+        *_spelled(line, job.environment.manifest.components.get("torch", "")),
         common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
         *common.command(job),
     ]
+
+
+def _spelled(line: Sequence[Reason], torch: str) -> list[Reason]:
+    """Return torchrun's options as this version of torch reads them."""
+    if not torch or release(torch) >= _DASHES_FROM:
+        return [*line]
+    old: list[Reason] = []
+    for reason in line:
+        words = tuple(_with_underscores(word) for word in reason.words)
+        subject = _with_underscores(reason.subject)
+        old.append(reason._replace(subject=subject, words=words))
+    return old
+
+
+def _with_underscores(word: str) -> str:
+    """Return an option with underscores in its name; another word stays as it is."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def _is_dynamic(job: Job) -> bool:
