@@ -6,13 +6,18 @@ Marked ``engine``; see test_launcher_engine for what is needed. Packets are drop
 from __future__ import annotations
 
 import contextlib
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from launcher_network import Host, Network, as_host, call, need, network_of
+from launcher_network import Host, Network, as_host, call, engine_manifest, need, network_of
+from launcher_support import LAUNCHER, TRAIN, Launcher
+
+from trainworks_launcher.supervise.control.messages import PROTOCOL
 
 pytestmark = pytest.mark.engine
 
@@ -35,13 +40,15 @@ def drop(network: Network, host: str, *rule: str, target: str = "DROP", chain: s
     call(*network.inside(host, "iptables", "-A", chain, *rule, "-j", target))
 
 
-def train(network: Network, folder: Path, host: str, **variables: str) -> Host:
-    """``train -- train.py`` on one of two hosts."""
+def train(
+    network: Network, folder: Path, host: str, *, program: Sequence[str] = TRAIN, words: Sequence[str] = (), **told: str
+) -> Host:
+    """``train -- train.py`` on one of two hosts. words: options of ``train``. told: further variables."""
     base = folder / host
     base.mkdir()
-    told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **variables}
+    told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **told}
     prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}")
-    return Host(base, "--", "train.py", variables=told, prefix=prefix)
+    return Host(base, *words, "--", "train.py", variables=told, prefix=prefix, program=program)
 
 
 @contextlib.contextmanager
@@ -70,8 +77,9 @@ def test_a_healthy_job_says_nothing_of_its_data_path(network: Network, tmp_path:
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
     for name, host in zip(network.hosts, hosts, strict=True):
         assert f"{name} has started" in host.text
-        for word in ("data path", "warning", "store"):
-            assert word not in host.text, host.text
+        said = host.text.replace("warning: each of the 2 hosts runs the whole program", "")
+        for word in ("data path", "warning", "store", "waiting for algo", "not joined"):
+            assert word not in said, host.text
 
 
 @pytest.mark.parametrize("deaf", ["algo-1", "algo-2"])
@@ -143,6 +151,47 @@ def test_two_leaders_end_with_the_names_of_both(network: Network, tmp_path: Path
         )
 
 
+@contextlib.contextmanager
+def program(network: Network, host: str, *words: str, until: str = "") -> Iterator[None]:
+    """Run another program on a host, and wait until it listens on the port ``until``."""
+    with subprocess.Popen(network.inside(host, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+        try:
+            listens = ("sh", "-c", f"until ss -Hltn 'sport = :{until}' | grep -q .; do :; done")
+            call(*network.inside(host, *listens))
+            yield
+        finally:
+            other.kill()
+
+
+def test_another_program_at_the_leaders_port_ends_both_hosts(network: Network, tmp_path: Path) -> None:
+    """The leader ends at once, and the other host long before the join limit: what answers is no launcher."""
+    need("ss")
+    serve = (sys.executable, "-m", "http.server", str(CONTROL_PORT), "--directory", str(tmp_path))
+    with program(network, "algo-1", *serve, until=str(CONTROL_PORT)), job(network, tmp_path) as hosts:
+        assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
+    assert "cannot listen on port 7780: Address already in use" in hosts[0].failure.replace("[Errno 98] ", "")
+    assert hosts[1].failure.startswith("the leader algo-1 did not let this host in on port 7780: another program has")
+    assert "set TRAINWORKS_CONTROL_PORT on every host" in hosts[1].failure
+
+
+@pytest.mark.parametrize("old", ["algo-1", "algo-2"])
+def test_a_launcher_of_another_version_ends_both_hosts(network: Network, tmp_path: Path, old: str) -> None:
+    copy = tmp_path / "old" / "trainworks_launcher"
+    shutil.copytree(LAUNCHER / "trainworks_launcher", copy)
+    messages = copy / "supervise/control/messages.py"
+    text = messages.read_text(encoding="utf-8")
+    messages.write_text(text.replace(f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {PROTOCOL + 1}\n"), encoding="utf-8")
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="ascii")
+    older = (sys.executable, "-IS", str(copy / "__main__.py"))
+    with contextlib.ExitStack() as stack:
+        hosts = [train(network, tmp_path, host, program=older if host == old else TRAIN) for host in network.hosts]
+        for host in hosts:
+            stack.enter_context(host)
+        assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
+    for host in hosts:
+        assert "it runs another version of the launcher: use one image" in host.failure, texts(hosts)
+
+
 SEARCHES = """
 import os, socket, sys, time
 def init_process_group():
@@ -162,9 +211,43 @@ time.sleep(1000)
 def test_ranks_that_do_not_find_each_other_are_named_after_a_minute(network: Network, tmp_path: Path) -> None:
     """A port of the script's own is closed: torch would repeat its warning for half an hour."""
     drop(network, "algo-1", "-p", "tcp", "--dport", "7791")
-    with job(network, tmp_path, script=SEARCHES) as (leader, _):
+    with job(network, tmp_path, script=SEARCHES) as hosts:
+        leader = hosts[0]
         leader.read_until("60 s after the start the ranks have not found each other: ")
         line = next(line for line in leader.text.splitlines() if "have not found each other" in line)
-    assert "algo-2 " in line
-    assert "connects to 10.77.0.1 port 7791, which does not answer" in line
-    assert "algo-1 is in" in line
+        assert "algo-2 " in line
+        assert "connects to 10.77.0.1 port 7791, which does not answer" in line
+        assert "algo-1 is in" in line
+        leader.signal_process_one(signal.SIGTERM)
+        assert [host.wait() for host in hosts] == [143, 143], texts(hosts)
+    for host in hosts:
+        assert "s after the start the ranks had not found each other: " in host.failure, host.failure
+        assert "connects to 10.77.0.1 port 7791, which does not answer" in host.failure
+    assert leader.text.count("connects to 10.77.0.1 port 7791") == 2, "once after a minute, and again at the end"
+
+
+MEETS_LATE = """
+import time
+from pathlib import Path
+def init_process_group():
+    time.sleep(70)
+init_process_group()
+print("they have met", flush=True)
+for step in range(60):
+    time.sleep(1)
+    print("step", step, flush=True)
+raise SystemExit(3)
+"""
+
+
+def test_ranks_that_find_each_other_after_a_minute_are_no_hang_and_no_cause(tmp_path: Path) -> None:
+    """They were seen while they searched: what they print afterwards is progress again."""
+    (tmp_path / "train.py").write_text(MEETS_LATE, encoding="ascii")
+    told = {"TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": "85"}
+    words = ("--mode", "mpi", "--processes-per-host", "2", "--", "train.py")
+    manifest = str(engine_manifest(tmp_path))
+    told["TRAINWORKS_IMAGE_MANIFEST"] = manifest
+    with Launcher(tmp_path, *words, variables=told, prefix=("env", f"--chdir={tmp_path}")) as job:
+        assert job.wait() == 3, job.text
+    assert "60 s after the start the ranks have not found each other" in job.text
+    assert "had not found each other" not in job.failure

@@ -649,6 +649,10 @@ class _Supervisor:
     def _judge(self, outcome: Outcome) -> Outcome:
         """The last word on the end of a try, and with it whether there is another one."""
         judged = self._verdict.judge(outcome)
+        where = self._masker.text(self._lookout.of_start)
+        if where and judged.kind != SUCCEEDED:
+            self._log(where)
+            judged = judged._replace(notes=(*judged.notes, where))
         return judged if self._stopping.signal else self._tries.judge(judged, started=self._phase >= Phase.RUNNING)
 
     def _report(self, outcome: Outcome) -> None:

@@ -46,6 +46,7 @@ class Connection:
         self.asked: Transcript | None = None  # what the leader asked it to prove
         self.seal: Seal | None = None
         self.probes = 0  # questions beside this connection, see ``probe``
+        self.strange = False  # the other end is another program: what it said is no message of a launcher
         self.family, self.there = opened.family, opened.getpeername()
         self.address = _plain(str(self.there[0]))
         self.local_address = _plain(str(opened.getsockname()[0]))
@@ -154,6 +155,7 @@ class Connection:
         try:
             messages = self._decoder.feed(data)
         except ValueError as error:
+            self.strange = True
             self._lose(f"it does not speak the launcher's protocol: {one_reason(error)}")
             return
         if messages or self.seal is None:

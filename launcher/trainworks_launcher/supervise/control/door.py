@@ -39,6 +39,8 @@ class Door:
     Attributes:
         refused: Hosts that were not let in, with the last reason.
         rival: Takes what another leader says; False if it is not one of this job.
+        other_launcher: Hears of a host of this job that has another version of the launcher. A stranger who has not the
+            job's secret cannot say so.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Door:
         """
         self.refused: dict[str, str] = {}
         self.rival: Callable[[Connection, Message], bool] = lambda *_: False
+        self.other_launcher: Callable[[str], None] = lambda _: None
         self._loop = loop
         self._hosts = hosts
         self._job = job
@@ -158,6 +161,8 @@ class Door:
             self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
         elif message.get("protocol") != PROTOCOL:
             self._refuse(connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}")
+            if not self._secret:
+                self.other_launcher(host)
         elif different or not nonce:
             self._refuse(connection, host, f"it belongs to another job: different {different or 'launcher version'}")
         elif host in self._hosts.joined:

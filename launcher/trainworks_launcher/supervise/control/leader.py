@@ -53,6 +53,8 @@ class Leader:
         self._rivals = Rivals(loop, Own(control.leader, job, secret), self._two_leaders)
         self._door = Door(loop, self._hosts, job, secret, self._let_in, events.log)
         self._door.rival = self._rivals.heard
+        self._door.other_launcher = self._will_not_join
+        self._with_other_launcher: set[str] = set()
         self._ends = Ends()
         self._outcome: Outcome | None = None
         self._complete = 0  # how many times all had joined
@@ -236,6 +238,20 @@ class Leader:
             return
         cause = f"hosts that {words}: {some(self._with_refusals(hosts))}"
         self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
+
+    def _will_not_join(self, host: str) -> None:
+        """A host has another version of the launcher. It tries again as long as this, and then it ends."""
+        if host in self._with_other_launcher:
+            return
+        self._with_other_launcher.add(host)
+        seconds = names.REFUSAL_LIMIT_SECONDS
+
+        def still_missing() -> None:  # it may have been started anew, with the right version
+            self._with_other_launcher.discard(host)
+            if host in self._hosts.missing():
+                self._late([host], "did not join", seconds)
+
+        self._loop.after(seconds, still_missing)
 
     def _with_refusals(self, hosts: Sequence[str]) -> list[str]:
         """Return the hosts' names, each with the reason if it was not let in."""

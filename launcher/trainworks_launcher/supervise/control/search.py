@@ -30,6 +30,9 @@ _ANSWER_SECONDS = 15.0
 _NOT_JOINED_SECONDS = (20.0, 60.0)
 """After these seconds the log says what this host has tried, and what came back."""
 
+_STRANGE_SECONDS = 45.0
+"""How long another program may answer in the leader's place, each time. A leader that finds its port taken ends."""
+
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
 _LOGGED_REASONS = 5
@@ -101,6 +104,7 @@ class Search:
         self._began = time.monotonic()
         self._leader_has_no_secret = False
         self._refused = ""  # in the words of the one who answers now
+        self._strange_since = 0.0  # 0: no other program has answered to the last try
         self._tries = 0
         self._pause = _FIRST_PAUSE
         for seconds in _NOT_JOINED_SECONDS:
@@ -136,6 +140,7 @@ class Search:
         if not addresses:
             # The names of pods appear after the pods.
             self._reasons.note(why)
+            self._strange_since = 0.0
             self._again(why)
             return
         # A name may have several addresses, and only one that answers: the next one, each time.
@@ -157,6 +162,7 @@ class Search:
 
     def _connected(self, opened: socket.socket | None, why: str) -> None:
         if opened is None:
+            self._strange_since = 0.0
             self._again(why)
             return
         try:
@@ -185,6 +191,7 @@ class Search:
     def _message(self, connection: Connection, message: Message) -> None:
         kind, asked = text(message.get("type")), connection.asked
         if kind not in _KINDS or asked is None or not self._phases.take(kind):
+            connection.strange = True
             self._distrust(connection, "it does not speak the launcher's protocol")
         elif kind == "refused":
             self._refused = one_line(message.get("reason"))
@@ -232,9 +239,18 @@ class Search:
         connection.close()
         self._lost(connection, reason)
 
-    def _lost(self, _: Connection, reason: str) -> None:
-        """The leader is still starting, or refuses this host and says why."""
+    def _lost(self, connection: Connection, reason: str) -> None:
+        """The leader is still starting, or refuses this host and says why; or another program has its port."""
         why = self._refused or f"{reason} before it let this host in"
+        if not connection.strange:
+            self._strange_since = 0.0
+        else:
+            now = time.monotonic()
+            self._strange_since = self._strange_since or now
+            why = f"another program has this port there, so that the leader ends: {reason}"
+            why = f"{why}; free the port, or set {names.CONTROL_PORT_VARIABLE} on every host"
+            if now - self._strange_since >= _STRANGE_SECONDS:
+                self._deadline, self._reasons.limit = now, 0.0
         self._reasons.note(why)
         self._again(why)
 

@@ -94,6 +94,11 @@ class Lookout:
             self._start.end()
 
     @property
+    def of_start(self) -> str:
+        """Where the leader saw ranks last that had not found each other; ``""``: they have, or it has not looked."""
+        return self._start.last_words if self._start is not None else ""
+
+    @property
     def idle(self) -> float | None:
         """Seconds between two looks that showed no sign of progress, in all; None if this host is never looked at."""
         if not self._plan.limits.hang:
@@ -150,7 +155,7 @@ class Lookout:
         # Once more: a requirement of the job may have brought it.
         eyes = Eyes(_py_spy_of(self._environment), file, *recorder)
         self._watch = Watch(self._loop, eyes, around)
-        self._start = Start(self._loop, eyes, around)
+        self._start = Start(self._loop, eyes, around, self._started)
         self._watch.begin(self._started)
 
     def _what_runs(self) -> list[tuple[int, int]]:

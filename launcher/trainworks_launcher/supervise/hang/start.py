@@ -1,7 +1,8 @@
 """A job whose ranks do not find each other: after a minute the log says what each of them waits for.
 
 torch repeats a failed connection for half an hour, and warns each second; the warnings are not progress. The leader
-asks every host where its ranks are. Where one of them is still looking for the others, all places are told, once.
+asks every host where its ranks are. Where one of them is still looking for the others, all places are told, once. From
+then on it asks again and again, until they have found each other; if the job ends before, its failure has the places.
 
 =======  =========  ==========================================================================
 what     direction  fields
@@ -18,6 +19,7 @@ import os
 import re
 import socket
 import threading
+import time
 from typing import Iterable, Iterator, Mapping, Sequence
 
 from trainworks_launcher.contract import names
@@ -32,6 +34,9 @@ from trainworks_launcher.supervise.loop import READ, Loop
 
 _SHOWN = 8
 _LONGEST = 400
+_AGAIN_SECONDS = 15.0
+"""Between two looks at ranks that search: what is said at the end is so old at most, but for the look itself."""
+
 _SYN_SENT = "02"  # Linux, include/net/tcp_states.h
 
 _RENDEZVOUS = re.compile(r"/torch/distributed/(rendezvous\.py|elastic/rendezvous/\w+\.py)$|/mpi4py/MPI\b")
@@ -46,16 +51,28 @@ class Start:
         searching: Whether a rank of this host looked for the others at the last look.
     """
 
-    def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings) -> None:
-        """Nothing is looked at before ``begin``."""
+    def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings, started: float) -> None:
+        """Nothing is looked at before ``ask``.
+
+        started: when the program was started (monotonic clock).
+        """
         self._loop = loop
         self._eyes = eyes
         self._around = around
+        self._started = started
         self._lines: dict[str, Sequence[str]] = {}
         self._some_search = False
         self._asked = False
         self._over = False
+        self._was_said = False
+        self._turn = 0
+        self._last_words = ""
         self.searching = False
+
+    @property
+    def last_words(self) -> str:
+        """Where the ranks were that have not found each other, on the leader; ``""``: they have, or were not asked."""
+        return self._last_words
 
     def end(self) -> None:
         """The job ends: look no more."""
@@ -63,10 +80,16 @@ class Start:
 
     def ask(self) -> None:
         """Ask every host, on the leader."""
+        if self._over:
+            return
         self._asked = True
+        self._lines.clear()
+        self._some_search = False
+        self._turn += 1
+        turn = self._turn
         self._around.tell({"what": "start"})
         self._look()
-        self._loop.after(LONGEST_SECONDS, self._say)
+        self._loop.after(LONGEST_SECONDS, lambda: self._say(turn))
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Take the leader's question, or a host's answer."""
@@ -114,23 +137,31 @@ class Start:
         self._lines[host] = rows
         self._some_search |= searching
         if set(self._lines) >= {self._around.member, *self._around.others()}:
-            self._say()
+            self._say(self._turn)
 
-    def _say(self) -> None:
-        """Say where the ranks are, once all hosts have answered or have had the time to."""
-        if self._over or not self._asked:
+    def _say(self, turn: int) -> None:
+        """Say where the ranks are, once all hosts have answered or have had the time to. turn: the question's number.
+
+        What one host does not answer in time it answers to the next question.
+        """
+        if self._over or not self._asked or turn != self._turn:
             return
         self._asked = False
+        self._last_words = ""
         if not self._some_search:
             return
         silent = sorted({self._around.member, *self._around.others()} - set(self._lines))
         rows = [row for host_rows in self._lines.values() for row in host_rows]
         rows += [f"{host} did not answer" for host in silent]
         more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-        self._around.log(
-            f"warning: {names.START_LOOK_SECONDS:g} s after the start the ranks have not found each other:"
-            f" {'; '.join(rows[:_SHOWN])}{more}"
-        )
+        seconds = time.monotonic() - self._started
+        places = f"{'; '.join(rows[:_SHOWN])}{more}"
+        self._last_words = f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
+        if not self._was_said:
+            self._was_said = True
+            after = f"{names.START_LOOK_SECONDS:g} s after the start"
+            self._around.log(f"warning: {after} the ranks have not found each other: {places}")
+        self._loop.after(_AGAIN_SECONDS, self.ask)
 
 
 def places_of(roots: Sequence[Root], host: str, eyes: Eyes) -> tuple[list[str], bool]:
