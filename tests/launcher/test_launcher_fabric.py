@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from launcher_support import REPOSITORY, environment, manifest, manifest_document, plan
@@ -139,3 +140,28 @@ def test_network_interfaces_that_exist_are_used(given: str, expected: str, said:
     assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == expected
     assert made.argv[made.argv.index("btl_tcp_if_include") + 1] == expected
     assert [warning.startswith(said) for warning in made.warnings] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "eth0"),
+        ({"interface": "eth1"}, None),
+        ({"hosts": ()}, None),
+        ({"devices": Devices(interfaces=("eth0", "lo"), routed="eth0")}, None),
+        ({"devices": Devices(interfaces=("eth0", "eth1", "lo"))}, None),
+        ({"variables": {"OMPI_MCA_btl_tcp_if_exclude": "docker0"}}, None),
+        ({"asked": {"sagemaker_mpi_custom_mpi_options": "--mca btl_tcp_if_include eth1"}}, None),
+    ],
+)
+def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
+    changed: Mapping[str, Any], expected: str | None
+) -> None:
+    """Each host has its own variable, where nobody names an interface; mpirun would spread that of the leader."""
+    several = {"devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"), "hosts": ("a", "b")}
+    given = {**several, "interface": "", **changed}
+    made = plan(environment({"sagemaker_mpi_enabled": True, **given.pop("asked", {})}, host="a", **given))
+    name = "OMPI_MCA_btl_tcp_if_include"
+    assert made.env.get(name) == expected
+    assert (name in made.hidden) == (expected is not None)
+    assert expected is None or "btl_tcp_if_include" not in made.argv

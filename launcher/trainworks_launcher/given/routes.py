@@ -28,17 +28,16 @@ def look_at_network(platform: platforms.Description, own_name: str, interfaces: 
     config = platform.resource_config
     given, hosts = text(config.get("network_interface_name")), texts(config.get("hosts"))
     leader = platform.leader_address or hosts[0]
-    routed = interface_that_reaches(leader, hosts[1])
-    if routed == "lo":
-        routed = ""
     # The leader's own programs look for rank 0's store by the leader's name, too.
     leads = text(config.get("current_host")) == hosts[0]
+    way = _way_from_leader(leader, hosts[1]) if leads else interface_that_reaches(leader, hosts[1])
+    routed = "" if way == "lo" else way
     own_route = ""
     if leads and routed and not _interface_towards(leader):
         own_route = address_of(routed) or ""
     reaching = own_address = ""
     if given and given not in interfaces:
-        reaching = interface_that_reaches(*hosts[:2])
+        reaching = way
     elif not given:
         own_address = address_of_name(own_name)
         if routed and own_address != address_of(routed):
@@ -71,6 +70,17 @@ def interface_that_reaches(*hosts: str) -> str:
     if len(hosts) == 1 and found:
         return found[0]
     return next((name for name in found if name != "lo"), "") or default_route_interface() or (found or [""])[0]
+
+
+def _way_from_leader(leader: str, other: str) -> str:
+    """Return the interface by which the leader reaches another host.
+
+    Its own name says nothing of that: an address of its own always leads to the interface that has it.
+    """
+    found = _interface_towards(other)
+    if found in ("", "lo"):  # its name is not known yet: pods get theirs when they run
+        found = default_route_interface()
+    return found or interface_that_reaches(leader, other)
 
 
 def _interface_towards(host: str) -> str:

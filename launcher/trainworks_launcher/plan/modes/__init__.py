@@ -38,7 +38,7 @@ def plan_host(job: Job) -> NodePlan:
     kept = why_kept(job.environment) if plan.requirements else ""
     if kept:
         why.append(Reason("requirements", kept, Origin.IMAGE))
-    hidden = platform.hidden.get(plan.ranks_by, ())
+    hidden = (*plan.hidden, *platform.hidden.get(plan.ranks_by, ()))
     checks = checks_of(job.environment, placement, job.network)
     left_out = [name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)]
     warnings = list(plan.warnings)

@@ -19,6 +19,7 @@ from typing import Collection, Mapping, Sequence
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.values import text
 from trainworks_launcher.given.entry import program_words
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
@@ -53,10 +54,10 @@ def plan_ranks(
     served = job.placement.served
     found = common.programs_of_mode(job)
     network, network_why = network_variables(job)
-    more_variables, variables_why = common.variables(job, variables)
     where = job.placement.mpi_options_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
     user, problems = parse_user_options(job.placement.mpi_options, dialect, where)
+    more_variables, variables_why = common.variables(job, (*variables, *_interface_of_host(job, user, dialect)))
     parameters, left_out, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
     if served and job.program.requirements:
         advice = "put them into the image (build.py extend), or install them before mpirun"
@@ -90,6 +91,8 @@ def plan_ranks(
         code=job.program.code,
         requirements=job.program.requirements,
         processes=job.placement.processes,
+        # mpirun would give the leader's value to the ranks of every host.
+        hidden=tuple(name for name in (_INTERFACE_VARIABLE,) if name in env),
         ranks_by="mpirun",
         control=control_of(job),
         shell=Shell(found["ssh"]) if served else None,
@@ -102,6 +105,9 @@ def plan_ranks(
 _GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
 
 
+_INTERFACE_VARIABLE = "OMPI_MCA_btl_tcp_if_include"
+_INTERFACES = frozenset(("btl_tcp_if_include", "btl_tcp_if_exclude"))
+
 _OWN_HOSTS = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD", "HOME"))
 """Variables that a host of its own needs, besides HOST_SPECIFIC."""
 
@@ -109,6 +115,25 @@ _OWN_HOSTS = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD", "HOME"))
 def _reaches_hosts(job: Job) -> bool:
     """Return whether mpirun starts ranks on other hosts."""
     return len(job.placement.distribution_hosts) > 1 or job.placement.served
+
+
+def _interface_of_host(job: Job, user: UserOptions, dialect: Dialect) -> tuple[Variable, ...]:
+    """Return the variable that keeps Open MPI to the interface which reaches the other hosts; () where none is needed.
+
+    Open MPI takes every interface, also one that reaches no other host, if two hosts have addresses of one subnet there
+    (a bridge for containers). Each host has its own variable: its interfaces may have other names. What the platform
+    names is on the command line.
+    """
+    devices = job.environment.devices
+    named = text(job.environment.resource_config.get("network_interface_name"))
+    chosen = {dialect.canonical(name) for name, *_ in user.parameters}
+    chosen |= {name for name in _INTERFACES if f"OMPI_MCA_{name}" in job.inherited}
+    one = len([name for name in devices.interfaces if name != "lo"]) < 2
+    alone = not _reaches_hosts(job) or job.placement.served
+    if alone or named or one or not devices.routed or chosen & _INTERFACES:
+        return ()
+    why = "MPI's traffic uses the interface of this host that reaches the others, and no other one"
+    return (Variable(_INTERFACE_VARIABLE, devices.routed, why),)
 
 
 def _wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
@@ -199,13 +224,13 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.placement.slots))
     why = common.counts_and_why(job)
     keyed: dict[str, Reason] = {}
-    for option, values, text in (
+    for option, values, said in (
         ("allow-run-as-root", (), "containers run as root, and mpirun refuses root without it"),
         ("bind-to", ("none",), "data loaders need the cores of the whole host, so no process is pinned"),
         ("map-by", ("slot",), "fill one host before the next, so that neighbouring ranks share a host"),
     ):
         if option not in user.left_out:
-            keyed[option] = Reason(f"--{option}", text, words=(f"--{option}", *values))
+            keyed[option] = Reason(f"--{option}", said, words=(f"--{option}", *values))
     for option, given in user.keyed:
         keyed[option] = Reason(f"--{option}", _FROM_USER, Origin.USER, (f"--{option}", *given))
     return (

@@ -144,6 +144,25 @@ def mpirun_reason(tail: bytes) -> str:
     return ""
 
 
+_UNREACHED = (
+    # 5.x, in a help text of mpirun's: opal/mca/btl/tcp/help-mpi-btl-tcp.txt
+    re.compile(r"connect\(\) to (\S+):(\d+) failed\s+Error:\s+([^\n]+)"),
+    # 4.x, a line of the rank
+    re.compile(r"Unable to connect to the peer (\S+) on port (\d+): ([^\n]+)"),
+)
+
+
+def mpirun_unreached(tail: bytes) -> str:
+    """Return which address a rank of Open MPI could not connect to, as a sentence; "" if it does not say so."""
+    words = tail.decode("utf-8", "replace")
+    found = next((match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None)
+    if found is None:
+        return ""
+    address, port, error = map(printable, found.groups())
+    advice = "OMPI_MCA_btl_tcp_if_include names the interface that reaches the other hosts"
+    return f"Open MPI could not connect to {address} port {port}: {error.strip()}; {advice}"
+
+
 def mpirun_host(tail: bytes) -> str:
     """Return the host of the process that failed first, in mpirun's own words; "" if it does not say."""
     found = re.search(r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace"))

@@ -173,6 +173,10 @@ class Verdict:
         else:
             found = self._of_program(what, code, tail, pid)
             code = found.status
+        if self._plan.ranks_by == "mpirun" and not found.cause and not stop_signal:
+            from trainworks_launcher.supervise.outcome.starters import mpirun_unreached
+
+            found = found._replace(cause=mpirun_unreached(tail.read()))
         own = outcome_files.users_own_failure(self._base, self._masker)
         if own:
             found = found._replace(own=own, frames="", message="")
