@@ -204,7 +204,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
         made.read_until("ready")
         made.process.send_signal(signal.SIGTERM)
         assert made.wait() == 137
-    assert "the grace period is over: KILL" in made.text
+    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.3 is over: KILL" in made.text
     assert made.failure.startswith("stopped by SIGTERM")
 
 

@@ -230,6 +230,59 @@ def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, 
             assert not host.succeeded
 
 
+@pytest.mark.parametrize(
+    ("mode", "seconds"),
+    [
+        ("mpi", 4),  # mpirun sends KILL a second after the first rank that dies
+        ("torch_distributed", 33),  # torchrun after 30 s
+    ],
+)
+def test_ranks_save_while_others_have_died_of_the_stop(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str, seconds: int
+) -> None:
+    """Two ranks on each host, of which one saves and the other dies of SIGTERM."""
+    script = RANKS + (
+        "def save(*_):\n"
+        f"    time.sleep({seconds})\n"
+        "    open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'), 'w').write('whole')\n"
+        "    say('saved')\n"
+        "    sys.exit(0)\n"
+        "if rank % 2: signal.signal(signal.SIGTERM, save)\n"
+        "say('ready')\nwhile True: time.sleep(0.1)\n"
+    )
+    asked: dict[str, Json] = {**MODES[mode], "sagemaker_mpi_num_of_processes_per_host": "2"}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        for host in hosts:
+            (host.base / "model").mkdir(exist_ok=True)
+            host.read_until("ready", 2)
+        hosts[1].signal_process_one(signal.SIGTERM)  # the other one is only told
+        hosts[0].read_until("SIGTERM: passed on; the ranks have the time that the platform of the stopped host leaves")
+        statuses, _ = wait_all(hosts)
+        assert statuses == [143, 143], text_of(hosts)
+        assert len(moments(hosts, "saved")) == 2, text_of(hosts)
+        for host in hosts:
+            assert (host.base / "model/checkpoint").read_text(encoding="ascii") == "whole"
+            assert host.failure.startswith("stopped by SIGTERM"), host.failure
+
+
+def test_a_host_that_was_only_told_of_the_stop_ends_with_the_stopped_one(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
+    """The platform's KILL of one host: nothing would end the other one, whose rank ignores SIGTERM."""
+    script = (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    with job_on(shared, tmp_path, script, MODES["none"], manifest=manifest) as hosts:
+        read_ready(hosts)
+        hosts[1].signal_process_one(signal.SIGTERM)
+        for host in hosts:
+            host.read_until("SIGTERM: passed on")
+        hosts[1].signal_process_one(signal.SIGKILL)
+        assert hosts[0].wait() in (66, 137), hosts[0].text
+    assert "lost host algo-2" in hosts[0].text or "stopped by SIGTERM" in hosts[0].failure
+
+
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 def test_one_host_never_comes(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
     limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "2"}

@@ -3,8 +3,8 @@
 One thread waits for everything at once: signals, children, the control channel, deadlines. The order of a job is
 prepare (unpack, install) on every host at once, then all start together, then all end together with one outcome.
 
-PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks themselves, which have
-the grace of ``Limits.stop_grace``, and KILL after it. What we start is in a session of its own and is ended with it.
+PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks themselves, which have all
+the time that the platform leaves (``stopping``). What we start is in a session of its own and is ended with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
-from trainworks_launcher.supervise import control, hooks
+from trainworks_launcher.supervise import control, hooks, stopping
 from trainworks_launcher.supervise.again import KIND, Tries
 from trainworks_launcher.supervise.children import output, processes
 from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
@@ -32,6 +32,7 @@ from trainworks_launcher.supervise.children.guard import Guard
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
+from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -169,12 +170,19 @@ class _Supervisor:
             plan,
             self._running,
             self._verdict,
-            phase=lambda: self._phase,
-            report=self._report,
-            begun=self._lookout.end,
-            abandoned=self._abandoned,
-            log=self._log,
+            self._runtime.path,
+            stopping.Events(
+                phase=lambda: self._phase,
+                report=self._report,
+                begun=self._lookout.end,
+                saving=self._write_outcome,
+                tell=self._tell,
+                abandoned=self._abandoned,
+                log=self._log,
+            ),
         )
+        self._heard[HOLD] = self._told_to_hold
+        self._heard[NO_MORE_TIME] = self._told_of_no_more_time
         self._passing_on = PassingOn(self._loop, plan, self._running, lambda: self._phase, self._log)
         self._preparation = Preparation(
             plan,
@@ -234,7 +242,10 @@ class _Supervisor:
         told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
         host = self._plan.host
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace))
-        outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
+        self._write_outcome(self._outcome)
+
+    def _write_outcome(self, outcome: Outcome) -> None:
+        outcome_files.write(self._reports, outcome, self._masker, self._plan.mode, self._environment.manifest)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -612,6 +623,8 @@ class _Supervisor:
     def _rank_ended(self, rank: Rank) -> None:
         """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
         ranks = self._running.ranks
+        if self._stopping.signal:
+            self._stopping.rank_ended(rank)
         if self._stopping.signal or self._phase >= Phase.ENDING or ranks is None or self._role is None:
             return
         ranks.take()
@@ -632,6 +645,19 @@ class _Supervisor:
             self._rank_ended(rank)
         elif self._phase < Phase.ENDING and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
             self._loop.after(_LOG_SECONDS, lambda: self._ask_torchrun(rank, tail))
+
+    def _told_to_hold(self, _: str, __: Mapping[str, Json]) -> None:
+        """A rank of another host has ended badly in a stop."""
+        if self._plan.role == "leader":
+            self._tell(HOLD)
+        self._stopping.hold()
+
+    def _told_of_no_more_time(self, _: str, message: Mapping[str, Json]) -> None:
+        """A person, or the loss of the host that was stopped, ends the wait for the ranks."""
+        of_all = message.get("all") is True
+        if self._plan.role == "leader":
+            self._tell(NO_MORE_TIME, all=of_all)
+        self._stopping.no_more_time(of_all=of_all)
 
     def _suspect(self, suspect: Suspect) -> None:
         """Some host says that a rank of it has ended."""
@@ -727,7 +753,10 @@ class _Supervisor:
             self._log("warning: mpirun was called on this host alone, not on the first one: it has started nothing")
         self._lookout.end()
         command = self._running.command
-        if command is not None and command.running:
+        if command is not None and command.running and self._stopping.leaves_time:
+            # The leader is lost while this host's own platform stops it: its ranks save all the same.
+            self._outcome = self._stopping.instead_of(self._outcome)
+        elif command is not None and command.running:
             self._running.send(signal.SIGTERM)
             if self._plan.ranks_by:
                 command.signal(signal.SIGTERM)
@@ -747,7 +776,7 @@ class _Supervisor:
         self._phase = Phase.LEAVING
         self._auxiliaries.end()
         if self._outcome is not None and not self._outcome.again:
-            outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
+            self._write_outcome(self._outcome)
         if self._account is not None:
             self._tell_figures(self._account)
         if self._role is not None:
