@@ -495,17 +495,19 @@ def test_restarts_that_lead_nowhere_end_the_job(shared: Network, manifest: Path,
 
 
 def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """Each life does one more step, which only one host shows, and where no checkpoint is looked for."""
+    """Each life does one more step, which only one host shows, by the file in which it says its step."""
     script = RANKS + (
         "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'), int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "print('step', step if rank else 'by step')\n"
+        "if rank == 1: open(os.environ['TRAINWORKS_HEARTBEAT_FILE'], 'w').write(str(step))\n"
         "if rank == 1 and step < 5: raise ValueError('always the same')\n"
         "if rank == 1: open(last, 'w').close()\n"
         "while not os.path.exists(last): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
     )
     asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "5"}
     asked["shared"] = str(tmp_path)
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    beat = {"TRAINWORKS_HEARTBEAT_FILE": str(tmp_path / "beat")}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest, variables=beat) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
     assert "step 5" in hosts[1].text

@@ -161,7 +161,7 @@ class Stopping:
         by_whom = self._plan.platform or "container engine"
         return f"the ranks have the time that the platform leaves ({by_whom}), and it sends KILL itself"
 
-    # ---------------------------------------------------------------------------------- starters that would cut it short
+    # --------------------------------------------------------------------------------- starters that would cut it short
     def rank_ended(self, rank: Rank) -> None:
         """A rank of this host has ended in the stop. If that is a failure for its starter, all starters are held."""
         if rank.status == 0 or self._killing or self._events.phase() >= Phase.ENDING:
