@@ -373,7 +373,12 @@ class _Supervisor:
             self._heard[agents.LOST] = self._lost_daemon
             self._heard[agents.ENDED] = self._agents.ended
         else:
-            self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
+            self._daemons = agents.Daemons(
+                self._start_daemon,
+                has_ranks=lambda: ranks is not None and bool(ranks.all),
+                may_start_ranks=lambda: self._family.has_others(self._own_pids()),
+                tell=role.tell,
+            )
             self._heard[agents.START] = self._asked_for_daemon
 
     def _wait_as_copy(self) -> None:
@@ -800,11 +805,7 @@ class _Supervisor:
             self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
-        own = [child.pid for child in (command,) if child is not None]
-        own += self._account.pids if self._account is not None else ()
-        own += self._guardian.pids
-        own += self._daemons.pids if self._daemons is not None else ()
-        orphans = self._family.reap((*own, *self._auxiliaries.pids))
+        orphans = self._family.reap(self._own_pids())
         if self._daemons is not None:
             self._daemons.orphans_ended(orphans)
         if command is not None and ended:
@@ -814,6 +815,15 @@ class _Supervisor:
                 self._running.ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
             self._leave_if_over()
+
+    def _own_pids(self) -> tuple[int, ...]:
+        """Return the children of this process whose status is taken elsewhere."""
+        command = self._running.command
+        own = [child.pid for child in (command,) if child is not None]
+        own += self._account.pids if self._account is not None else ()
+        own += self._guardian.pids
+        own += self._daemons.pids if self._daemons is not None else ()
+        return (*own, *self._auxiliaries.pids)
 
     def _restart_ranks(self) -> None:
         """Another host is lost and the job goes on: end the ranks of this host.

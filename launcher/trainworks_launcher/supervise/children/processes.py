@@ -239,6 +239,10 @@ class Family:
                 os.waitpid(found.si_pid, 0)
         return statuses
 
+    def has_others(self, known: Iterable[int]) -> bool:
+        """Return whether a process of the job runs that is none of the known ones, and not below one of them."""
+        return bool(_below(os.getpid(), self._strangers.union(known)))
+
     def end(self, known: Iterable[int], seconds: float) -> tuple[int, ...]:
         """KILL all that the job has started, and wait so long until none of it is left.
 

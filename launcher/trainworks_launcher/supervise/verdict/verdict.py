@@ -170,7 +170,7 @@ class Verdict:
         else:
             found = self._of_program(what, code, tail, pid)
             code = found.status
-        own = outcome_files.users_own_failure(self._base, self._masker)
+        own = in_time(lambda: outcome_files.users_own_failure(self._base, self._masker), "")
         if own:
             found = found._replace(own=own, frames="", message="")
         if stop_signal:
