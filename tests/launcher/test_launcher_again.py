@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ from ports import free_port
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.again import Tries
+from trainworks_launcher.supervise.children import shared_memory
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 HOSTS = (LEADER, WORKER)
@@ -191,7 +196,7 @@ REFUSED = Outcome(FAILED, names.EXIT_CHECK, "a", "a GPU is broken")
     [
         ("mpi", [LOST, ENDED], [True, True]),
         ("mpi", [ENDED, ENDED], [True, False]),
-        ("mpi", [ENDED, ENDED._replace(rank=1)], [True, True]),
+        ("mpi", [ENDED, ENDED._replace(rank=1)], [True, False]),
         ("mpi", [ENDED, ENDED._replace(cause="ValueError: y"), LOST], [True, True, False]),
         ("mpi", [KILLED, KILLED, KILLED], [True, True, False]),
         ("mpi", [MEMORY], [False]),
@@ -275,7 +280,7 @@ def test_what_a_restart_costs(
     tries = Tries(plan(read), str(beat))
     tries.count(KILLED, 900.0)
     assert tries.of_job(KILLED).lost_steps is None, "the next try has not begun"
-    changed, line = tries.go_on()
+    changed, line = tries.go_on(*tries.find())
     assert (
         line == f"try 2 of the job goes on from {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
     )
@@ -284,7 +289,7 @@ def test_what_a_restart_costs(
     assert tries.of_job(KILLED).lost_steps == (int(said.split()[0]) if known else None)
     os.utime(beat, (800, 800))  # of a job before this one
     tries.count(KILLED, 900.0)
-    assert "step(s)" not in tries.go_on()[1]
+    assert "step(s)" not in tries.go_on(*tries.find())[1]
     assert tries.of_job(KILLED).lost_steps is None
 
 
@@ -305,3 +310,115 @@ def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) 
     with Launcher(tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="9")) as made:
         assert made.wait() == 137
     assert made.text.count("a try\n") == 4, made.text
+
+
+# ----------------------------------------------------------------------------------------------- pauses between tries
+def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> None:
+    variables = {"PATH": "", "TRAINWORKS_MAX_RESTARTS": "99", "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path)}
+    made = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
+    tries = Tries(plan(made), str(tmp_path.parent / "beat"))
+    pauses = []
+    for number in range(9):
+        assert tries.judge(ENDED._replace(cause=f"ValueError: {number}"), started=True).again
+        pauses.append(tries.pause)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    (tmp_path / "step-8.ckpt").touch()
+    assert (tries.judge(LOST, started=True).again, tries.pause) == (True, 0)
+    tries.judge(LOST, started=True)
+    assert tries.pause == 1
+    (tmp_path.parent / "beat").write_text("8", encoding="ascii")
+    tries.judge(LOST, started=True)
+    assert tries.pause == 0
+
+
+def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:
+    """Another exception each time, so that the job goes on; the fifth pause has eight seconds."""
+    script = f"{SCRIPT}\nexec(chr(10) * int(again) + 'raise ValueError(again)')\n"
+    variables = shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="99")
+    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    with both[0] as leader, both[1] as worker:
+        leader.read_until("the next one starts in 8 s")
+        worker.process.send_signal(signal.SIGTERM)
+        assert leader.wait() == worker.wait() == 143, leader.text + worker.text
+    assert leader.failure.partition("\n")[0] == "stopped by SIGTERM before the program was started"
+    for seconds in (1, 2, 4, 8):
+        assert leader.text.count(f"the next one starts in {seconds} s") == 1
+    assert "try 5 from" not in leader.text
+
+
+# ---------------------------------------------------------------------------------------- a file system that is dead
+def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(tmp_path: Path) -> None:
+    """A FIFO without a writer blocks its reader, as a dead file system does. To begin anew would be wrong."""
+    script = SCRIPT + (
+        'if host == os.environ["DIES"]:\n'
+        '    os.mkfifo(shared / "checkpoints" / "step-7.ckpt")\n'
+        "    os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()\n"
+    )
+    variables = shared(tmp_path / "shared", DIES=WORKER, TRAINWORKS_HEARTBEAT_LIMIT_SECONDS="2")
+    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    with both[0] as leader, both[1] as worker:
+        for each in (leader, worker):
+            each.read_until("the file system does not answer; this host waits for it")
+        leader.process.send_signal(signal.SIGTERM)
+        assert leader.wait() == worker.wait() == 143, leader.text + worker.text
+    assert leader.failure.startswith("stopped by SIGTERM") or "started again" in leader.failure
+    assert "lost host" not in leader.text + worker.text
+    assert "try 1 from" not in leader.text + worker.text
+
+
+# --------------------------------------------------------------------------------------------------------- /dev/shm
+OWN_MEMORY = (
+    *("unshare", "--fork", "--pid", "--mount", "--ipc", "--mount-proc", "--kill-child"),
+    *("sh", "-c", 'mount -t tmpfs "$0" /dev/shm && echo before > /dev/shm/before && exec "$@"'),
+)
+"""A container's /dev/shm. The next word is the name of the file system: an engine calls it ``shm``."""
+
+LEAVES_MEMORY = """
+import mmap, os, signal
+again = os.environ["TRAINWORKS_RESTART_COUNT"]
+print("try", again, "finds", sorted(os.listdir("/dev/shm")), flush=True)
+if again == "1":
+    raise SystemExit
+with open("/dev/shm/left", "w+b") as opened:  # as NCCL does; Python's own have a process that removes them
+    opened.write(bytes(1 << 20))
+    opened.flush()
+    mapped = mmap.mmap(opened.fileno(), 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("system", ["shm", "tmpfs"])
+def test_what_a_killed_rank_left_in_shared_memory_is_removed_before_the_next_try(system: str) -> None:
+    if subprocess.run((*OWN_MEMORY, system, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here")
+    base = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        write_inputs(base, LEAVES_MEMORY, {}, {})
+        variables = {**shared(base / "shared"), "TMPDIR": "/var/tmp"}
+        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, system)) as made:
+            assert made.wait() == 0, made.text
+    finally:
+        shutil.rmtree(base)
+    assert "try 0 finds ['before']" in made.text
+    if system == "shm":
+        assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in made.text
+        assert "try 1 finds ['before']" in made.text
+    else:  # other jobs may use it, too
+        assert "dead ranks have left 1 file(s), 1 MiB, in /dev/shm; other jobs may use it too" in made.text
+        assert "try 1 finds ['before', 'left']" in made.text
+
+
+def test_a_file_that_a_process_has_mapped_or_open_stays(tmp_path: Path) -> None:
+    before = frozenset(shared_memory.files(str(tmp_path)))
+    for name in ("mapped", "open", "left"):
+        (tmp_path / name).write_bytes(bytes(4096))
+    with (tmp_path / "mapped").open("r+b") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0)
+    with (tmp_path / "open").open("rb"):
+        found = shared_memory.clean_up(before, str(tmp_path))
+    mapped.close()
+    assert found is not None
+    assert found.count == 1
+    assert not found.removed, "this directory is not a container's /dev/shm"
+    later = shared_memory.clean_up(before, str(tmp_path), until=1.0)
+    assert later is None, "files of ranks that run now"

@@ -36,7 +36,7 @@ def test_a_file_that_never_answers_is_named(manifest: Path) -> None:
     assert f"the image's manifest {manifest} does not answer (file system tmpfs) within 1 s" in str(refused.value)
     os.close(os.open(manifest, os.O_WRONLY))  # the reader goes on, and ends
     for thread in threading.enumerate():
-        if thread.name == "trainworks-read":
+        if thread.name == "trainworks-look":
             thread.join()
 
 

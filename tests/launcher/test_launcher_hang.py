@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,13 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import parse_manifest
-from trainworks_launcher.supervise.hang import naming, stacks
+from trainworks_launcher.supervise.hang import naming, stacks, watch
 from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, busy, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
+from trainworks_launcher.supervise.loop import Loop
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 WRAPPER = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
@@ -773,3 +775,92 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(encoding="utf-8")
     assert f"faulthandler.register({signals.SIGNAL}," in text
     assert f'os.memfd_create("{signals.MEMORY}")' in text
+
+
+# ---------------------------------------------------------------------------------- a look that does not end as planned
+class _Blind:
+    """Eyes that see nothing twice: the first look raises, the second one never returns. Then they see a program."""
+
+    def __init__(self, never: Path) -> None:
+        self.looks = 0
+        self.never = never
+
+    def wrote(self, roots: Sequence[Root]) -> None:
+        del roots
+        self.looks += 1
+        if self.looks == 1:
+            raise OSError("no such process")
+        if self.looks == 2:
+            self.never.read_bytes()  # a FIFO without a writer, as a dead file system
+
+
+def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    monkeypatch.setattr(watch, "_NEVER_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "_LONGEST_PAUSE_AFTER_NONE", 0.01)
+    loop, eyes, lines = Loop(), _Blind(never), list[str]()
+    spoken = iter(range(1, 1000))
+
+    def tell(line: str) -> None:
+        lines.append(line)
+
+    around = watch.Surroundings(
+        host="a",
+        member="a",
+        leader=True,
+        limit=20.0,
+        fails=False,
+        output=tmp_path,
+        roots=lambda: (),
+        printed=lambda: time.monotonic() + next(spoken),
+        others=lambda: (),
+        tell=lambda _: None,
+        end=lambda _: None,
+        log=tell,
+        mask=str,
+    )
+    made = watch.Watch(loop, eyes, around)  # type: ignore[arg-type]
+
+    def until_the_third() -> None:
+        if eyes.looks >= 3:
+            made.end()
+            loop.stop()
+        else:
+            loop.after(0.05, until_the_third)
+
+    made.begin(time.monotonic())
+    until_the_third()
+    loop.run()
+    loop.close()
+    os.close(os.open(never, os.O_WRONLY))  # the reader ends
+    assert eyes.looks == 3
+    assert lines == ["a look for a hang shows nothing: it failed, or has not returned; looking again"]
+
+
+def test_a_look_for_which_no_thread_can_be_started_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses a thread once; the callback comes all the same, with nothing."""
+    loop, found = Loop(), list[object]()
+    start = threading.Thread.start
+    refusals = iter([True])
+
+    def refused(thread: threading.Thread) -> None:
+        if next(refusals, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+    def then(seen: object) -> None:
+        found.append(seen)
+        if len(found) == 1:
+            loop.look(lambda: "seen", 30.0, then)
+        else:
+            loop.stop()
+
+    loop.look(lambda: "seen", 30.0, then)
+    loop.run()
+    loop.close()
+    assert found == [None, "seen"]

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, TRAIN, Launcher, write_inputs, write_manifest
 
 from ports import free_port
 from trainworks_launcher.contract.values import Json
@@ -204,7 +205,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
         made.read_until("ready")
         made.process.send_signal(signal.SIGTERM)
         assert made.wait() == 137
-    assert "the grace period is over: KILL" in made.text
+    assert "TRAINWORKS_STOP_GRACE_SECONDS=0.3 is over: KILL" in made.text
     assert made.failure.startswith("stopped by SIGTERM")
 
 
@@ -649,3 +650,52 @@ def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None
         check=False,
     )
     assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
+
+
+# ------------------------------------------------------------------------------- what the end of a job may not wait for
+AUDITED = """
+import os, runpy, sys
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith("/proc/"):
+        os.write(log, (arguments[0] + chr(10)).encode())
+sys.addaudithook(hook)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program and writes down which files of the kernel it opens."""
+
+
+def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> None:
+    """A process that hangs in a driver holds the lock that such a read waits for; proc(5), stat, has none."""
+    opened = tmp_path / "opened"
+    program = (sys.executable, "-ISc", AUDITED, str(opened), *TRAIN[2:])
+    script = (
+        "import subprocess\n"
+        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end; exec sleep 300 >&- 2>&-'])\n"
+    )
+    write_inputs(tmp_path, script, {}, {})
+    with Launcher(tmp_path, program=program) as made:
+        assert made.wait() == 0, made.text
+    assert not Path(f"/proc/{made.text.partition('daemon ')[2].split()[0]}").exists()
+    files = opened.read_text(encoding="utf-8").splitlines()
+    assert any(file.endswith("/stat") for file in files)
+    assert [file for file in files if file.endswith(("/environ", "/cmdline", "/maps", "/mem"))] == []
+
+
+def test_the_guard_reads_no_environment_of_a_process(tmp_path: Path) -> None:
+    opened, directory = tmp_path / "opened", tmp_path / "job"
+    directory.mkdir()
+    hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
+    mark = (hard if hard != resource.RLIM_INFINITY else 819200) - 70001
+    words = ["prlimit", f"--msgqueue={mark}:", "setsid", "-f", "env", "-i", "sh", "-c", "echo $$; exec sleep 300 >&-"]
+    started = subprocess.run(words, check=True, stdout=subprocess.PIPE)
+    pid = int(started.stdout)
+    guard = str(LAUNCHER / "trainworks_launcher/programs/guard.py")
+    command = (sys.executable, "-ISc", AUDITED, str(opened), guard, str(mark), str(directory))
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIME_OUT)
+    assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text("ascii").split()[2] == "Z"
+    files = opened.read_text(encoding="utf-8").splitlines()
+    assert any(file.endswith("/limits") for file in files)
+    assert not any(file.endswith("/environ") for file in files)
+    assert not directory.exists()

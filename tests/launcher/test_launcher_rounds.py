@@ -9,84 +9,32 @@ from pathlib import Path
 import pytest
 
 from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.children.rounds import Rounds, lines_of
+from trainworks_launcher.supervise.children.rounds import Rounds
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 from trainworks_launcher.supervise.verdict.giving_up import GivingUp
 
-SAME = "loading data\nstep 1 loss 2.31\nstep 2 loss 2.30\n"
-
 
 class Lives:
-    """Rounds of a host with two ranks, of which the first prints."""
+    """Rounds of a host with two ranks."""
 
     def __init__(self, **more: str | float) -> None:
-        self.rounds = Rounds(lambda: None, **more)  # type: ignore[arg-type]
-        self.first, _ = self._start()
+        self.rounds = Rounds(**more)  # type: ignore[arg-type]
+        self._start()
 
-    def _start(self) -> tuple[Rank, list[bool]]:
+    def _start(self) -> list[bool]:
         ranks = [Rank(local, 100 + local, local) for local in (1, 0)]
-        return ranks[1], [over for over in map(self.rounds.started, ranks) if over is not None]
+        return [over for over in map(self.rounds.started, ranks) if over is not None]
 
-    def further(self, printed: str = SAME) -> bool:
-        """The round ends after it has printed something, and the next one begins. Return whether it got further."""
-        source, target = os.pipe()
-        os.write(target, printed.encode())
-        self.first.tail.read_from(source, len(printed) + 1, 0)
-        for end in (source, target):
-            os.close(end)
-        self.first, (last,) = self._start()
+    def further(self) -> bool:
+        """The round ends, and the next one begins. Return whether it got further."""
+        (last,) = self._start()
         return last
 
 
-def test_a_round_that_prints_the_same_got_no_step_further() -> None:
+def test_a_round_that_leaves_nothing_got_no_step_further() -> None:
     lives = Lives()
     found = [(lives.further(), lives.rounds.restarts) for _ in range(4)]
     assert found == [(True, 1), (False, 2), (False, 3), (False, 4)]
-
-
-@pytest.mark.parametrize(
-    "printed",
-    [
-        SAME + "step 3 loss 2.29\n",
-        SAME.replace("2.30", "2.29"),
-        "step 3\n",
-        SAME + "step 2 loss 2.30\n",  # the same line once more
-        SAME + "\rstep 3",
-        "Traceback (most recent call last):\n  File 'a', line 2, in f\nOSError: handled\nstep 3\n",
-    ],
-)
-def test_a_line_that_no_round_had_is_a_step_further(printed: str) -> None:
-    lives = Lives()
-    lives.further()
-    assert not lives.further()
-    assert lives.further(printed)
-    assert not lives.further(printed)
-    assert not lives.further()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "2026-11-25 22:31:0%d,123 INFO loading",
-        "[W1125 22:31:01.12345678%d socket.cpp:20] no answer of [algo-1]:4567%d",
-        "<torch.Tensor object at 0x7f%d2>",
-        "loaded in 3.%d s (1%d.3 it/s)",
-        "pid 12%d, process id: %d, thread 14%d",
-        "restart count: %d, attempt_%d of 10, TORCHELASTIC_RESTART_COUNT=%d",
-        "reading /tmp/tmp1234567%d/file from 10.0.0.1:3000%d",
-        "Traceback (most recent call last):\n  File 'a', line 2\nRuntimeError: out of memory: %d MiB of %d are free",
-        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'a', line 2\n[rank0]: OSError: port %d",
-        "  0%%|          | 0/100 [00:00<?, ?it/s]\r  1%%|          | 1/100 [00:0%d<02:3%d]",
-    ],
-)
-def test_times_ids_and_tracebacks_are_no_step_further(line: str) -> None:
-    lives = Lives()
-    found = [lives.further(f"{SAME}{line % ((number,) * line.count('%d'))}\n") for number in range(1, 6)]
-    assert found == [True, False, False, False, False]
-
-
-def test_a_process_id_that_a_rank_prints_is_its_own() -> None:
-    assert lines_of(b"rank 0 on 4242\nstep 42\n", 4242) == [b"rank 0 on", b"step 42"]
 
 
 @pytest.mark.parametrize("where", ["checkpoints", "heartbeat"])
@@ -179,6 +127,24 @@ def test_a_lost_host_begins_the_count_anew() -> None:
     own(job, NOTHING)
     own(job, NOTHING)
     assert len(job.ended) == 1
+
+
+def at(line: int, message: str) -> Outcome:
+    return FAILURE._replace(cause=f"ValueError: {message}", frames=f'  File "/work/train.py", line {line}, in step')
+
+
+def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_says() -> None:
+    job = Job()
+    for number in range(3):
+        job.leader.judged(NOTHING, at(7, f"object at {number}"))
+    assert len(job.ended) == 1
+
+
+def test_another_failure_is_a_step_further() -> None:
+    job = Job()
+    for line in range(9):
+        job.leader.judged(NOTHING, at(line, "always the same"))
+    assert not job.ended
 
 
 def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:

@@ -230,6 +230,59 @@ def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, 
             assert not host.succeeded
 
 
+@pytest.mark.parametrize(
+    ("mode", "seconds"),
+    [
+        ("mpi", 4),  # mpirun sends KILL a second after the first rank that dies
+        ("torch_distributed", 33),  # torchrun after 30 s
+    ],
+)
+def test_ranks_save_while_others_have_died_of_the_stop(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str, seconds: int
+) -> None:
+    """Two ranks on each host, of which one saves and the other dies of SIGTERM."""
+    script = RANKS + (
+        "def save(*_):\n"
+        f"    time.sleep({seconds})\n"
+        "    open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'), 'w').write('whole')\n"
+        "    say('saved')\n"
+        "    sys.exit(0)\n"
+        "if rank % 2: signal.signal(signal.SIGTERM, save)\n"
+        "say('ready')\nwhile True: time.sleep(0.1)\n"
+    )
+    asked: dict[str, Json] = {**MODES[mode], "sagemaker_mpi_num_of_processes_per_host": "2"}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        for host in hosts:
+            (host.base / "model").mkdir(exist_ok=True)
+            host.read_until("ready", 2)
+        hosts[1].signal_process_one(signal.SIGTERM)  # the other one is only told
+        hosts[0].read_until("SIGTERM: passed on; the ranks have the time that the platform of the stopped host leaves")
+        statuses, _ = wait_all(hosts)
+        assert statuses == [143, 143], text_of(hosts)
+        assert len(moments(hosts, "saved")) == 2, text_of(hosts)
+        for host in hosts:
+            assert (host.base / "model/checkpoint").read_text(encoding="ascii") == "whole"
+            assert host.failure.startswith("stopped by SIGTERM"), host.failure
+
+
+def test_a_host_that_was_only_told_of_the_stop_ends_with_the_stopped_one(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
+    """The platform's KILL of one host: nothing would end the other one, whose rank ignores SIGTERM."""
+    script = (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    with job_on(shared, tmp_path, script, MODES["none"], manifest=manifest) as hosts:
+        read_ready(hosts)
+        hosts[1].signal_process_one(signal.SIGTERM)
+        for host in hosts:
+            host.read_until("SIGTERM: passed on")
+        hosts[1].signal_process_one(signal.SIGKILL)
+        assert hosts[0].wait() in (66, 137), hosts[0].text
+    assert "lost host algo-2" in hosts[0].text or "stopped by SIGTERM" in hosts[0].failure
+
+
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 def test_one_host_never_comes(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
     limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "2"}
@@ -442,17 +495,19 @@ def test_restarts_that_lead_nowhere_end_the_job(shared: Network, manifest: Path,
 
 
 def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_path: Path) -> None:
-    """Each life does one more step, which only one host shows, and where no checkpoint is looked for."""
+    """Each life does one more step, which only one host shows, by the file in which it says its step."""
     script = RANKS + (
         "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'), int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "print('step', step if rank else 'by step')\n"
+        "if rank == 1: open(os.environ['TRAINWORKS_HEARTBEAT_FILE'], 'w').write(str(step))\n"
         "if rank == 1 and step < 5: raise ValueError('always the same')\n"
         "if rank == 1: open(last, 'w').close()\n"
         "while not os.path.exists(last): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
     )
     asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "5"}
     asked["shared"] = str(tmp_path)
-    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+    beat = {"TRAINWORKS_HEARTBEAT_FILE": str(tmp_path / "beat")}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest, variables=beat) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
     assert "step 5" in hosts[1].text

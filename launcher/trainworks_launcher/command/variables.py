@@ -21,7 +21,7 @@ SETTINGS = (
     Setting(names.HOST_VARIABLE, "host name", "this host's name among them", True),
     Setting(names.BASE_DIRECTORY_VARIABLE, names.BASE_DIRECTORY, "where code, input, model and output are", True),
     Setting(names.CHECKPOINT_DIRECTORY_VARIABLE, "none", "where the script keeps its checkpoints", True),
-    Setting(names.STOP_GRACE_VARIABLE, "platform's", "seconds from a stop signal to KILL", True),
+    Setting(names.STOP_GRACE_VARIABLE, "platform's", "seconds from a stop signal to the launcher's own KILL", True),
     Setting(names.MAX_RESTARTS_VARIABLE, "0", "how often the ranks are started again after a failure", True),
     Setting(names.HANG_VARIABLE, "warn", "when no rank makes progress: warn, fail (status 68), off", True),
     Setting(names.HANG_LIMIT_VARIABLE, f"{names.HANG_LIMIT_SECONDS:g}", "seconds without progress until then", True),

@@ -114,7 +114,8 @@ MASTER_PORT_VARIABLE = "MASTER_PORT"
 """TCP port of rank 0's store; default MASTER_PORT. Read, and exported to the script."""
 
 STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
-"""Seconds between a stop signal and KILL; default: the platform's own, less STOP_RESERVE_SECONDS."""
+"""Seconds between a stop signal and KILL. Default: none where the platform or the container's engine sends KILL itself;
+else STOP_SECONDS."""
 
 CHECK_VARIABLE = "TRAINWORKS_CHECK"
 """``quick`` (default) or ``off``: checks of the hosts before the program starts (CHECK_LEVELS)."""
@@ -267,12 +268,8 @@ CONTROL_PORT = 7780
 MASTER_PORT = 7777
 """Default of MASTER_PORT; the value the framework toolkits use (as sagemaker-training)."""
 
-STOP_SECONDS = 10.0
-"""From a stop signal to KILL where no platform says another time. Source: docker stop, --time."""
-
-STOP_RESERVE_SECONDS = 5.0
-"""What is left of the platform's time after our own KILL: FAILURE_GRACE_SECONDS until a starter that does not end is
-killed too, three times 0.7 s for the last output, 0.8 s for a look at the checkpoints, and the failure file."""
+STOP_SECONDS = 30.0
+"""From a stop signal to KILL where nothing else sends it: on a host without a container and without a scheduler."""
 
 JOIN_LIMIT_SECONDS = 600.0
 """Hosts of one job start minutes apart when an image is large; sagemaker-training waits 15

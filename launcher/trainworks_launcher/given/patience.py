@@ -5,7 +5,6 @@ Reading is done in a thread. Where it takes long, the log names what does not an
 
 from __future__ import annotations
 
-import threading
 from typing import Callable, Mapping
 
 from trainworks_launcher.contract import looking, names
@@ -36,33 +35,23 @@ def read_patiently(
     Raises:
         RefusalError: A file system or a name server did not answer within the limit.
     """
-    found: list[Environment] = []
-    failed: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            found.append(read_environment(variables, invocation))
-        except BaseException as error:  # noqa: BLE001  (raised again by the thread that waits)
-            failed.append(error)
-
-    thread = threading.Thread(target=read, name="trainworks-read", daemon=True)
     try:
-        thread.start()
+        look = looking.Look(lambda: read_environment(variables, invocation))
     except RuntimeError:  # no further thread may be started on this host
         return read_environment(variables, invocation)
     waited = 0.0
     for until in (*(each for each in _SAY_AFTER_SECONDS if each < limit), limit):
-        thread.join(until - waited)
+        over = look.wait(until - waited)
         waited = until
-        if not thread.is_alive():
+        if over:
             break
         log(f"still reading this host after {waited:.0f} s: {_what_is_silent()}")
-    if failed:
-        raise failed[0]
-    if not found:
+    if look.failed:
+        raise look.failed[0]
+    if not look.found:
         advice = "unmount or mend it, or start the job without it"
         raise RefusalError([Problem(f"{_what_is_silent()} within {limit:g} s", "this host", advice)])
-    return found[0]
+    return look.found[0]
 
 
 def _what_is_silent() -> str:

@@ -17,14 +17,14 @@ class Limits(NamedTuple):
     """Bounded waits of a job, all in seconds.
 
     Attributes:
-        stop_grace: From a stop signal to KILL; see ``names.STOP_GRACE_VARIABLE``.
+        stop_grace: From a stop signal to KILL; None: the platform sends KILL. See ``names.STOP_GRACE_VARIABLE``.
         join: For all hosts to join the leader; see ``names.JOIN_LIMIT_SECONDS``.
         prepare: For a host to fetch code and install requirements; see ``names.PREPARE_LIMIT_SECONDS``.
         heartbeat: Of silence until a host counts as lost; see ``names.HEARTBEAT_LIMIT_SECONDS``.
         hang: Without progress of any rank; 0: it is not looked at. See ``names.HANG_LIMIT_SECONDS``.
     """
 
-    stop_grace: float = names.STOP_SECONDS - names.STOP_RESERVE_SECONDS
+    stop_grace: float | None = None
     join: float = names.JOIN_LIMIT_SECONDS
     prepare: float = names.PREPARE_LIMIT_SECONDS
     heartbeat: float = names.HEARTBEAT_LIMIT_SECONDS
@@ -96,7 +96,7 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         master_port=reader.port(names.MASTER_PORT_VARIABLE, default_port),
         control_port=reader.port(names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT),
         limits=Limits(
-            stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, platform.stop_seconds - names.STOP_RESERVE_SECONDS),
+            stop_grace=_stop_grace(environment, reader),
             join=reader.seconds(names.JOIN_LIMIT_VARIABLE, names.JOIN_LIMIT_SECONDS),
             prepare=reader.seconds(names.PREPARE_LIMIT_VARIABLE, names.PREPARE_LIMIT_SECONDS),
             heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
@@ -108,6 +108,14 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"
         reader.refuse(f"both are port {network.master_port}", where, "give them different ports")
     return network, reader.problems
+
+
+def _stop_grace(environment: Environment, reader: Reader) -> float | None:
+    """Return the seconds from a stop signal to our KILL; None where the platform, or the engine, sends KILL itself."""
+    asked = reader.variables.get(names.STOP_GRACE_VARIABLE, "").strip()
+    if not asked and (environment.contained or environment.platform.ends_jobs):
+        return None
+    return reader.seconds(names.STOP_GRACE_VARIABLE, names.STOP_SECONDS)
 
 
 def _absent(environment: Environment) -> list[str]:

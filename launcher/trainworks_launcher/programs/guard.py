@@ -1,9 +1,11 @@
 """Ends the processes of a job when its launcher has died without doing so: killed, or for lack of memory.
 
-Started by the launcher as ``python3 -IS guard.py VARIABLE DIRECTORY``, with a pipe as its input that only the launcher
+Started by the launcher as ``python3 -IS guard.py MARK DIRECTORY``, with a pipe as its input that only the launcher
 holds. The launcher writes the process id of each command that it starts, a line each; the end of the pipe is the end of
-the launcher. Then these commands, what they have started, and every process with ``VARIABLE=DIRECTORY`` in its
-environment are killed, and the directory of the job is removed. A launcher that ends in order ends its guard.
+the launcher. Then these commands, what they have started, the sessions that these lead, and every process with the mark
+are killed, and the directory of the job is removed. A launcher that ends in order ends its guard.
+
+The mark is a limit of resources that all processes of the job have inherited (``children.guard``); 0 if they have none.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import signal
 import sys
 import time
 
+_LIMIT = "Max msgqueue size"
 _LIMIT_SECONDS = 10.0
 _BETWEEN_SECONDS = 0.02
 
 
-def main(variable: str, directory: str) -> int:
+def main(mark: str, directory: str) -> int:
     """Wait for the end of the launcher, then end the job."""
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
@@ -28,7 +31,6 @@ def main(variable: str, directory: str) -> int:
     for line in sys.stdin:
         pid = int(line)
         commands.add((pid, _stat(pid)[1]))
-    mark = f"{variable}={directory}".encode()
     sessions: set[str] = set()
     deadline = time.monotonic() + _LIMIT_SECONDS
     killed = 0
@@ -50,7 +52,7 @@ def main(variable: str, directory: str) -> int:
     return 0
 
 
-def _belonging(commands: set[tuple[int, str]], mark: bytes, sessions: set[str]) -> set[int]:
+def _belonging(commands: set[tuple[int, str]], mark: str, sessions: set[str]) -> set[int]:
     """Return the processes of the job that run. sessions: those that they lead; it grows."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     table = {pid: _stat(pid) for pid in pids if pid != os.getpid()}
@@ -74,12 +76,15 @@ def _stat(pid: int) -> tuple[int, str, str, str]:
     return int(fields[1]), fields[19], fields[3], fields[0]
 
 
-def _has(pid: int, mark: bytes) -> bool:
+def _has(pid: int, mark: str) -> bool:
+    """Return whether a process has inherited the mark. Not by its environment: one that hangs in a driver may hold the
+    lock that such a read waits for."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as opened:  # noqa: PTH123
-            return mark in opened.read().split(b"\0")
+        with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
+            lines = opened.read().splitlines()
     except OSError:
         return False
+    return mark != "0" and any(line.startswith(_LIMIT) and line[len(_LIMIT) :].split()[0] == mark for line in lines)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,27 @@ A try is a whole run: the hosts join, start together and end together. The leade
 there is another one (``Outcome.again``); a host that loses the leader decides for itself. A host joins for the next try
 when nothing of its last one is left, and the next one starts when all have joined: so there are never ranks of two. A
 host whose container its platform has started anew knows of no earlier try; it joins like the others, who tell it.
+
+From the second failure without a newer checkpoint or step on the leader lets the hosts wait before they start: 1, 2, 4
+... 60 s. They have joined then, so a stop signal to one of them ends the wait on all.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Optional, Sequence, Tuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.checkpoints import newest_complete, state_of, step_in
 from trainworks_launcher.contract.files import text_of, written_at
+from trainworks_launcher.contract.looking import in_time
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.contract.values import Json, number, texts
+from trainworks_launcher.supervise.children import shared_memory
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+
+State = Tuple[Optional[int], Optional[int]]
 
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import NodePlan
@@ -30,6 +37,10 @@ _CAUSE_CHARACTERS = 500
 _KILLS = 3
 """Tries in a row that were killed without a step further: the next one would be, too."""
 
+_LONGEST_PAUSE = 60.0
+_CLEAN_UP_SECONDS = 5.0
+"""How long a look at /dev/shm and at all processes is waited for; without an answer everything stays."""
+
 _CURABLE = (names.EXIT_HOSTS, names.EXIT_HANG)
 
 
@@ -41,6 +52,7 @@ class Tries:
         causes: Why, in order; the last ones.
         lost: Steps that were done and are done again; None where a step was not known.
         prepared: The plan with which this host has been prepared; None: it was not.
+        pause: Seconds before the next try starts.
     """
 
     def __init__(self, plan: NodePlan, heartbeat: str = "") -> None:
@@ -60,10 +72,14 @@ class Tries:
         self._lost_hosts_only = plan.ranks_by == "torchrun"
         if plan.control is not None and plan.control.minimum_hosts:
             self._limit = 0
+        self._restarts_ranks = plan.restarts > 0
         self._checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
         self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
-        self._last: tuple[int, str, int | None] | None = None
+        self._last: tuple[str, State] | None = None
         self._same = 0  # how often in a row a try ended as the one before, without a step further
+        self._fruitless = 0  # how often in a row a try ended without a step further, whatever its end
+        self.pause = 0.0
+        self._shared_memory: frozenset[shared_memory.Key] | None = None
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
         """Return the outcome of a try, with whether there is another one. started: the program was started."""
@@ -72,14 +88,23 @@ class Tries:
             again = outcome.status in _CURABLE
         elif again and (self._lost_hosts_only or outcome.memory):
             again = False
-        elif again:
-            state = state_of(self._checkpoints) if self._checkpoints else 0
-            last, self._last = self._last, (outcome.rank, outcome.kind_of_failure, state)
-            same = self._last == last and state is not None
+        if again:
+            state = self._state()
+            last, self._last = self._last, (outcome.kind_of_failure, state)
+            further = last is None or state != last[1]
+            self._fruitless = 0 if further else self._fruitless + 1
+            self.pause = min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1)) if self._fruitless else 0.0
+            same = not further and None not in state and self._last == last and bool(outcome.place)
             self._same = self._same + 1 if same else 0
             # A kill from outside may be a preemption, which says nothing of the next one; three in a row do.
             again = self._same < (_KILLS if outcome.retry else 1)
         return outcome._replace(again=again)
+
+    def _state(self) -> State:
+        """Return what changes with a newer checkpoint or step; None for what does not answer in time."""
+        files = in_time(lambda: state_of(self._checkpoints), None) if self._checkpoints else 0
+        beat = in_time(lambda: written_at(self._heartbeat), None) if self._heartbeat else 0
+        return files, beat
 
     def count(self, outcome: Outcome, began: float) -> str:
         """Another try begins. Returns the line that says so.
@@ -89,13 +114,32 @@ class Tries:
         self.restarts += 1
         if began:
             self._began, self._ended = began, time.time()
-            is_new = written_at(self._heartbeat) / 1e9 >= began
-            said = text_of(self._heartbeat).strip() if is_new else ""
+            said = in_time(lambda: self._said_since(began), "") if self._heartbeat else ""
             self._step = int(said) if said.isdecimal() and len(said) < _DIGITS else -1
             self._counted = False
         cause = outcome.text.partition("\n")[0][:_CAUSE_CHARACTERS]
         self.causes = (*self.causes, cause)[-_CAUSES:]
         return f"starting again on every host ({self.restarts} of {self._limit}): {cause}"
+
+    def _said_since(self, began: float) -> str:
+        """Return what the heartbeat file says, if it was written since then (seconds since 1970)."""
+        return text_of(self._heartbeat).strip() if written_at(self._heartbeat) / 1e9 >= began else ""
+
+    def note_shared_memory(self) -> None:
+        """Note what is in /dev/shm before the first try: it is not of this job."""
+        if self._restarts_ranks and self._shared_memory is None:
+            self._shared_memory = in_time(lambda: frozenset(shared_memory.files()), None)
+
+    def clean_up_shared_memory(self, until: float = 0.0) -> str:
+        """Remove what dead ranks have left in /dev/shm. Returns a line for the log; ``""`` for none.
+
+        until: when the ranks that run now have started, in seconds since 1970; 0: none runs.
+        """
+        before = self._shared_memory
+        if before is None:
+            return ""
+        found = in_time(lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS)
+        return str(found) if found is not None else ""
 
     def keep_signals(self, numbers: Sequence[int]) -> None:
         """Signals came at the end of a try: they are for the next one."""
@@ -130,13 +174,24 @@ class Tries:
         self._step = step
         return True
 
-    def go_on(self) -> tuple[Mapping[str, str], str]:
+    def find(self) -> tuple[str, float]:
+        """Return the newest complete checkpoint, and when it was written; ``""`` if there is none.
+
+        May never return, where a file system is dead: to be called in a thread.
+        """
+        found = newest_complete(self._checkpoints) if self._checkpoints else ""
+        return found, written_at(found) / 1e9
+
+    def go_on(self, found: str, saved: float) -> tuple[Mapping[str, str], str]:
         """Return what the processes of another try are told, and a line about where it goes on.
 
         A value of ``""`` takes its variable away.
+
+        Args:
+            found: The checkpoint, as ``find`` returns it.
+            saved: When it was written.
         """
         before = int(self._started_before or "0")
-        found = newest_complete(self._checkpoints) if self._checkpoints else ""
         begins = step_in(found) if found else 0
         known, self._counted = self._step >= 0 and begins >= 0, True
         steps = max(0, self._step - begins) if known else None
@@ -145,7 +200,6 @@ class Tries:
         if steps is not None:
             said += f"; {steps} step(s) are lost: the last try had come to step {self._step}"
         elif self._began:
-            saved = written_at(found) / 1e9
             kept = min(max(saved, self._began), self._ended)
             said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
         return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}, said

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import selectors
 import time
-from typing import TYPE_CHECKING, Callable, Union
+from typing import TYPE_CHECKING, Callable, TypeVar, Union
 
 if TYPE_CHECKING:
     import socket  # a job of one host without ranks needs none
@@ -15,6 +16,7 @@ READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
 Watched = Union[int, "socket.socket"]
+Seen = TypeVar("Seen")
 
 
 class Loop:
@@ -42,6 +44,36 @@ class Loop:
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, this many seconds from now."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), callback))
+
+    def look(self, look: Callable[[], Seen], seconds: float, then: Callable[[Seen | None], None]) -> None:
+        """Look at what may never answer, in a thread, and go on here.
+
+        Args:
+            look: Does it.
+            seconds: How long it is waited for.
+            then: Called once, with what was found; with None if the look failed, or has not returned in time, or no
+                thread can be started.
+        """
+        from trainworks_launcher.contract.looking import Look  # its threads cost a start that needs none
+
+        receiver, sender = os.pipe()
+        made: list[Look[Seen]] = []
+        waits = [True]
+
+        def over(_: int = 0) -> None:
+            if not waits:
+                return
+            waits.clear()
+            self.unwatch(receiver)
+            os.close(receiver)
+            then(made[0].found[0] if made and made[0].found else None)
+
+        self.watch(receiver, READ, over)
+        try:
+            made.append(Look(look, ended=lambda: os.close(sender)))
+        except RuntimeError:
+            os.close(sender)
+        self.after(seconds, over)
 
     def run(self) -> None:
         """Serve events until ``stop``."""

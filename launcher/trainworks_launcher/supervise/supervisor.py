@@ -3,8 +3,8 @@
 One thread waits for everything at once: signals, children, the control channel, deadlines. The order of a job is
 prepare (unpack, install) on every host at once, then all start together, then all end together with one outcome.
 
-PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks themselves, which have
-the grace of ``Limits.stop_grace``, and KILL after it. What we start is in a session of its own and is ended with it.
+PID 1 duties: orphans are reaped, stop signals are handed on. A stop signal goes to the ranks themselves, which have all
+the time that the platform leaves (``stopping``). What we start is in a session of its own and is ended with it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.looking import LOOK_SECONDS, Look
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import places
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
-from trainworks_launcher.supervise import control, hooks
+from trainworks_launcher.supervise import control, hooks, stopping
 from trainworks_launcher.supervise.again import KIND, Tries
 from trainworks_launcher.supervise.children import output, processes
 from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
@@ -32,6 +34,7 @@ from trainworks_launcher.supervise.children.guard import Guard
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
+from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -54,7 +57,7 @@ from trainworks_launcher.supervise.verdict.verdict import OWN_STARTER_SECONDS, V
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
-    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.children.ranks import Rank
     from trainworks_launcher.supervise.children.rounds import Rounds
     from trainworks_launcher.supervise.control.data_path import DataPath
     from trainworks_launcher.supervise.summary.account import Account
@@ -65,6 +68,7 @@ _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
 _STORE_MODES = ("torch_distributed", "ray")  # modes that cannot start without the leader's MASTER_PORT
 _DRAIN_SECONDS = 0.7
+_REMIND_SECONDS = 10.0
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
 
 
@@ -163,18 +167,29 @@ class _Supervisor:
         self._data_path: DataPath | None = None
         self._is_prepared = False
         self._is_copy = False
+        self._is_waiting = False
+        self._writes = threading.Lock()
+        self._is_looking = False
+        self._asked: list[tuple[str, Mapping[str, Json]]] = []
         self._outcome: Outcome | None = None
         self._stopping = Stopping(
             self._loop,
             plan,
             self._running,
             self._verdict,
-            phase=lambda: self._phase,
-            report=self._report,
-            begun=self._lookout.end,
-            abandoned=self._abandoned,
-            log=self._log,
+            self._runtime.path,
+            stopping.Events(
+                phase=lambda: self._phase,
+                report=self._report,
+                begun=self._stop_begun,
+                saving=lambda outcome: self._write_outcome(outcome, LOOK_SECONDS),
+                tell=self._tell,
+                abandoned=self._abandoned,
+                log=self._log,
+            ),
         )
+        self._heard[HOLD] = self._told_to_hold
+        self._heard[NO_MORE_TIME] = self._told_of_no_more_time
         self._passing_on = PassingOn(self._loop, plan, self._running, lambda: self._phase, self._log)
         self._preparation = Preparation(
             plan,
@@ -234,7 +249,27 @@ class _Supervisor:
         told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
         host = self._plan.host
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace))
-        outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
+        self._write_outcome(self._outcome)
+
+    def _write_outcome(self, outcome: Outcome, seconds: float = names.KILL_LIMIT_SECONDS) -> None:
+        """Write the files that say how the job ended, or how far that is known.
+
+        The directory may be on a file system that never answers: nothing waits for it longer than so many seconds.
+        """
+
+        def write() -> None:
+            with self._writes:  # one that was slow must not come after a later one
+                outcome_files.write(self._reports, outcome, self._masker, self._plan.mode, self._environment.manifest)
+
+        try:
+            look = Look(write)
+        except RuntimeError:  # no further thread may be started
+            write()
+            return
+        if not look.wait(seconds):
+            self._log(f"cannot write below {self._reports}: the file system does not answer")
+        if look.failed:
+            raise look.failed[0]
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -243,7 +278,15 @@ class _Supervisor:
         except RefusalError as refusal:
             self._report(Outcome(FAILED, refusal.status, self._plan.host, str(refusal)))
 
+    def _clean_up_shared_memory(self, until: float = 0.0) -> None:
+        line = self._tries.clean_up_shared_memory(until)
+        if line:
+            self._log(line)
+
     def _begin(self) -> None:
+        self._tries.note_shared_memory()
+        if self._tries.restarts:
+            self._clean_up_shared_memory()
         for name in self._runtime.by_file:
             self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
         if self._refusal is None:
@@ -265,7 +308,7 @@ class _Supervisor:
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
             self._overdue = Overdue(self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue)
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
-                self._count_rounds(ranks)
+                self._count_rounds()
         self._role = self._make_role()
         plan = self._plan
         if plan.control is not None and (plan.ranks_by == "mpirun" or (not plan.ranks_by and plan.rank < 0)):
@@ -330,8 +373,13 @@ class _Supervisor:
             self._heard[agents.LOST] = self._lost_daemon
             self._heard[agents.ENDED] = self._agents.ended
         else:
-            self._daemons = agents.Daemons(self._start_daemon, lambda: ranks is not None and bool(ranks.all), role.tell)
-            self._heard[agents.START] = self._daemons.start
+            self._daemons = agents.Daemons(
+                self._start_daemon,
+                has_ranks=lambda: ranks is not None and bool(ranks.all),
+                may_start_ranks=lambda: self._family.has_others(self._own_pids()),
+                tell=role.tell,
+            )
+            self._heard[agents.START] = self._asked_for_daemon
 
     def _wait_as_copy(self) -> None:
         """mpirun of this host's program asks for other hosts, as the first host's does: that one starts the ranks.
@@ -346,6 +394,13 @@ class _Supervisor:
             f"mpirun starts its ranks from host {leader} alone: the program here waits, and ends as it does there"
         )
         self._report(Outcome(SUCCEEDED, 0, self._plan.host))
+
+    def _asked_for_daemon(self, host: str, message: Mapping[str, Json]) -> None:
+        """mpirun on the leader asks for a daemon, perhaps before this host knows where the ranks go on."""
+        if self._is_looking:
+            self._asked.append((host, message))
+        elif self._daemons is not None:
+            self._daemons.start(host, message)
 
     def _start_daemon(self, argv: Sequence[str]) -> Child | None:
         """Start what mpirun on the leader asks for, while the ranks run or start."""
@@ -417,8 +472,16 @@ class _Supervisor:
     def _maybe_ready(self) -> None:
         """This host is ready once it is prepared, and has tried the way to the other hosts."""
         tried = self._data_path is None or self._data_path.over
-        if self._is_prepared and tried and self._role is not None:
+        if not self._is_prepared or not tried or self._role is None or self._is_waiting:
+            return
+        pause = self._tries.pause if self._plan.role != "worker" else 0.0
+        if not pause:
             self._role.ready()
+            return
+        # The leader is not ready, so no host starts; all have joined, and a stop signal reaches them at once.
+        self._is_waiting, self._tries.pause = True, 0.0
+        self._log(f"the last try got no step further: the next one starts in {pause:g} s")
+        self._loop.after(pause, self._role.ready)
 
     def _try_data_path(self) -> None:
         """Try the ways that the ranks will take to the other hosts, while this host is prepared."""
@@ -457,11 +520,52 @@ class _Supervisor:
             self._data_path.close()  # the ranks' store has the port from now on
         self._verdict.started_at = time.time()
         if self._tries.restarts:
-            changed, said = self._tries.go_on()
+            self._look_for_checkpoint()
+        else:
+            self._start_program()
+
+    def _look_for_checkpoint(self) -> None:
+        """Look where this try goes on. A slow file system must not let it begin anew: it waits, the loop goes on."""
+        self._is_looking = True
+        directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
+        text = f"the newest checkpoint in {directory} cannot be found: the file system does not answer"
+
+        def remind() -> None:
+            if self._is_looking:
+                self._log(f"{text}; this host waits for it")
+
+        def found(checkpoint: tuple[str, float] | None) -> None:
+            if not self._is_looking:
+                return
+            self._is_looking = False
+            if checkpoint is None:
+                self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
+                return
+            changed, said = self._tries.go_on(*checkpoint)
             self._runtime.change(changed)
             self._log(said)
+            self._start_program()
+
+        self._loop.after(_REMIND_SECONDS, remind)
+        self._loop.look(self._tries.find, self._plan.limits.prepare, found)
+
+    def _stop_begun(self) -> None:
+        """The job is being stopped. If this host was looking for its checkpoint, nothing of it runs yet."""
+        self._lookout.end()
+        if self._is_looking:
+            self._is_looking = False
+            stopped = Outcome(STOPPED, 0, self._plan.host, "stopped before the program was started again")
+            self._loop.after(0.0, lambda: self._report(stopped._replace(status=128 + self._stopping.signal)))
+
+    def _start_program(self) -> None:
+        """Everything is known: start the command of this host."""
+        if self._phase is not Phase.RUNNING or self._stopping.signal:
+            return
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
+        asked, self._asked = self._asked, []
+        for host, message in asked:
+            self._asked_for_daemon(host, message)
         if self._role is not None:
             self._lookout.begin(self._role)
         self._loop.after(0.0, self._begin_account)
@@ -567,7 +671,7 @@ class _Supervisor:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
-    def _count_rounds(self, ranks: Ranks) -> None:
+    def _count_rounds(self) -> None:
         """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
         from trainworks_launcher.supervise.children.rounds import Rounds
         from trainworks_launcher.supervise.verdict import giving_up
@@ -575,7 +679,7 @@ class _Supervisor:
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._rounds = Rounds(ranks.take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        self._rounds = Rounds(checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
             self._giving_up = giving_up.GivingUp(
                 plan.member or plan.host,
@@ -594,10 +698,12 @@ class _Supervisor:
     def _rank_started(self, rank: Rank) -> None:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
+        now = time.time()
         self._rank_moved()
         further = self._rounds.started(rank) if self._rounds is not None else None
         if further is not None:
             failure = self._verdict.forget()
+            self._clean_up_shared_memory(until=now)
             if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
                 self._giving_up.judged(further, failure)
         if self._stopping.signal or self._phase >= Phase.ENDING:
@@ -612,6 +718,8 @@ class _Supervisor:
     def _rank_ended(self, rank: Rank) -> None:
         """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
         ranks = self._running.ranks
+        if self._stopping.signal:
+            self._stopping.rank_ended(rank)
         if self._stopping.signal or self._phase >= Phase.ENDING or ranks is None or self._role is None:
             return
         ranks.take()
@@ -632,6 +740,19 @@ class _Supervisor:
             self._rank_ended(rank)
         elif self._phase < Phase.ENDING and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
             self._loop.after(_LOG_SECONDS, lambda: self._ask_torchrun(rank, tail))
+
+    def _told_to_hold(self, _: str, __: Mapping[str, Json]) -> None:
+        """A rank of another host has ended badly in a stop."""
+        if self._plan.role == "leader":
+            self._tell(HOLD)
+        self._stopping.hold()
+
+    def _told_of_no_more_time(self, _: str, message: Mapping[str, Json]) -> None:
+        """A person, or the loss of the host that was stopped, ends the wait for the ranks."""
+        of_all = message.get("all") is True
+        if self._plan.role == "leader":
+            self._tell(NO_MORE_TIME, all=of_all)
+        self._stopping.no_more_time(of_all=of_all)
 
     def _suspect(self, suspect: Suspect) -> None:
         """Some host says that a rank of it has ended."""
@@ -688,11 +809,7 @@ class _Supervisor:
             self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
-        own = [child.pid for child in (command,) if child is not None]
-        own += self._account.pids if self._account is not None else ()
-        own += self._guardian.pids
-        own += self._daemons.pids if self._daemons is not None else ()
-        orphans = self._family.reap((*own, *self._auxiliaries.pids))
+        orphans = self._family.reap(self._own_pids())
         if self._daemons is not None:
             self._daemons.orphans_ended(orphans)
         if command is not None and ended:
@@ -702,6 +819,15 @@ class _Supervisor:
                 self._running.ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
             self._leave_if_over()
+
+    def _own_pids(self) -> tuple[int, ...]:
+        """Return the children of this process whose status is taken elsewhere."""
+        command = self._running.command
+        own = [child.pid for child in (command,) if child is not None]
+        own += self._account.pids if self._account is not None else ()
+        own += self._guardian.pids
+        own += self._daemons.pids if self._daemons is not None else ()
+        return (*own, *self._auxiliaries.pids)
 
     def _restart_ranks(self) -> None:
         """Another host is lost and the job goes on: end the ranks of this host.
@@ -731,7 +857,10 @@ class _Supervisor:
             self._log("warning: mpirun was called on this host alone, not on the first one: it has started nothing")
         self._lookout.end()
         command = self._running.command
-        if command is not None and command.running:
+        if command is not None and command.running and self._stopping.leaves_time:
+            # The leader is lost while this host's own platform stops it: its ranks save all the same.
+            self._outcome = self._stopping.instead_of(self._outcome)
+        elif command is not None and command.running:
             self._running.send(signal.SIGTERM)
             if self._plan.ranks_by:
                 command.signal(signal.SIGTERM)
@@ -751,7 +880,7 @@ class _Supervisor:
         self._phase = Phase.LEAVING
         self._auxiliaries.end()
         if self._outcome is not None and not self._outcome.again:
-            outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
+            self._write_outcome(self._outcome)
         if self._account is not None:
             self._tell_figures(self._account)
         if self._role is not None:
@@ -791,12 +920,10 @@ class _Supervisor:
             self._data_path.close()
         if self._role is not None:
             self._role.close()
-        # A process that left our sessions still has the name of our directory in its environment.
         outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
-        limit = names.KILL_LIMIT_SECONDS if outcome.again else 0.0
-        left = processes.end_all(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path), limit)
+        limit = names.KILL_LIMIT_SECONDS if outcome.again else processes.REAP_SECONDS
+        left = self._family.end(self._guardian.pids, limit)
         self._guardian.end()
-        self._family.end(goes_on=outcome.again)
         if self._running.ranks is not None:
             self._running.ranks.close()
         self._loop.close()

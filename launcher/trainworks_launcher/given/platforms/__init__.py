@@ -29,7 +29,7 @@ class Platform(NamedTuple):
         marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
             for any text, RESOURCE_CONFIG_FILE for that file, HYPERPOD_AGENT for that program, A_KIND for what
             ``several`` recognises.
-        stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
+        ends_jobs: Whether it sends KILL itself, some time after its stop signal.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.
         job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
@@ -39,7 +39,7 @@ class Platform(NamedTuple):
 
     name: str
     marks: tuple[str, ...]
-    stop_seconds: float = names.STOP_SECONDS
+    ends_jobs: bool = True
     starts: str = ""
     first_start: int = 0
     job: tuple[str, ...] = ()
@@ -57,14 +57,10 @@ HYPERPOD_AGENT = "hyperpodrun"
 A_KIND = "(a count with an index, or a list of hosts)"
 """Mark of a scheduler that is recognised by the kind of its variables."""
 
-_KUBERNETES = 30.0
-"""Default of terminationGracePeriodSeconds."""
-
 _ROWS = (
-    Platform("hosts", (names.HOSTS_VARIABLE, names.HOST_VARIABLE)),
-    # API reference, StopTrainingJob
-    Platform("sagemaker", (names.RESOURCE_CONFIG_FILE,), 120.0, job=(names.JOB_NAME_VARIABLE,), in_rows=True),
-    Platform("hyperpod", (HYPERPOD_AGENT,), _KUBERNETES, in_rows=True),
+    Platform("hosts", (names.HOSTS_VARIABLE, names.HOST_VARIABLE), ends_jobs=False),
+    Platform("sagemaker", (names.RESOURCE_CONFIG_FILE,), job=(names.JOB_NAME_VARIABLE,), in_rows=True),
+    Platform("hyperpod", (HYPERPOD_AGENT,), in_rows=True),
     Platform("mpirun", ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), in_rows=True),
     Platform(
         "slurm",
@@ -77,14 +73,13 @@ _ROWS = (
             "SLURM_JOB_*",
             "SLURM_STEP_*",
         ),
-        30.0,  # slurm.conf(5), KillWait
         starts="SLURM_RESTART_COUNT",
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     ),
-    Platform("mpi_operator", ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE), _KUBERNETES),
-    Platform("kubeflow", ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*"), _KUBERNETES),
-    Platform("volcano", ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX"), _KUBERNETES),
-    Platform("leader_worker_set", ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"), _KUBERNETES),
+    Platform("mpi_operator", ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE)),
+    Platform("kubeflow", ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*")),
+    Platform("volcano", ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX")),
+    Platform("leader_worker_set", ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")),
     Platform(
         "batch",
         (
@@ -93,7 +88,6 @@ _ROWS = (
             "AWS_BATCH_JOB_MAIN_NODE_INDEX",
             "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
         ),
-        30.0,  # AWS Batch user guide, job_timeouts.html
         starts="AWS_BATCH_JOB_ATTEMPT",
         first_start=1,
     ),
@@ -116,8 +110,8 @@ _ROWS = (
             "TF_CONFIG",
         ),
     ),
-    # Most of these hosts are Kubernetes' pods.
-    Platform("environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), _KUBERNETES),
+    # In a container the engine sends KILL; without one these variables may be a person's own.
+    Platform("environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), ends_jobs=False),
     Platform("flux", ("FLUX_JOB_NNODES", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"), job=("FLUX_JOB_ID",)),
     Platform(
         "lsf",
@@ -127,7 +121,7 @@ _ROWS = (
     ),
     Platform("pbs", ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"), job=("PBS_JOBID",), in_rows=True),
     Platform("oar", ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"), job=("OAR_JOB_ID",), in_rows=True),
-    Platform("kuberay", ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"), _KUBERNETES, in_rows=True),
+    Platform("kuberay", ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"), in_rows=True),
     Platform(
         "counted",
         (
@@ -151,7 +145,7 @@ _ROWS = (
         in_rows=True,
     ),
     Platform("several", (A_KIND,), in_rows=True),
-    Platform("indexed_job", (names.INDEX_VARIABLE,), _KUBERNETES, in_rows=True),
+    Platform("indexed_job", (names.INDEX_VARIABLE,), in_rows=True),
 )
 PLATFORMS: Mapping[str, Platform] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
@@ -233,7 +227,7 @@ class Description(NamedTuple):
         tasks: Set where the platform starts every rank; None where it starts each host once.
         control_port: Default of the control channel's port; 0: the launcher's own.
         master_port: Default of the port of rank 0's store; 0: the launcher's own.
-        stop_seconds: As ``Platform.stop_seconds``.
+        ends_jobs: As ``Platform.ends_jobs``.
         restarts: How often the platform started the job again.
         hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because it would take them
             for its own settings. Ranks that mpirun starts do see them, from their own host, but for those of ``ranks``.
@@ -258,7 +252,7 @@ class Description(NamedTuple):
     tasks: Tasks | None = None
     control_port: int = 0
     master_port: int = 0
-    stop_seconds: float = names.STOP_SECONDS
+    ends_jobs: bool = False
     restarts: int = 0
     hidden: Mapping[str, tuple[str, ...]] = _HIDES_NOTHING
     kept: tuple[str, ...] = ()
@@ -319,7 +313,7 @@ def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Descripti
     if not made.problems:
         made = made._replace(problems=_check_addresses(given, made) or _check_counts(given, row, made, others))
     restarts = row.restarts(given.variables)
-    return made._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    return made._replace(platform=row.name, why=why, ends_jobs=row.ends_jobs, restarts=restarts)
 
 
 def _read(given: Given, row: Platform) -> Description:

@@ -165,18 +165,26 @@ class Daemons:
     """What the leader's agents have started on this host. Every method runs in the loop's thread."""
 
     def __init__(
-        self, start: Callable[[Sequence[str]], Child | None], has_ranks: Callable[[], bool], tell: Tell
+        self,
+        start: Callable[[Sequence[str]], Child | None],
+        has_ranks: Callable[[], bool],
+        may_start_ranks: Callable[[], bool],
+        tell: Tell,
     ) -> None:
         """None runs yet.
 
         Args:
             start: Starts a command; None if nothing may be started now. Raises OSError.
             has_ranks: Returns whether a rank has come.
+            may_start_ranks: Returns whether a process of the job runs that is not known by itself: a daemon, or what
+                a daemon has started.
             tell: As ``Role.tell``.
         """
         self._start = start
         self._has_ranks = has_ranks
+        self._may_start_ranks = may_start_ranks
         self._left = False
+        self._orphan = 0  # the status of the last orphan that failed
         self._asked = False
         self._tell = tell
         self._running: dict[Child, int] = {}
@@ -220,9 +228,15 @@ class Daemons:
             self._lost(code, said, certain=True)
 
     def orphans_ended(self, statuses: Sequence[int]) -> None:
-        """A daemon leaves its parent when it has started: its end is that of an orphan."""
-        if self._left and any(statuses):
-            self._lost(next(filter(None, statuses)), "", certain=False)
+        """A daemon leaves its parent when it has started: its end is that of an orphan.
+
+        So may be the end of what a start leaves behind. An orphan's status counts only while no rank has come, and
+        when nothing is left that could still start one.
+        """
+        self._orphan = next(filter(None, statuses), self._orphan)
+        if self._left and self._orphan and not self._running and not self._may_start_ranks():
+            orphan, self._orphan = self._orphan, 0
+            self._lost(orphan, "", certain=False)
 
     def _lost(self, code: int, said: str, *, certain: bool) -> None:
         if not self._has_ranks():

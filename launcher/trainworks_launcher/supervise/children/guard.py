@@ -7,8 +7,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from trainworks_launcher.contract import names
-
 
 class Guard:
     """Nothing before ``start``. Process 1 needs none: with it the kernel ends all others."""
@@ -21,7 +19,7 @@ class Guard:
         """Start it, for the job with this runtime directory. Raises OSError if it cannot be started."""
         if os.getpid() == 1:
             return
-        words = (python, "-IS", f"{launcher}/programs/guard.py", names.RUNTIME_DIRECTORY_VARIABLE, str(directory))
+        words = (python, "-IS", f"{launcher}/programs/guard.py", str(_mark()), str(directory))
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, cwd="/", start_new_session=True
         )
@@ -44,3 +42,28 @@ class Guard:
             self._process.wait()
             if self._process.stdin is not None:
                 self._process.stdin.close()
+
+
+_MARKS = 1 << 16
+
+
+def _mark() -> int:
+    """Mark this process, and with it all that it starts from now on, for the guard. Returns the mark; 0 for none.
+
+    A limit of resources is inherited whatever a process does to its session, its parent and its environment, and is
+    read without a lock of the process (proc(5), limits). The mark is the soft limit of bytes in POSIX message queues,
+    less a random number of some thousand: nothing that a job starts notices that.
+    """
+    import resource  # process 1 needs no guard
+
+    limit = resource.RLIMIT_MSGQUEUE
+    soft, hard = resource.getrlimit(limit)
+    most = hard if hard != resource.RLIM_INFINITY else soft
+    if most < 2 * _MARKS:
+        return 0
+    mark = int(most - 1 - int.from_bytes(os.urandom(2), "big"))
+    try:
+        resource.setrlimit(limit, (mark, hard))
+    except (OSError, ValueError):
+        return 0
+    return mark

@@ -17,7 +17,8 @@ from trainworks_launcher.supervise.children.output import Output, Tail
 from trainworks_launcher.supervise.outcome.outcome import returncode_of
 
 _DRAIN_SECONDS = 0.7
-_REAP_SECONDS = 5.0
+REAP_SECONDS = 5.0
+"""How long the end of a process is waited for after KILL, where nothing depends on it."""
 
 
 class Child:
@@ -83,7 +84,7 @@ class Child:
         """KILL it with its group and wait, bounded."""
         self.signal_group(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_SECONDS)
+            self._process.wait(REAP_SECONDS)
         self.drain()
 
 
@@ -205,31 +206,6 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h; struct pidfd_info, its first 64 bytes
 
 
-def belonging_to(name: str, value: str) -> tuple[int, ...]:
-    """Return every process, except this one, that was started with the environment variable ``name=value``."""
-    wanted = f"{name}={value}".encode()
-    found: list[int] = []
-    for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
-        if entry.isdecimal() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    found.append(int(entry))
-    return tuple(found)
-
-
-def end_all(name: str, value: str, seconds: float) -> tuple[int, ...]:
-    """Kill every process that ``belonging_to`` returns; wait so long until none is left. Returns the rest."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = belonging_to(name, value)
-        for pid in found:
-            send(pid, signal.SIGKILL)
-        if not found or time.monotonic() >= deadline:
-            return found
-        for pid in found:
-            _wait_for_end(pid, deadline)
-
-
 class Family:
     """The orphans of the job: processes that left our sessions and lost their parents.
 
@@ -240,7 +216,7 @@ class Family:
     def __init__(self) -> None:
         """Ask for them. What is a child of this process before that is not of the job."""
         self._first = os.getpid() == 1
-        self._strangers = frozenset() if self._first else frozenset(children_of(os.getpid()))
+        self._strangers = frozenset(children_of(os.getpid()))
         self._asked = not self._first and _adopt(True)
 
     def reap(self, known: Iterable[int]) -> list[int]:
@@ -249,7 +225,8 @@ class Family:
         ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after
         them.
         """
-        ours, statuses = self._strangers.union(known), []
+        ours = frozenset(known) if self._first else self._strangers.union(known)
+        statuses: list[int] = []
         while self._first or self._asked:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -262,23 +239,67 @@ class Family:
                 os.waitpid(found.si_pid, 0)
         return statuses
 
-    def end(self, *, goes_on: bool = False) -> None:
-        """KILL all of them and theirs; the kernel does that itself where process 1 ends. goes_on: it does not."""
-        if not self._asked and not (self._first and goes_on):
-            return
-        deadline = time.monotonic() + _REAP_SECONDS
-        while time.monotonic() < deadline:
-            left = [pid for pid in children_of(os.getpid()) if pid not in self._strangers]
-            if not left:
-                break
-            for pid in left:
+    def has_others(self, known: Iterable[int]) -> bool:
+        """Return whether a process of the job runs that is none of the known ones, and not below one of them."""
+        return bool(_below(os.getpid(), self._strangers.union(known)))
+
+    def end(self, known: Iterable[int], seconds: float) -> tuple[int, ...]:
+        """KILL all that the job has started, and wait so long until none of it is left.
+
+        That is every process below this one: who loses its parent comes here. Only proc(5), stat, is read for it. A
+        process that hangs in a driver may hold the lock of its memory, for which a read of its environment waits.
+
+        Args:
+            known: Children of this process that are not of the job.
+            seconds: How long the ends are waited for.
+
+        Returns:
+            The processes that do not end.
+        """
+        deadline = time.monotonic() + seconds
+        kept = self._strangers.union(known)
+        while True:
+            found = _below(os.getpid(), kept)
+            for pid in found:
                 send(pid, signal.SIGKILL)
-            for pid in left:  # with its end the kernel gives us its children; it may hang in the kernel
+            for pid in found:
                 _wait_for_end(pid, deadline)
+            for pid in set(children_of(os.getpid())) - kept:
                 with contextlib.suppress(OSError):
                     os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
+            if not found or time.monotonic() >= deadline:
+                break
         if self._asked:
             _adopt(False)
+        return tuple(_below(os.getpid(), kept)) if found else ()
+
+
+def _below(top: int, kept: Iterable[int]) -> list[int]:
+    """Return the processes below one that have not ended; without those that are kept, and what is below them."""
+    below: dict[int, list[int]] = {}
+    ended: set[int] = set()
+    for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
+        if entry.isdecimal():
+            parent, state = _parent_and_state(int(entry))
+            below.setdefault(parent, []).append(int(entry))
+            if state in "ZX":
+                ended.add(int(entry))
+    found: list[int] = []
+    waiting = [top]
+    while waiting:
+        children = [pid for pid in below.get(waiting.pop(), ()) if pid not in kept]
+        waiting += children
+        found += [pid for pid in children if pid not in ended]
+    return found
+
+
+def _parent_and_state(pid: int) -> tuple[int, str]:
+    """Return a process's parent and state of proc(5); (0, "X") if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0, "X"
+    return int(fields[1]), fields[0]
 
 
 def _wait_for_end(pid: int, deadline: float) -> None:

@@ -14,7 +14,13 @@ from trainworks_launcher.supervise.control.connection import Connection, heartbe
 from trainworks_launcher.supervise.control.door import Door
 from trainworks_launcher.supervise.control.ends import Ends
 from trainworks_launcher.supervise.control.hosts import Hosts
-from trainworks_launcher.supervise.control.messages import Message, outcome_fields, read_outcome, read_suspect
+from trainworks_launcher.supervise.control.messages import (
+    NO_MORE_TIME,
+    Message,
+    outcome_fields,
+    read_outcome,
+    read_suspect,
+)
 from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Phases
 from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Own, Rivals
 from trainworks_launcher.supervise.loop import Loop
@@ -311,6 +317,9 @@ class Leader:
         # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
         # is lost all the same, because no host knows any more what became of its ranks.
         self._ends.replace(host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}"))
+        if self.phase is LeaderPhase.STOPPING:
+            # Its platform may have ended it: hosts that were only told of the stop have as long as that one had.
+            self._events.told(host, NO_MORE_TIME, {})
         self._maybe_finish()
 
     def _go_on_without(self, host: str, reason: str) -> None:

@@ -22,9 +22,6 @@ verdict     to host    the job hangs: write the stacks down; ``text`` for the lo
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 import time
 from pathlib import Path
 from typing import Callable, Collection, Mapping, NamedTuple, Sequence, TypeVar
@@ -46,12 +43,17 @@ from trainworks_launcher.supervise.hang.naming import (
 from trainworks_launcher.supervise.hang.nccl import remarks
 from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
 from trainworks_launcher.supervise.hang.progress import Look, Seen, busy, sign_of_life
-from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
 _ANSWER_SECONDS = LONGEST_SECONDS + 2.0
 """How long the leader waits for what the other hosts have seen; with the time that a message may take."""
 
+_NEVER_SECONDS = 2 * LONGEST_SECONDS
+"""After this a look does not return any more: the longest one has as many seconds as LONGEST_SECONDS. It is left alone,
+and another one is made."""
+
+_LONGEST_PAUSE_AFTER_NONE = 600.0
 _FILES = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TALKING = 3.0
@@ -136,6 +138,7 @@ class Watch:
         self._excused_at = 0.0
         self._turn = 0
         self._looking = 0
+        self._unanswered = 0
         self._over = False
         self._stacks = ""
         self._written = 0
@@ -451,27 +454,29 @@ class Watch:
         self._loop.after(seconds, lambda: None if self._over else action())
 
     def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what may take a while in a thread, and go on in the loop's."""
-        source, target = os.pipe()
-        found: list[T] = []
+        """Do what may take a while in a thread, and go on in the loop's.
 
-        def run() -> None:
-            try:
-                found.append(work())
-            finally:
-                os.close(target)
+        A look that fails or does not return shows nothing, and the next one is made as after any other: the watch goes
+        on for as long as the job.
+        """
 
-        def done(_: int) -> None:
+        def done(found: tuple[T] | None) -> None:
             self._looking -= 1
-            self._loop.unwatch(source)
-            os.close(source)
-            if found and not self._over:
+            if self._over:
+                return
+            if found is not None:
+                self._unanswered = 0
                 then(found[0])
+                return
+            self._unanswered += 1
+            if self._unanswered == 1:
+                self._around.log("a look for a hang shows nothing: it failed, or has not returned; looking again")
+            # Each look that does not return keeps a thread: there are fewer and fewer of them.
+            pause = _pause(self._limit()) * 2 ** min(self._unanswered, 10)
+            self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))
 
         self._looking += 1
-        self._loop.watch(source, READ, done)
-        with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
-            threading.Thread(target=run, name="trainworks-hang", daemon=True).start()
+        self._loop.look(lambda: (work(),), _NEVER_SECONDS, done)
 
 
 def _pause(limit: float) -> float:

@@ -1,5 +1,8 @@
 """When restarts lead nowhere: every host tells the leader how many of its rounds in a row got no step further.
 
+On the leader a round got further also if the job ended in another way than in the round before: another exception, or
+the same one in another place (``Outcome.kind_of_failure``).
+
 The leader ends the job when no host that has had a restart got further in ``names.FRUITLESS_RESTARTS`` rounds in a row:
 progress is mostly printed on one host, and saved on one. A host that has not told yet of the last round holds the end
 up, and one that was lost begins the count anew. What counts as a step further: ``children.rounds``.
@@ -48,9 +51,14 @@ class GivingUp:
         self._own = 0
         self._counts: dict[str, int] = {}
         self._last: Outcome | None = None
+        self._kind = ""
 
     def judged(self, further: bool, failure: Outcome | None) -> None:
         """A round of this host is over. further: it got a step further. failure: why, as far as that is known here."""
+        kind = failure.kind_of_failure if failure is not None else ""
+        if self._leads and kind:
+            further = further or bool(self._kind and kind != self._kind)
+            self._kind = kind
         self._own = 0 if further else self._own + 1
         self._last = failure or self._last
         if self._leads:

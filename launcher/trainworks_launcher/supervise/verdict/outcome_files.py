@@ -83,9 +83,12 @@ def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifes
             return
         with contextlib.suppress(FileNotFoundError):
             success.unlink()
+        own = users_own_failure(output, masker)
         if outcome.kind == STOPPED and outcome.status == 0:
+            if not own:  # what was written when the stop began
+                clear(output)
             return
-        text = users_own_failure(output, masker) or shorten(outcome.text)
+        text = own or shorten(outcome.text)
         document = {
             "schema": names.FAILURE_SCHEMA,
             "kind": outcome.kind,

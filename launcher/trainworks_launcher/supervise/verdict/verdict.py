@@ -6,13 +6,12 @@ prints only adds to that: a status that nobody saw, and which of several ends th
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 import time
-from typing import TYPE_CHECKING, Callable, Mapping, TypeVar
+from typing import TYPE_CHECKING, Callable, Mapping
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.looking import in_time
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.given import places
 from trainworks_launcher.plan.plan import NodePlan
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.outcome.cause import Said
     from trainworks_launcher.supervise.outcome.records import Record
     from trainworks_launcher.supervise.outcome.starters import Report
-
-Seen = TypeVar("Seen")
 
 OWN_STARTER_SECONDS = 5.0
 """As OTHER_HOST_SECONDS, where each host has a starter that the user's script started: it ends later than its ranks."""
@@ -177,7 +174,7 @@ class Verdict:
             from trainworks_launcher.supervise.outcome.starters import mpirun_unreached
 
             found = found._replace(cause=mpirun_unreached(tail.read()))
-        own = outcome_files.users_own_failure(self._base, self._masker)
+        own = in_time(lambda: outcome_files.users_own_failure(self._base, self._masker), "")
         if own:
             found = found._replace(own=own, frames="", message="")
         if stop_signal:
@@ -321,7 +318,7 @@ class Verdict:
             return outcome
         from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
 
-        if _in_time(lambda: has_younger(directory, self.started_at), True):
+        if in_time(lambda: has_younger(directory, self.started_at), True):
             return outcome
         return outcome._replace(unsaved=f"no checkpoint was written: no file in {directory} is younger than the job")
 
@@ -379,23 +376,8 @@ def _full_disks(told: Mapping[str, str]) -> str:
 
     named = (*filter(None, map(told.get, (*places.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE))), *places.TEMPORARY)
     nothing: list[str] = []
-    full = _in_time(lambda: places.outermost(filter(is_full, named)), nothing)
+    full = in_time(lambda: places.outermost(filter(is_full, named)), nothing)
     return f"no space is left in {' and '.join(full)}" if full else ""
-
-
-_LOOK_SECONDS = 0.8
-"""How long the directory of checkpoints is looked at. A dead network file system never answers, and the end of a job
-must not wait for it."""
-
-
-def _in_time(look: Callable[[], Seen], otherwise: Seen) -> Seen:
-    """Return what a look at file systems shows, ``otherwise`` if they do not answer: a server may be gone."""
-    found: list[Seen] = []
-    looking = threading.Thread(target=lambda: found.append(look()), daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
-        looking.start()
-        looking.join(_LOOK_SECONDS)
-    return found[0] if found else otherwise
 
 
 def name_of_program(plan: NodePlan) -> str:
