@@ -150,6 +150,8 @@ def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, wor
     [
         ("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=1)\np.parse_args()", "--lr"),
         (IMPORTS + "print('a'); sys.exit('no data in /opt/ml/input')", "no data in /opt/ml/input"),
+        (IMPORTS + "atexit.register(print, 'tracker: done', file=sys.stderr)\nsys.exit('no disk')", "no disk"),
+        (IMPORTS + 'sys.exit("größe \\"4\\" 火 \U0001f525 \\\\ x")', 'größe "4" 火 \U0001f525 \\ x'),
         (IMPORTS + "sys.exit('cannot start:\\n  no data\\n  no model')", "cannot start: no data no model"),
         (IMPORTS + "logging.error('corrupt shard 7')\nsys.exit(1)", "corrupt shard 7"),
         (IMPORTS + "atexit.register(lambda: 1 / 0)\nsys.exit('accuracy is below 0.9')", "accuracy is below 0.9"),

@@ -108,6 +108,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([peer(1.0, "a0"), died(9.0, "b3", 139)], NOBODY, "b3"),
         ([peer(2.0, "a0"), peer(1.0, "b3")], NOBODY, "b3"),
         ([peer(1.0, "a0")], Starter(3), "a0"),
+        # mpirun ends a job for a rank that ended early: what failed before that counts.
+        ([died(1.0, "a0", 17), left(2.0, "b3")], MPIRUN._replace(rank=3, ended_early=True), "a0"),
         # Row 5: told to end, after another rank had failed.
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN._replace(rank=1), "a0"),
@@ -134,6 +136,7 @@ def test_the_first_failure_is_what_the_strongest_evidence_says(
         ([left(1.0, "a0"), left(2.0, "b3")], NOBODY),
         ([unseen(1.0, "a0")], Starter(3)),
         ([terminated(1.0, "a0"), terminated(1.0, "a1")], Starter(ended_itself=True)),
+        ([left(1.0, "b3"), terminated(0.9, "a0"), died(2.0, "a1", 14)], MPIRUN._replace(rank=3, ended_early=True)),
     ],
 )
 def test_row_4_the_command_and_its_report_count_where_no_host_has_seen_a_failure(

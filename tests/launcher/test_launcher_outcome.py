@@ -212,6 +212,14 @@ def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
     assert not any(row.message for row in found[:-1])
 
 
+def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_of_the_first() -> None:
+    """A rank may be ended between the two."""
+    brief = b'{"pid": 7, "began": 1, "at": 2, "message": "ValueError: first", "brief": true}\n'
+    whole = b'{"pid": 7, "began": 1, "at": 3, "message": "ValueError: first\\n", "frames": "f"}\n'
+    assert read(brief) == [Record(7, 1.0, 2.0, "ValueError: first", brief=True)]
+    assert read(brief + whole) == [Record(7, 1.0, 2.0, "ValueError: first\n", "f")]
+
+
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
     told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1)
     made = with_status(told, -9)

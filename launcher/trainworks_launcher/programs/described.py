@@ -1,4 +1,4 @@
-"""What ends a Python of a job, as the fields of its record: ``python/sitecustomize.py`` runs it then."""
+"""An exception that ends a Python of a job, as the fields of its record: ``python/sitecustomize.py`` runs it then."""
 
 import json
 import os
@@ -38,11 +38,6 @@ def described(error: BaseException, thread: str) -> str:
         "argv": _cut(" ".join(sys.argv)),
     }
     return f", {json.dumps(found)[1:-1]}"
-
-
-def exited(text: str) -> str:
-    """Return the text that ended a Python by ``sys.exit`` as further fields of a JSON object; its status is 1 then."""
-    return f', "exit": 1, "said": {json.dumps(_cut(text))}'
 
 
 def _first_of_group(error: BaseException) -> BaseException:

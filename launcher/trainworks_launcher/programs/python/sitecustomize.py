@@ -32,6 +32,9 @@ _LOOK_SECONDS = 0.01
 _MOST_THREADS = 64
 """Exceptions of threads that are noted of one process."""
 
+_MOST_TEXT = 4096
+"""Characters of a text that ``sys.exit`` was told, and of an exception's first, brief record."""
+
 _GLOO_THREAD = "pt_gloo_runloop"
 
 
@@ -109,7 +112,8 @@ def _note_the_end() -> None:
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/ends"  # names.RUNTIME_DIRECTORY_VARIABLE
     began, clock = time.monotonic(), time.monotonic
     noted = []
-    described: dict[str, Any] = {}
+    compiled: list[Any] = []
+    has_peers = "leave" in os.environ.get(_HOOKS, "").split()
     threads_noted: list[int] = []
     told_to_exit = _watch_exits()
 
@@ -118,29 +122,27 @@ def _note_the_end() -> None:
         os.write(opened, f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode())
         os.close(opened)
 
-    def call_described(name: str, *given: "Any") -> str:
-        """Call a function of described.py, which is compiled once."""
+    def note(error: "BaseException", thread: str = "", more: str = "") -> None:
         library = os.path.dirname(os.__file__)  # noqa: PTH120
         sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
-        try:
-            if not described:
-                path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
-                with open(path, encoding="utf-8") as opened:  # noqa: PTH123
-                    exec(compile(opened.read(), path, "exec"), described)  # noqa: S102
-            found: str = described[name](*given)
-            return found
-        finally:
-            sys.path.remove(library)
-
-    def note(error: "BaseException", thread: str = "", more: str = "") -> None:
         try:
             noted.append(os.getpid())
             if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
                 write(', "message": "KeyboardInterrupt"')
                 return
-            write(call_described("described", error, thread) + more)
+            if has_peers and not thread:  # they have missed it already, and its starter may end it before more is noted
+                write(f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true')
+            if not compiled:
+                found: dict[str, Any] = {}
+                path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
+                with open(path, encoding="utf-8") as opened:  # noqa: PTH123
+                    exec(compile(opened.read(), path, "exec"), found)  # noqa: S102
+                compiled.append(found["described"])
+            write(compiled[0](error, thread) + more)
         except BaseException:  # noqa: BLE001  (never in the way of the script)
             pass
+        finally:
+            sys.path.remove(library)
 
     def note_an_end(more: str = "") -> None:
         """No exception has come to the hook: note what ``sys.exit`` was told, or that the program came to its end."""
@@ -151,7 +153,7 @@ def _note_the_end() -> None:
             if told_to_exit and told_to_exit[-1][0] == os.getpid():
                 code = told_to_exit[-1][1]
                 if isinstance(code, str):
-                    more += call_described("exited", code)
+                    more += f', "exit": 1, "said": {_quoted(code[:_MOST_TEXT])}'
                 else:
                     status = code & 0xFF if isinstance(code, int) else int(code is not None)
                     more += f', "exit": {status}'
@@ -193,13 +195,27 @@ def _note_the_end() -> None:
     elif threading.excepthook is threading.__excepthook__:
         threading.excepthook = threading.__excepthook__ = of_thread
     atexit.register(note_an_end)
-    if "leave" in os.environ.get(_HOOKS, "").split():
+    if has_peers:
         import threading as waited_for  # every rank imports it sooner or later
 
         started = os.getpid()
         register = getattr(waited_for, "_register_atexit", None)  # Python 3.9
         if register is not None:
             register(at_leaving)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as JSON has it; the module for that takes time, and the process may have none left."""
+    found = []
+    for character in text:
+        number = ord(character)
+        if number > 0xFFFF:
+            found.append(f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}")
+        elif character in '"\\' or not 31 < number < 127:
+            found.append(f"\\u{number:04x}")
+        else:
+            found.append(character)
+    return '"' + "".join(found) + '"'
 
 
 def _watch_exits() -> "list[tuple[int, object]]":

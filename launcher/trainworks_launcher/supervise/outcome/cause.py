@@ -243,6 +243,7 @@ def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
         place=early.place,
         end=EARLY_END if early.end == UNKNOWN_END else early.end,
         notes=(*early.notes, f"{where} failed after that: {failure.text}"),
+        message=early.message,
     )
 
 

@@ -16,7 +16,7 @@ row  what a host has seen of a rank                              why it stands t
 3    PEER: its exception, or what its C++ runtime printed,       The effect of another failure, which may be on
      says that the connection to another process broke           another host: it never beats that one.
 4    the end of the command, and the rank that the starter's     Another program's word, which sees ends later than
-     report names                                                the hosts do: it decides where no host saw a failure.
+     report names, also as one that ended with status 0          the hosts do: it decides where no host saw a failure.
 5    TERMINATED, after another rank had failed                   Its starter told it to end. It never is the cause.
 ===  ==========================================================  =====================================================
 
@@ -90,12 +90,14 @@ class Starter(NamedTuple):
         sees_all_hosts: Its ranks are those of all hosts (mpirun); each torchrun knows those of its own host.
         kill_seconds: How long it waits after SIGTERM before it sends SIGKILL.
         ended_itself: It ended without naming a rank: somebody ended it, and it has ended its ranks.
+        ended_early: The rank that it names had ended with status 0, and it has ended the others for that (mpirun).
     """
 
     rank: int = -1
     sees_all_hosts: bool = False
     kill_seconds: float = 0.0
     ended_itself: bool = False
+    ended_early: bool = False
 
 
 class First(NamedTuple):
@@ -132,11 +134,15 @@ def kind_of(seen: Seen) -> Kind | None:
 
 
 def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008  (a constant)
-    """Return what came first by the table; None if no host has seen a failure."""
+    """Return what came first by the table; None if no host has seen a failure that counts: then row 4 does."""
+    early = suspect_of(suspects, starter.rank) if starter.ended_early else None
+    if early is not None:
+        suspects = [row for row in suspects if row.at < early.at]  # what came later is the effect of that
+    blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
     # Row 1.
     own = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED)]
     own += [row for row in suspects if row.kind is Kind.UNSEEN and _is_named(row, starter)]
-    unprovoked = [row for row in suspects if row.kind is Kind.TERMINATED and not _was_told(row, suspects, starter)]
+    unprovoked = [row for row in suspects if row.kind is Kind.TERMINATED and not _was_told(row, blamed, starter)]
     failed = _earliest([*own, *unprovoked], starter)
     if failed is not None and failed.kind is Kind.TERMINATED:
         # Which of several ends by SIGTERM was the first, no host can say of another host's.
@@ -163,20 +169,23 @@ def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
     return min(left, key=lambda row: row.at, default=None)
 
 
-def _was_told(ended: Suspect, suspects: Sequence[Suspect], starter: Starter) -> bool:
+def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> bool:
     """Return whether a rank that SIGTERM or SIGKILL ended was told to end by its starter (row 5).
 
     A starter acts on the end of a process: so some rank had failed, and its process had ended, before this one did. It
     sends SIGTERM first, and SIGKILL to what does not end. Which of the ends on two hosts came first is not certain: an
     own failure on another host is believed, unless a starter of all hosts names this rank.
+
+    Args:
+        ended: The rank.
+        failures: What its starter may have had a reason in.
+        starter: What is known from the starter.
     """
     by_sigterm = ended.outcome.status == exit_status(-signal.SIGTERM)
-    if by_sigterm and starter.ended_itself:
+    if by_sigterm and (starter.ended_itself or starter.ended_early):
         return True
     patience = 0.0 if by_sigterm else starter.kill_seconds
-    for other in suspects:
-        if _is_of_one_rank(other, ended) or other.kind not in (Kind.RECORDED, Kind.DIED, Kind.PEER):
-            continue
+    for other in failures:
         elsewhere = other.outcome.host != ended.outcome.host
         if elsewhere and starter.sees_all_hosts and _is_named(ended, starter):
             continue

@@ -43,6 +43,7 @@ class Record(NamedTuple):
         left: It had left its program, and its exit handlers followed.
         exit_status: What ``sys.exit`` was told, as the status of the process; -1: nothing that is known.
         said: The text that ``sys.exit`` was told; ``""`` for none.
+        brief: The whole record follows, unless its process is ended before.
     """
 
     pid: int
@@ -58,6 +59,7 @@ class Record(NamedTuple):
     left: bool = False
     exit_status: int = -1
     said: str = ""
+    brief: bool = False
 
     @property
     def cause(self) -> str:
@@ -111,7 +113,7 @@ class Record(NamedTuple):
 
 
 def read(data: bytes) -> list[Record]:
-    """Return the records of a file, without what is no record."""
+    """Return the records of a file, without what is no record, and without a brief one that a whole one follows."""
     found = []
     for line in data.splitlines():
         try:
@@ -127,11 +129,18 @@ def read(data: bytes) -> list[Record]:
                 rank=rank if isinstance(rank, int) else -1,
                 guessed=row.get("guessed") is True,
                 left=row.get("left") is True,
+                brief=row.get("brief") is True,
                 exit_status=status & 0xFF if isinstance(status, int) else -1,
                 **{name: printable(text(row.get(name))) for name in _TEXTS},
             )
         )
-    return found
+    begun = {(row.pid, row.began): row.at for row in found if row.brief}
+    whole = {(row.pid, row.began) for row in found if row.message and not row.thread and not row.brief}
+    return [
+        row._replace(at=begun.get((row.pid, row.began), row.at)) if row.message and not row.thread else row
+        for row in found
+        if not (row.brief and (row.pid, row.began) in whole)
+    ]
 
 
 def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:

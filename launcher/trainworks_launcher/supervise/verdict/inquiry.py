@@ -26,6 +26,7 @@ AWAITED_SECONDS = 5.0
 """How long it waits for ranks that have noted nothing: they may be blocked for ever in a call to a lost peer."""
 
 _LOOK_SECONDS = 0.1
+_WEIGH_SECONDS = 0.01
 
 
 class Inquiry:
@@ -45,7 +46,7 @@ class Inquiry:
             look: Tells the leader of what the ranks of this host have noted since the last look; returns how many may
                 still note something.
             tell: Sends a message of this kind: the leader's to all other hosts, another host's to the leader.
-            is_certain: Whether no evidence can be stronger than what is known.
+            is_certain: Whether a failure is known that tells of itself.
         """
         self._loop = loop
         self._look = look
@@ -56,6 +57,7 @@ class Inquiry:
         self._then: Callable[[], None] | None = None  # set on the leader alone
         self._answered = -1
         self._is_looking = False
+        self._is_planned = False
         self._late = False
         self._over = False
 
@@ -75,9 +77,14 @@ class Inquiry:
         self._begin_to_look()
 
     def moved(self) -> None:
-        """Evidence has come."""
-        if self._then is None or self._over:
-            return
+        """Evidence has come: weigh it soon, once for all that comes together. A job may have thousands of hosts."""
+        if self._then is not None and not self._over and not self._is_planned:
+            self._is_planned = True
+            self._loop.after(_WEIGH_SECONDS, self._weigh)
+
+    def _weigh(self) -> None:
+        """End if enough is known."""
+        self._is_planned = False
         answered = self._asked.issubset(self._waiting)
         is_complete = answered and not any(self._waiting.values())
         if is_complete or (self._is_certain() and (answered or self._late)):

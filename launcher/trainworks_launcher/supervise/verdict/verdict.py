@@ -24,6 +24,7 @@ from trainworks_launcher.supervise.outcome.evidence import (
     Starter,
     Suspect,
     first_failure,
+    has_waited,
     kind_of,
     left_before,
     of_command,
@@ -192,21 +193,18 @@ class Verdict:
         return found.failed.outcome if found is not None else None
 
     def is_certain(self) -> bool:
-        """Return whether a failure is known that no other evidence can be stronger than."""
+        """Return whether a failure is known that tells of itself: not of a peer, nor of a wait that took too long."""
         found = self._first(self._suspects)
-        return found is not None and found.cause.kind in (Kind.RECORDED, Kind.DIED)
+        if found is None or found.cause.kind not in (Kind.RECORDED, Kind.DIED):
+            return False
+        return not has_waited(found.cause.outcome)
 
-    def _first(self, suspects: Sequence[Suspect], named: int = -1, *, ended_itself: bool = False) -> First | None:
-        """Return what came first, by the table.
-
-        Args:
-            suspects: What counts as evidence.
-            named: The rank that the starter names; -1 for none.
-            ended_itself: The starter ended, and names no rank.
-        """
+    def _first(self, suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008
+        """Return what came first, by the table. starter: what its end and its report say."""
         started_by = self._plan.ranks_by
         patience = KILL_SECONDS.get(started_by, math.inf)
-        return first_failure(suspects, Starter(named, started_by == "mpirun", patience, ended_itself))
+        known = starter._replace(sees_all_hosts=started_by == "mpirun", kill_seconds=patience)
+        return first_failure(suspects, known)
 
     def knows_all(self) -> bool:
         """Return whether the end of every rank is known: of all hosts under mpirun, else of this host."""
@@ -275,14 +273,13 @@ class Verdict:
 
     def _as_seen(self, report: Report, tail: Tail) -> Report:
         """Return a starter's report as the hosts have seen it: which rank failed first, and how it ended."""
-        named = suspect_of(self._suspects, report.rank)
         ended_itself = not report.starter and not self.overdue
-        first = self._first(self._suspects, report.rank, ended_itself=ended_itself)
+        first = self._first(
+            self._suspects, Starter(report.rank, ended_itself=ended_itself, ended_early=report.ended_early)
+        )
         if first is None or self.lost_daemon(tail):
             return report
         failed = first.failed
-        if report.ended_early and named is not None and named.at <= failed.at:
-            return report
         code = failed.outcome.status or (report.code if report.rank == failed.outcome.rank else 0)
         return report._replace(rank=failed.outcome.rank, code=code, host=failed.outcome.host, ended_early=False)
 
@@ -379,8 +376,13 @@ class Verdict:
             return self._with_checkpoints(outcome)
         if outcome.kind != FAILED or not outcome.place:
             return outcome
-        names_no_rank = self.ranks is not None and outcome.rank < 0
-        first = self._first(self._suspects, ended_itself=names_no_rank and not self.overdue)
+        ended_early = outcome.end == EARLY_END
+        starter = Starter(
+            rank=outcome.rank if ended_early else -1,
+            ended_itself=self.ranks is not None and outcome.rank < 0 and not self.overdue,
+            ended_early=ended_early,
+        )
+        first = self._first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
             reported = of_command(outcome)
             first = First(left_before(reported, self._suspects) or reported, reported)
