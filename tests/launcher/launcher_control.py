@@ -49,6 +49,7 @@ class Heard:
             stop=lambda: self.said.append("stop"),
             restart=lambda: self.said.append("restart"),
             suspect=lambda suspect: self.said.append(f"suspect {suspect.outcome.rank}"),
+            inquire=lambda _, then: then(),
             judge=lambda outcome: outcome,
             finish=self.outcomes.append,
             left=lambda: self.said.append("left"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import signal
 import socket
@@ -49,13 +50,21 @@ from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Role, identity, proof
 from trainworks_launcher.supervise.control.leader import Leader
-from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, PROTOCOL, Decoder, read_outcome, read_suspect
+from trainworks_launcher.supervise.control.messages import (
+    MESSAGE_LIMIT,
+    PROTOCOL,
+    Decoder,
+    read_outcome,
+    read_suspect,
+    suspect_fields,
+)
 from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
 from trainworks_launcher.supervise.control.seal import WORKER as WORKERS
 from trainworks_launcher.supervise.control.seal import Seal
 from trainworks_launcher.supervise.control.strangers import ROOM
 from trainworks_launcher.supervise.control.worker import Worker
 from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 SECRET = "0123456789abcdef-a-long-one"
@@ -346,7 +355,17 @@ def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(statuses:
 
 @pytest.mark.parametrize("age", [10**400, -1, float("nan"), float("inf"), "1", None, True])
 def test_an_age_of_any_kind_is_a_time_before_now(age: Json) -> None:
-    assert 5.0 - 86400 <= read_suspect({"age": age}, WORKER, 5.0).at <= 5.0
+    found = read_suspect({"age": age, "ended": age, "evidence": age}, WORKER, 5.0)
+    assert 5.0 - 86400 <= found.at <= 5.0
+    assert 5.0 - 86400 <= found.ended_at <= 5.0
+    assert found.kind is Kind.UNSEEN
+
+
+@pytest.mark.parametrize("kind", [*Kind])
+@pytest.mark.parametrize("ended_at", [4.0, math.inf])
+def test_the_evidence_of_a_rank_survives_the_wire(kind: Kind, ended_at: float) -> None:
+    suspect = Suspect(kind, 3.0, ended_at, Outcome(FAILED, 1, WORKER, "ValueError: first", 3))
+    assert read_suspect(suspect_fields(suspect, 5.0), WORKER, 5.0) == suspect
 
 
 def test_what_another_host_says_does_nothing_to_a_terminal() -> None:

@@ -29,10 +29,11 @@ from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.messages import outcome_fields, suspect_fields
 from trainworks_launcher.supervise.control.phases import LeaderPhase, Phases, Table, WorkerPhase
 from trainworks_launcher.supervise.control.worker import Worker
-from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome, Suspect
+from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
+from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
 WELL, BADLY = Outcome(SUCCEEDED, 0, WORKER), Outcome(FAILED, 3, WORKER, "it failed")
-SUSPECT = Suspect(0.0, BADLY._replace(rank=0), True)
+SUSPECT = Suspect(Kind.DIED, 0.0, 0.0, BADLY._replace(rank=0))
 MESSAGES: Mapping[str, Mapping[str, Json]] = {
     "ended well": {"type": "ended", **outcome_fields(WELL)},
     "ended badly": {"type": "ended", **outcome_fields(BADLY)},

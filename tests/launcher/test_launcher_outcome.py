@@ -15,19 +15,15 @@ from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.children.ranks import Rank
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
-from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_of
+from trainworks_launcher.supervise.outcome.cause import Said, failure_of
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
     Outcome,
-    Suspect,
     describe_status,
-    earlier_failure,
     exit_status,
-    first_suspect,
     shorten,
-    suspect_of,
     with_status,
 )
 from trainworks_launcher.supervise.outcome.records import Record, read
@@ -128,21 +124,6 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exception", "expected"),
-    [
-        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.77.0.2]:3012", True),
-        ("RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30: Connection reset by peer", True),
-        ("DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process exiting prematurely.", True),
-        ("torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server crash?", True),
-        ("BrokenPipeError: [Errno 32] Broken pipe", True),
-        ("ValueError: shapes differ", False),
-    ],
-)
-def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(exception: str, *, expected: bool) -> None:
-    assert died_of_a_peer(Record(7, message=f"{exception}\n")) is expected
-
-
-@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("nothing", (-1, 0)),
@@ -198,58 +179,6 @@ def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: 
     assert mpirun_daemon(words.encode()) == host
 
 
-def suspect(at: float, host: str, rank: int, *, certain: bool = True, status: int = 0) -> Suspect:
-    return Suspect(at, Outcome(FAILED, status, host, f"rank {rank}", rank), certain)
-
-
-@pytest.mark.parametrize(
-    ("suspects", "host", "status"),
-    [
-        ([], "a", 1),
-        ([suspect(2.0, "a", 0)], "a", 1),
-        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3)], "b", 1),
-        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3, status=42)], "b", 42),
-        ([suspect(1.0, "a", 0), suspect(2.0, "b", 3, status=42)], "a", 1),
-        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3, certain=False)], "a", 1),
-    ],
-)
-def test_the_rank_that_failed_first_is_the_cause_whoever_reports_first(
-    suspects: list[Suspect], host: str, status: int
-) -> None:
-    judged = earlier_failure(Outcome(FAILED, 1, "a", "rank 0", 0), suspects)
-    assert (judged.host, judged.status, judged.kind) == (host, status, FAILED)
-
-
-def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
-    known = [suspect(1.0, "a", 2), suspect(3.0, "b", 2), suspect(2.0, "b", 1)]
-    found = suspect_of(known, 2)
-    assert found is not None
-    assert found.outcome.host == "b"
-    assert suspect_of(known, 7) is None
-
-
-@pytest.mark.parametrize(
-    ("suspects", "named", "rank"),
-    [
-        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, status=137)], 0, 3),
-        # Seen at one look: the starter knows which was the first.
-        ([suspect(1.0, "a", 0, status=14), suspect(1.0, "a", 1, status=137)], 1, 1),
-        # Nobody saw the status of rank 3, and the starter tells it.
-        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, certain=False)], 3, 3),
-        ([suspect(2.0, "a", 0, status=14), suspect(1.0, "b", 3, certain=False)], -1, 0),
-        # SIGTERM: of a starter, for a failure that the other host told of a little later; of somebody else.
-        ([suspect(1.0, "a", 0, status=143), suspect(1.2, "b", 3, status=17)], -1, 3),
-        ([suspect(1.0, "a", 0, status=143), suspect(1.2, "a", 1, status=17)], -1, 0),
-        ([suspect(1.0, "a", 0, status=143), suspect(9.0, "b", 3, status=17)], -1, 0),
-        ([suspect(1.0, "a", 0, status=143), suspect(1.1, "b", 3, status=143)], 3, 3),
-    ],
-)
-def test_the_first_failure_is_what_the_hosts_have_seen(suspects: list[Suspect], named: int, rank: int) -> None:
-    found = first_suspect(suspects, named)
-    assert found is not None
-    assert found.outcome.rank == rank
-
-
 @pytest.mark.parametrize(("printed", "code"), [(-9, -9), (17, 17), (-256, 1), (256, 1), (-64, -64), (-139, -11)])
 def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None:
     """hyperpodrun prints -256 for a rank that ended with 1."""
@@ -281,6 +210,14 @@ def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
     found = read(data + b'\n{"pid": 7, "at": 2.5, "message": "ValueError: first", "rank": 1}\n')
     assert found[-1] == Record(7, 0.0, 2.5, "ValueError: first", rank=1)
     assert not any(row.message for row in found[:-1])
+
+
+def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_of_the_first() -> None:
+    """A rank may be ended between the two."""
+    brief = b'{"pid": 7, "began": 1, "at": 2, "message": "ValueError: first", "brief": true}\n'
+    whole = b'{"pid": 7, "began": 1, "at": 3, "message": "ValueError: first\\n", "frames": "f"}\n'
+    assert read(brief) == [Record(7, 1.0, 2.0, "ValueError: first", brief=True)]
+    assert read(brief + whole) == [Record(7, 1.0, 2.0, "ValueError: first\n", "f")]
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:

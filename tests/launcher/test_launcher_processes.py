@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, TRAIN, Launcher, write_inputs, write_manifest
+from test_launcher_logs import ranks
 
 from ports import free_port
 from trainworks_launcher.contract.values import Json
@@ -699,3 +700,39 @@ def test_the_guard_reads_no_environment_of_a_process(tmp_path: Path) -> None:
     assert any(file.endswith("/limits") for file in files)
     assert not any(file.endswith("/environ") for file in files)
     assert not directory.exists()
+
+
+HOME = "import os\nprint('home', os.environ.get('PYTHONHOME'), flush=True)\n"
+
+
+@pytest.mark.parametrize("mode", ["none", "torch_distributed"])
+def test_pythonhome_of_another_python_is_left_out_with_a_line(tmp_path: Path, mode: str) -> None:
+    """A scheduler may hand on the environment of the host: each Python would end with 1 before its first line."""
+    variables = {"PYTHONHOME": "/opt/another/python", "PATH": os.environ["PATH"]}
+    if mode == "none":
+        write_inputs(tmp_path, HOME, {}, {})
+        made = Launcher(tmp_path, variables=variables)
+    else:
+        made = ranks(tmp_path, HOME, 2, variables=variables)
+    with made:
+        assert made.wait() == 0, made.text
+    assert made.text.count("home None\n") == (1 if mode == "none" else 2)
+    assert "warning: left out PYTHONHOME=/opt/another/python: it is of another Python than " in made.text
+
+
+def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
+    """An image may set it for its own Python, wherever that is."""
+    home = tmp_path / "python"
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin/python"
+    program.write_text(
+        f'#!/bin/sh\necho home "$PYTHONHOME"\nunset PYTHONHOME\nexec {sys.executable} "$@"\n', encoding="ascii"
+    )
+    program.chmod(0o755)
+    manifest = write_manifest(tmp_path / "image.json", {"python": str(program)})
+    write_inputs(tmp_path, HOME, {}, {})
+    variables = {"PYTHONHOME": str(home), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    with Launcher(tmp_path, variables=variables) as made:
+        assert made.wait() == 0, made.text
+    assert f"home {home}\n" in made.text
+    assert "left out" not in made.text

@@ -18,6 +18,7 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
+        "leave": plan.ranks_by in ("mpirun", "torchrun") or plan.control is not None,  # it has peers
         "ray": plan.mode == "ray",
         "world": plan.ranks_by in ("mpirun", "torchrun"),
     }

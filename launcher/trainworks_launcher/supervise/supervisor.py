@@ -38,13 +38,12 @@ from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
-    OTHER_HOST_SECONDS,
     STOPPED,
     SUCCEEDED,
     Outcome,
-    Suspect,
     describe_status,
     shorten,
 )
@@ -52,8 +51,8 @@ from trainworks_launcher.supervise.passing_on import PassingOn
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.stopping import Stopping
-from trainworks_launcher.supervise.verdict import outcome_files
-from trainworks_launcher.supervise.verdict.verdict import OWN_STARTER_SECONDS, Verdict, last_words, name_of_program
+from trainworks_launcher.supervise.verdict import inquiry, outcome_files
+from trainworks_launcher.supervise.verdict.verdict import DAEMON_SECONDS, Verdict, last_words, name_of_program
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
@@ -70,6 +69,7 @@ _STORE_MODES = ("torch_distributed", "ray")  # modes that cannot start without t
 _DRAIN_SECONDS = 0.7
 _REMIND_SECONDS = 10.0
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
+_LOG_LIMIT_SECONDS = 1.0  # until it has to be there
 
 
 def run_plan(
@@ -151,12 +151,23 @@ class _Supervisor:
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._running = Running(plan.ranks_by)
         self._verdict = Verdict(plan, self._base, self._masker, self._runtime.path)
-        self._failed: tuple[int, output.Tail] | None = None
+        self._reported: Outcome | None = None
+        self._reported_code = 0
+        self._noted_by: set[int] = set()
         self._when_ended: Callable[[int], None] = lambda _: None
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
         self._lookout = Lookout(self._loop, plan, environment, told, self._report, self._log, self._masker.text)
-        self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
+        self._inquiry = inquiry.Inquiry(
+            self._loop,
+            look=self._look_for_records,
+            tell=lambda fields: self._tell(inquiry.KIND, **fields),
+            is_certain=self._verdict.is_certain,
+        )
+        self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {
+            lookout.MESSAGE: self._lookout.told,
+            inquiry.KIND: self._inquiry.heard,
+        }
         self._rounds: Rounds | None = None
         self._overdue: Overdue | None = None
         self._account: Account | None = None
@@ -323,6 +334,7 @@ class _Supervisor:
             stop=self._stopping.from_other_host,
             restart=self._restart_ranks,
             suspect=self._suspect,
+            inquire=self._inquire,
             judge=self._judge,
             finish=self._finish,
             left=self._left,
@@ -426,7 +438,7 @@ class _Supervisor:
         if message.get("certain") is True:
             report()
         else:
-            self._loop.after(OWN_STARTER_SECONDS, report)
+            self._loop.after(DAEMON_SECONDS, report)
 
     # ---------------------------------------------------------------------------------------------------- preparation
     def _welcome(self) -> None:
@@ -647,24 +659,32 @@ class _Supervisor:
             if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
             return
-        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, stopped, self._running.pid)
-        seconds = 0.0 if stopped else self._verdict.seconds_for_others(outcome, tail)
-        if not seconds:
-            self._report(outcome)
+        seconds = 0.0 if stopped else self._verdict.seconds_for_daemon(self._of_command(code))
+        if seconds:
+            self._loop.after(seconds, lambda: self._report_failure(code))
+        else:
+            self._report_failure(code)
+
+    def _of_command(self, code: int) -> Outcome:
+        """Return the end of the command, by what is known of its ranks now."""
+        name, running = name_of_program(self._plan), self._running
+        return self._verdict.of_command(name, code, running.tail, self._stopping.signal, running.pid)
+
+    def _report_failure(self, code: int) -> None:
+        """The command did not end with status 0."""
+        if self._phase >= Phase.ENDING:
             return
-        self._failed = (code, tail) if self._plan.ranks_by == "mpirun" else None
-        self._loop.after(seconds, lambda: self._report_failure(code, tail))
+        self._reported = outcome = self._of_command(code)
+        self._reported_code = code
+        if self._running.ranks is None and self._plan.control is not None and not self._stopping.signal:
+            running = self._running
+            self._tell_of(self._verdict.of_program(outcome, code, running.tail, running.pid))
+        self._report(outcome)
 
     def _starter_is_overdue(self, why: str) -> None:
         """It outlives its ranks: what the hosts have seen of them is the outcome, and with that it is ended."""
         self._log(why)
         self._report(self._verdict.of_ranks(self._running.tail))
-
-    def _report_failure(self, code: int, tail: output.Tail) -> None:
-        self._failed = None
-        if self._phase < Phase.ENDING:
-            name = name_of_program(self._plan)
-            self._report(self._verdict.of_command(name, code, tail, self._stopping.signal, self._running.pid))
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:
@@ -723,13 +743,48 @@ class _Supervisor:
         if self._stopping.signal or self._phase >= Phase.ENDING or ranks is None or self._role is None:
             return
         ranks.take()
-        suspect = self._verdict.of_rank(rank)
-        if self._plan.role == "worker":
-            self._verdict.add(suspect)
-        self._role.suspect(suspect)
+        self._tell_of(self._verdict.of_rank(rank))
         self._rank_moved()
         if rank.status is None and self._plan.ranks_by == "torchrun" and self._running.command is not None:
             self._ask_torchrun(rank, self._running.command.tail)
+
+    def _tell_of(self, suspect: Suspect) -> None:
+        """Tell the leader what is known of a rank of this host, and keep it: the leader may be lost."""
+        if self._plan.role == "worker":
+            self._verdict.add(suspect)
+        if self._role is not None:
+            self._role.suspect(suspect)
+
+    def _inquire(self, outcome: Outcome, then: Callable[[], None]) -> None:
+        """Some host has failed: ask all of them what their ranks have noted, where ranks have run."""
+        if self._phase is not Phase.RUNNING or not outcome.place or self._role is None:
+            then()
+        else:
+            self._inquiry.begin(self._role.others(), then)
+
+    def _look_for_records(self) -> int:
+        """Tell of what ranks have noted that still run; return how many may still note something."""
+        if self._phase is not Phase.RUNNING or self._stopping.signal:
+            return 0
+        ranks, running = self._running.ranks, self._running
+        if ranks is not None:
+            ranks.take_ends()
+            ranks.take()
+            found = [(rank.pid, self._verdict.of_running(rank)) for rank in ranks.all if rank.is_running()]
+        elif running.is_active and not self._is_copy:
+            found = [(running.pid, self._verdict.of_running_program(running.tail, running.pid))]
+        else:
+            found = []
+        return sum(self._tell_of_running(pid, suspect) for pid, suspect in found)
+
+    def _tell_of_running(self, pid: int, suspect: Suspect | None) -> bool:
+        """Tell once of a process that runs and has noted something; return whether it may still note more."""
+        if suspect is None:
+            return True
+        if pid not in self._noted_by:
+            self._noted_by.add(pid)
+            self._tell_of(suspect)
+        return suspect.kind is Kind.LEFT  # its status is not known before its end
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
         """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
@@ -738,7 +793,7 @@ class _Supervisor:
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._rank_ended(rank)
-        elif self._phase < Phase.ENDING and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
+        elif self._phase < Phase.ENDING and time.monotonic() < rank.ended_at + _LOG_LIMIT_SECONDS:
             self._loop.after(_LOG_SECONDS, lambda: self._ask_torchrun(rank, tail))
 
     def _told_to_hold(self, _: str, __: Mapping[str, Json]) -> None:
@@ -758,8 +813,7 @@ class _Supervisor:
         """Some host says that a rank of it has ended."""
         self._verdict.add(suspect)
         self._rank_moved()
-        if self._failed is not None and self._verdict.knows_all():
-            self._report_failure(*self._failed)
+        self._inquiry.moved()
 
     def _told_of_tries(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host knows of tries of this job. The leader answers before it lets anything start."""
@@ -769,6 +823,8 @@ class _Supervisor:
 
     def _judge(self, outcome: Outcome) -> Outcome:
         """The last word on the end of a try, and with it whether there is another one."""
+        if outcome is self._reported and not self._stopping.signal:
+            outcome = self._of_command(self._reported_code)  # with what the other hosts have told since
         judged = self._verdict.judge(outcome)
         where = self._masker.text(self._lookout.of_start)
         if where and judged.kind != SUCCEEDED:

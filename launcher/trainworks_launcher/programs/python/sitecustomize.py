@@ -7,7 +7,10 @@ TRAINWORKS_PYTHON_HOOKS says what:
   after the collective has ended, and needs the interpreter for that. If that has gone, the process is aborted after the
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
 - ``end``: a line in the file ``ends`` of the job's runtime directory says which exception ended the process, or that
-  none did; and one for each exception that ended a thread. ``supervise/outcome/records.py`` reads it.
+  none did, and what ``sys.exit`` was told; and one for each exception that ended a thread.
+  ``supervise/outcome/records.py`` reads it.
+- ``leave``: one more line as soon as the program is left, before other threads are waited for and before any function
+  at exit. A rank closes its connections there, and its starter may end it before it has ended itself.
 - ``world``: a process whose RANK and WORLD_SIZE are not those of its rank in the plan was started by another starter,
   in the script: the first one of a host says it.
 - ``ray``: an actor of Ray Train asks the dashboard every second whether its controller lives, and warns where there is
@@ -28,6 +31,9 @@ _LIMIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _MOST_THREADS = 64
 """Exceptions of threads that are noted of one process."""
+
+_MOST_TEXT = 4096
+"""Characters of a text that ``sys.exit`` was told, and of an exception's first, brief record."""
 
 _GLOO_THREAD = "pt_gloo_runloop"
 
@@ -107,7 +113,9 @@ def _note_the_end() -> None:
     began, clock = time.monotonic(), time.monotonic
     noted = []
     compiled: list[Any] = []
+    has_peers = "leave" in os.environ.get(_HOOKS, "").split()
     threads_noted: list[int] = []
+    told_to_exit = _watch_exits()
 
     def write(fields: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,6 +130,8 @@ def _note_the_end() -> None:
             if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
                 write(', "message": "KeyboardInterrupt"')
                 return
+            if has_peers and not thread:  # they have missed it already, and its starter may end it before more is noted
+                write(f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true')
             if not compiled:
                 found: dict[str, Any] = {}
                 path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
@@ -134,19 +144,31 @@ def _note_the_end() -> None:
         finally:
             sys.path.remove(library)
 
-    def at_exit() -> None:
+    def note_an_end(more: str = "") -> None:
+        """No exception has come to the hook: note what ``sys.exit`` was told, or that the program came to its end."""
         try:
             error = getattr(sys, last, None)
             if os.getpid() in noted:
                 return
+            if told_to_exit and told_to_exit[-1][0] == os.getpid():
+                code = told_to_exit[-1][1]
+                if isinstance(code, str):
+                    more += f', "exit": 1, "said": {_quoted(code[:_MOST_TEXT])}'
+                else:
+                    status = code & 0xFF if isinstance(code, int) else int(code is not None)
+                    more += f', "exit": {status}'
             # The hook has seen every exception that ended the program. pytest, IPython and code set the variable for
             # those that they handle; it counts only where the program has put another hook in the place of this one.
-            if isinstance(error, BaseException) and sys.excepthook is not excepthook:
+            elif isinstance(error, BaseException) and sys.excepthook is not excepthook:
                 note(error, more=', "guessed": true')
-            else:
-                write("")
+                return
+            write(more)
         except BaseException:  # noqa: BLE001
             pass
+
+    def at_leaving() -> None:
+        if os.getpid() == started:  # a forked child of multiprocessing comes here too
+            note_an_end(', "left": true')
 
     def excepthook(kind: "type[BaseException]", error: "BaseException", trace: "Any") -> None:
         if error is getattr(sys, last, None):
@@ -172,7 +194,69 @@ def _note_the_end() -> None:
         _thread._excepthook = of_thread  # noqa: SLF001  (it takes its own from there)
     elif threading.excepthook is threading.__excepthook__:
         threading.excepthook = threading.__excepthook__ = of_thread
-    atexit.register(at_exit)
+    atexit.register(note_an_end)
+    if has_peers:
+        import threading as waited_for  # every rank imports it sooner or later
+
+        started = os.getpid()
+        register = getattr(waited_for, "_register_atexit", None)  # Python 3.9
+        if register is not None:
+            register(at_leaving)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as JSON has it; the module for that takes time, and the process may have none left."""
+    found = []
+    for character in text:
+        number = ord(character)
+        if number > 0xFFFF:
+            found.append(f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}")
+        elif character in '"\\' or not 31 < number < 127:
+            found.append(f"\\u{number:04x}")
+        else:
+            found.append(character)
+    return '"' + "".join(found) + '"'
+
+
+def _watch_exits() -> "list[tuple[int, object]]":
+    """Return a list that will have what ``sys.exit`` was told, once that has ended the program.
+
+    Python calls no hook for SystemExit. But it drops the exception before anything else when that has left the program:
+    then no frame is left on the main thread. An exception that the program catches is dropped below one of its frames.
+    """
+    import _thread
+
+    found: list[tuple[int, object]] = []
+    main = _thread.get_ident()
+    original = sys.exit
+
+    class Dropped:
+        __slots__ = ("code",)
+
+        def __init__(self, code: object) -> None:
+            self.code = code
+
+        def __del__(self) -> None:
+            if _thread.get_ident() != main:
+                return
+            try:
+                sys._getframe(1)  # noqa: SLF001
+            except ValueError:  # no frame is left
+                found.append((os.getpid(), self.code))
+
+        def __reduce__(self) -> "tuple[Any, ...]":
+            return type(None), ()  # who sends the exception to another process sends None in its place
+
+    def leave(*given: object) -> None:
+        try:
+            original(*given)  # type: ignore[arg-type]
+        except SystemExit as error:
+            error.__dict__["_trainworks_dropped"] = Dropped(error.code)
+            raise
+
+    leave.__module__, leave.__name__, leave.__qualname__, leave.__doc__ = "sys", "exit", "exit", original.__doc__
+    sys.exit = leave  # type: ignore[assignment]
+    return found
 
 
 def _log_errors_only() -> None:

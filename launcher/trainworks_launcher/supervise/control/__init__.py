@@ -12,7 +12,7 @@ refused               both       why a host of this job is not let in, or does n
 welcome               to host    joined; from the answer on every message has a seal (``seal``)
 ready                 to leader  code and requirements are prepared
 go                    to all     every host is ready: start
-suspect               to leader  a rank of this host ended, and perhaps failed: what is known of it, and for how long
+suspect               to leader  a rank of this host ended, or has noted why it will: the evidence, and for how long
 ended                 to leader  this host's own command ended, with its outcome
 stopping              to leader  a stop signal came to this host
 stop                  to all     some host was stopped: forward the signal to the processes
@@ -42,7 +42,8 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
 from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.outcome.outcome import Outcome, Suspect
+from trainworks_launcher.supervise.outcome.evidence import Suspect
+from trainworks_launcher.supervise.outcome.outcome import Outcome
 
 
 class Events(NamedTuple):
@@ -54,6 +55,8 @@ class Events(NamedTuple):
         stop: Forward a stop signal.
         restart: A host is lost and the job goes on. This host's ranks must begin again: they may wait for it for ever.
         suspect: A rank of some host ended; on the leader.
+        inquire: Some host has failed, with this outcome: gather what all hosts know of it, and call back then; on the
+            leader. It may be called again before that.
         judge: The leader's last word on a failure or a stop, before the other hosts learn of it; a host's own where the
             leader is lost.
         finish: The outcome of the job.
@@ -67,6 +70,7 @@ class Events(NamedTuple):
     stop: Callable[[], None]
     restart: Callable[[], None]
     suspect: Callable[[Suspect], None]
+    inquire: Callable[[Outcome, Callable[[], None]], None]
     judge: Callable[[Outcome], Outcome]
     finish: Callable[[Outcome], None]
     left: Callable[[], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Collection
 
+from trainworks_launcher.supervise.outcome.evidence import tells_of_a_peer
 from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Outcome
 
 
@@ -38,8 +39,9 @@ class Ends:
         self._failures.pop(host, None)
 
     def failure(self) -> Outcome | None:
-        """Return the end of the host that failed first."""
-        return next(iter(self._failures.values()), None)
+        """Return the end of the host that failed first; one that only misses another host gives way to any other."""
+        others = (failure for failure in self._failures.values() if not tells_of_a_peer(failure))
+        return next(others, None) or next(iter(self._failures.values()), None)
 
     def include(self, hosts: Collection[str]) -> bool:
         """Return whether all of these hosts have ended."""

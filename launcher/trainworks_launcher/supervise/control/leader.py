@@ -24,7 +24,8 @@ from trainworks_launcher.supervise.control.messages import (
 from trainworks_launcher.supervise.control.phases import LEADER, LeaderPhase, Phases
 from trainworks_launcher.supervise.control.rivals import ASK_AFTER_SECONDS, Own, Rivals
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome, Suspect
+from trainworks_launcher.supervise.outcome.evidence import Suspect
+from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome
 
 _MISSING_SECONDS = (20.0, 60.0)
 """After these seconds the log names the hosts that are missing; the last time is at the join limit."""
@@ -357,9 +358,15 @@ class Leader:
             if self._ends.include((*self._hosts.joined, leader)):
                 self._finish(self._events.judge(self._ends.stopped(leader)))
         elif failure is not None:
-            self._finish(self._events.judge(failure))
+            self._events.inquire(failure, self._conclude)
         elif self._ends.count > self._hosts.count and self._ends.include((leader, *self._hosts.names())):
             self._finish(Outcome(SUCCEEDED, 0, leader, ""))
+
+    def _conclude(self) -> None:
+        """All is known of the first failure: this is the end of the job, unless something else was meanwhile."""
+        failure = self._ends.failure()
+        if failure is not None and self.phase < LeaderPhase.STOPPING:
+            self._finish(self._events.judge(failure))
 
     def _finish(self, outcome: Outcome) -> None:
         self._phases.must("finish")

@@ -8,9 +8,10 @@ from typing import Mapping
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, decode, number, printable, text, texts
 from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
-from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
+from trainworks_launcher.supervise.outcome.evidence import Kind, Suspect
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of these messages' form and order. Hosts with other numbers say so, and do not let each other in."""
 
 OTHER_LAUNCHER = "use one image, or one version of trainworks-launcher, on every host"
@@ -128,13 +129,18 @@ _RANKS = 1 << 31
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
     """Return a suspect as the fields of a message at a time.
 
-    The clocks of two hosts differ, so its age is sent, not its time.
+    The clocks of two hosts differ, so ages are sent, not times. A process that runs has no age of its end.
     """
-    return {**outcome_fields(suspect.outcome), "age": max(0.0, now - suspect.at), "certain": suspect.certain}
+    ended = {} if math.isinf(suspect.ended_at) else {"ended": max(0.0, now - suspect.ended_at)}
+    age = max(0.0, now - suspect.at)
+    return {**outcome_fields(suspect.outcome), "evidence": suspect.kind.value, "age": age, **ended}
 
 
 def read_suspect(message: Message, sender: str, now: float) -> Suspect:
     """Return the suspect in a message of the host ``sender`` that came at a time."""
     # A status of 0 says that it is not known there, and that is not an error.
     outcome = read_outcome(message, sender)._replace(status=number(message.get("status")) & 0xFF)
-    return Suspect(now - seconds(message.get("age")), outcome, message.get("certain") is True)
+    word = text(message.get("evidence"))
+    kind = next((kind for kind in Kind if kind.value == word), Kind.UNSEEN)
+    ended_at = now - seconds(message.get("ended")) if "ended" in message else math.inf
+    return Suspect(kind, now - seconds(message.get("age")), ended_at, outcome)

@@ -23,7 +23,8 @@ from trainworks_launcher.supervise.control.phases import WORKER, Phases, WorkerP
 from trainworks_launcher.supervise.control.probe import Prober
 from trainworks_launcher.supervise.control.search import Found, Own, Search
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, Suspect
+from trainworks_launcher.supervise.outcome.evidence import Suspect
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
 
 _ORDERS = ("go", "stop", "without")
 

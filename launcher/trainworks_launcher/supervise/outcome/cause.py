@@ -12,21 +12,19 @@ import signal
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
+from trainworks_launcher.supervise.outcome.evidence import Seen, Suspect, blames_a_peer
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLIER,
     EARLY_END,
     FAILED,
-    SUCCEEDED,
     UNKNOWN_END,
     Outcome,
-    Suspect,
     describe_status,
     exit_status,
     lack_of_memory,
     place_of,
     shorten,
     signal_of,
-    suspect_of,
 )
 from trainworks_launcher.supervise.outcome.records import Record, first_of_the_last
 from trainworks_launcher.supervise.outcome.starters import without_help
@@ -52,8 +50,9 @@ class Said(NamedTuple):
     shell: bool = False
 
     def own(self) -> Record | None:
-        """Return the record of the process itself."""
-        return next((row for row in reversed(self.records) if row.pid == self.pid and not row.thread), None)
+        """Return the record of the process itself: of its last program the first one, for its exit handlers follow."""
+        own = [row for row in self.records if row.pid == self.pid and not row.thread]
+        return next((row for row in own if row.began == own[-1].began), None)
 
 
 class Reason(NamedTuple):
@@ -71,23 +70,60 @@ class Reason(NamedTuple):
 
 
 def reason_of(said: Said, returncode: int | None = None) -> Reason:
-    """Return why a process ended. returncode: negative after a signal; None if it is not known."""
-    own, number = said.own(), signal_of(returncode or 0)
-    first = first_of_the_last([row for row in said.records if row is not own])
-    if own is not None and own.message and own.guessed and returncode not in (1, None):
-        # A program that handles an exception may leave it in sys.last_value; one that it does not handle gives 1.
-        return Reason(None, _last_line(said.errors) if returncode in _SAYS_WHY else "", own.cause)
-    if own is not None and own.message:
-        if number == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
+    """Return why one process ended: the first of these that is there.
+
+    1. The exception that its own record has, where that does not only say that a child failed.
+    2. The exception that a child noted, where the process says that a child failed, or passes its end on.
+    3. The text that ``sys.exit`` was told, by its own record.
+    4. The last line on standard error of a Python that no exception ended, with a status that says why.
+
+    A child's exception that is not the reason is told as an earlier one.
+
+    Args:
+        said: What it printed and noted.
+        returncode: Negative after a signal; None if it is not known.
+    """
+    own, status = said.own(), status_of(said, returncode)
+    child = first_of_the_last([row for row in said.records if own is None or row.pid != own.pid])
+    if own is not None and own.message and _counts(own, returncode):
+        if signal_of(status or 0) == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
             return Reason()
-        return Reason(first if own.is_of_a_child and first is not None else own)
-    if first is None:
-        return Reason(line=_last_line(said.errors) if own is not None and returncode in _SAYS_WHY else "")
-    if own is not None:  # no exception ended it: it said something of its own after that one, or it did not
-        line = _last_line(said.errors) if returncode in _SAYS_WHY else ""
-        is_of_first = bool(line) and line in [part.strip() for part in first.message.splitlines()]
-        return Reason(first) if is_of_first else Reason(None, line, first.cause)
-    return Reason(first) if _passes_on(said, first, returncode) else Reason(None, "", first.cause)
+        return Reason(child if own.is_of_a_child and child is not None else own)
+    earlier = own.cause if own is not None and own.message else child.cause if child is not None else ""
+    if own is None:
+        is_childs = child is not None and _passes_on(said, child, returncode)
+        return Reason(child) if is_childs else Reason(None, "", earlier)
+    line = _headline(own.said)
+    if not line and status in _SAYS_WHY:
+        line = _last_line(said.errors)
+    # It said something of its own after its child had died, or it repeats what that one died of.
+    if child is not None and line and line in [part.strip() for part in child.message.splitlines()]:
+        return Reason(child)
+    return Reason(None, line, earlier)
+
+
+def _counts(own: Record, returncode: int | None) -> bool:
+    """Return whether a process's own exception ended it. One that it handles may be left in sys.last_value; one that it
+    does not handle gives status 1."""
+    return not own.guessed or returncode in (1, None)
+
+
+def status_of(said: Said, returncode: int | None) -> int | None:
+    """Return the status that counts: a record of the end outlives a signal that came after it.
+
+    A process that has noted an exception, or what ``sys.exit`` was told, has failed of that: who sends a signal to its
+    exit handlers does not change why. A status that the process chose later counts as it is.
+
+    Args:
+        said: What it noted.
+        returncode: Negative after a signal; None if it runs or if that is not known.
+    """
+    own = said.own()
+    if own is None or (returncode is not None and returncode >= 0):
+        return returncode
+    if own.message and not own.guessed:
+        return -signal.SIGINT if own.message.startswith("KeyboardInterrupt") else 1
+    return own.exit_status if own.exit_status >= 0 else returncode
 
 
 def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
@@ -105,6 +141,15 @@ def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
     if said.shell:
         return number in (0, signal.SIGABRT)
     return returncode in (1, None)
+
+
+def _headline(told: str) -> str:
+    """Return the first line of a text, with what follows it if it only announces that."""
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    headline = " ".join(lines) if lines[0].endswith(":") else lines[0]
+    return headline if len(headline) <= _LINE_LIMIT else f"{headline[:_LINE_LIMIT]} [...]"
 
 
 _SAYS_WHY = (1, 2)
@@ -146,23 +191,39 @@ def _text(data: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- of other ranks
-_PEER_LEFT = re.compile(r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit", re.IGNORECASE)
 _OF_RAY_LEFT = re.compile(r"ray\.exceptions\.\w*(Died|Crashed|Unavailable)\w*")
-_PEER_WAITED_FOR = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+_WHAT = re.compile(r"(?m)^\s*what\(\):\s*(\S.*)$")
+"""The exception that ended a program of C++, as its runtime prints it before it aborts."""
 
 
-def died_of_a_peer(record: Record | None) -> bool:
-    """Return whether the exception a process died of is a broken connection: mostly another process ended before it.
+def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> Seen:
+    """Return what is known of a process, as evidence.
 
-    The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote process exiting
-    prematurely") and of PyTorch's TCPStore ("Connection was likely closed").
+    Args:
+        said: What it printed and noted.
+        returncode: Negative after a signal; None if it runs or if that is not known.
+        of_memory: The kernel killed it for lack of memory.
     """
-    return record is not None and _PEER_LEFT.search(record.message) is not None
+    own, died_of = said.own(), reason_of(said, returncode).died_of
+    if died_of is not None:
+        return Seen(returncode, noted=1, blames=died_of.blames)
+    aborted = signal_of(returncode or 0) == signal.SIGABRT
+    words = _WHAT.findall(_text(said.output)) if aborted else []
+    if own is None:
+        return Seen(returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory)
+    noted = own.exit_status if own.exit_status >= 0 else None
+    said_so = returncode is not None and returncode > 0 and not signal_of(returncode)
+    if noted is None and own.left and said_so:
+        noted = returncode  # ``raise SystemExit(3)``: the status was seen, and the time is that of the record
+    return Seen(returncode, noted, own.left, blames_a_peer(own.said), of_memory)
 
 
-def tells_of_a_peer(failure: Outcome) -> bool:
-    """Return whether a failure is only that another process has gone; NCCL says so further down in its message."""
-    return _PEER_LEFT.search(failure.text if "NCCL" in failure.cause else failure.cause) is not None
+def began_at(said: Said, returncode: int | None) -> float:
+    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end."""
+    own, died_of = said.own(), reason_of(said, returncode).died_of
+    if died_of is not None:
+        return died_of.at
+    return own.at if own is not None and own.tells_an_end else said.ended_at
 
 
 def tells_of_ray(failure: Outcome) -> bool:
@@ -170,44 +231,20 @@ def tells_of_ray(failure: Outcome) -> bool:
     return _OF_RAY_LEFT.search(failure.text) is not None
 
 
-def after_early_end(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
-    """Return a failure with the rank that had ended with status 0 before it, where others still needed that rank.
-
-    It is the reason if the failure is a connection that broke, or a wait for other ranks that took too long.
-    """
-    if not (tells_of_a_peer(failure) or _PEER_WAITED_FOR.search(failure.cause)):
-        return failure
-    own = suspect_of(suspects, failure.rank)
-    others = [row for row in suspects if row.outcome.rank != failure.rank and _ended_well(row, own)]
-    early = min(others, key=lambda row: row.at, default=None)
-    if early is None:
-        return failure
+def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
+    """Return the failure of a rank that missed another one, as that of the one that had left."""
+    early = left.outcome
     where = f"rank {failure.rank} on host {failure.host}" if failure.rank >= 0 else f"host {failure.host}"
     return Outcome(
         failure.kind,
         failure.status,
-        early.outcome.host,
-        rank=early.outcome.rank,
-        place=early.outcome.place,
-        end=EARLY_END,
-        notes=(f"{where} failed after that: {failure.text}",),
+        early.host,
+        rank=early.rank,
+        place=early.place,
+        end=EARLY_END if early.end == UNKNOWN_END else early.end,
+        notes=(*early.notes, f"{where} failed after that: {failure.text}"),
+        message=early.message,
     )
-
-
-def _ended_well(suspect: Suspect, failed: Suspect | None) -> bool:
-    """Return whether a rank ended with status 0 before another one failed.
-
-    Its starter may have been first to take the status. Starters report the first rank that failed, so one that ended
-    before that, without a word of an error, did not fail.
-    """
-    if suspect.outcome.kind == SUCCEEDED:
-        return failed is None or suspect.at <= failed.at + _SEEN_LATER_SECONDS
-    silent = not (suspect.certain or suspect.outcome.memory or suspect.outcome.cause)
-    return silent and suspect.outcome.end == UNKNOWN_END and failed is not None and suspect.at <= failed.at
-
-
-_SEEN_LATER_SECONDS = 1.0
-"""How much later than its effect the end of a rank may be seen."""
 
 
 # ---------------------------------------------------------------------------------------------------------- the failure
@@ -256,12 +293,12 @@ def failure_of(
         cause: What is known of it otherwise, where no exception ended it.
         note: Stands after the status.
     """
-    reason = reason_of(said, returncode)
+    reason, counted = reason_of(said, returncode), status_of(said, returncode)
     found = reason.died_of
     if rank < 0 and found is not None and found.pid != said.pid:  # a rank of a starter that the script started
         rank = found.rank
-    cause = found.cause if found is not None else cause or ("" if signal_of(returncode or 0) else reason.line)
-    hard = signal_of(returncode or 0) == signal.SIGKILL or said.own() is None
+    cause = found.cause if found is not None else cause or ("" if signal_of(counted or 0) else reason.line)
+    hard = signal_of(counted or 0) == signal.SIGKILL or said.own() is None
     of_memory = bool(oom_kills) and ((hard and not cause) or _CHILD_LOST.search(cause) is not None)
     library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in found.frames)
     asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
@@ -283,17 +320,29 @@ def failure_of(
         message = "" if is_cause else "\n".join(last)
     return Outcome(
         FAILED,
-        exit_status(returncode or 0),
+        exit_status(counted or 0),
         host,
         shorten(cause),
         rank,
         lack_of_memory(oom_kills or 0, host) if of_memory else "",
         place_of(what, host, mode, rank),
-        UNKNOWN_END if returncode is None else f"{describe_status(returncode, oom_kills)}{note}",
+        _end_of(returncode, counted, oom_kills, note),
         [shorten(words) for words in notes if words][:_NOTES],
         shorten(frames),
         shorten(message),
     )
+
+
+def _end_of(returncode: int | None, counted: int | None, oom_kills: int | None, note: str) -> str:
+    """Return how a process ended in words. counted: the status that counts, which its record may have."""
+    if counted is None:
+        return UNKNOWN_END
+    told = f"{describe_status(counted, oom_kills)}{note}"
+    if returncode is None:
+        return f"{told}, noted before its process had ended"
+    if returncode != counted:
+        return f"{told}, noted before {describe_status(returncode, oom_kills).partition(' (')[0]}"
+    return told
 
 
 _TRACEBACK = "Traceback (most recent call last):"

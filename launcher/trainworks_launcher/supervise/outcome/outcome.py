@@ -162,63 +162,11 @@ def lack_of_memory(oom_kills: int, host: str) -> str:
     return f"out of memory: the kernel killed {oom_kills} process(es) of host {host}"
 
 
-class Suspect(NamedTuple):
-    """A rank that ended before the job did.
-
-    Attributes:
-        at: When the trouble began, in seconds of the leader's monotonic clock.
-        outcome: What its host knows: rank, status (0: not known) and what its own output says.
-        certain: It failed on its own account, by its traceback or its status.
-    """
-
-    at: float
-    outcome: Outcome
-    certain: bool
-
-
-OTHER_HOST_SECONDS = 1.0
-"""How long the words of one host may come after those of another about the same failure."""
-
-
-def suspect_of(suspects: Sequence[Suspect], rank: int) -> Suspect | None:
-    """Return what is known of a rank: of the process that had it last."""
-    return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
-
-
-def first_suspect(suspects: Sequence[Suspect], named: int = -1) -> Suspect | None:
-    """Return the first failure that the hosts have seen themselves.
-
-    A rank that SIGTERM ended may have been told to end by its starter, for a failure that another host sees later.
-
-    Args:
-        suspects: What they have seen.
-        named: The rank that the starter names. It counts among ends that were seen at one time, after SIGTERM, and
-            where nobody saw the status.
-    """
-    known = [row for row in suspects if row.certain or (row.outcome.rank == named and row.outcome.kind == FAILED)]
-    known.sort(key=lambda row: (row.at, row.outcome.rank != named))
-    if not known or known[0].outcome.status != exit_status(-signal.SIGTERM):
-        return next(iter(known), None)
-    near = [row for row in known if row.at <= known[0].at + OTHER_HOST_SECONDS]
-    elsewhere = [row for row in near if row.outcome.status != exit_status(-signal.SIGTERM)]
-    elsewhere = [row for row in elsewhere if row.outcome.host != known[0].outcome.host]
-    return suspect_of(near, named) or next(iter(elsewhere), known[0])
-
-
-def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
-    """Return the failure of another host's rank, if it came before the one that was reported; else the reported one.
-
-    Each torchrun knows the ranks of its own host only, and the one that reports first may have been the second to fail.
-    """
-    own = suspect_of([suspect for suspect in suspects if suspect.outcome.host == failure.host], failure.rank)
-    first = first_suspect(suspects)
-    if first is None or first.outcome.host == failure.host or (own is not None and own.at <= first.at):
-        return failure
-    return first.outcome._replace(kind=failure.kind, status=first.outcome.status or failure.status)
-
-
 EARLY_END = "ended with exit status 0 while other ranks went on"
 """The end of a rank that ended too early for the others."""
+
+EARLY_LEAVE = "had left its program, and other ranks went on"
+"""The same of a rank whose exit handlers still ran then."""
 
 UNKNOWN_END = "it failed"
 """The end of a program whose status is not known; ``with_status`` puts it there later."""

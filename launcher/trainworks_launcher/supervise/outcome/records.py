@@ -1,7 +1,8 @@
 """How the Pythons of a job ended, as each of them has noted it itself (``programs/python/sitecustomize.py``). Pure.
 
 One line of JSON for each end, in order: which exception ended the process, or that none did; and one for each exception
-that ended a thread. A process that a signal or ``os._exit`` ended has none, nor has what is not Python.
+that ended a thread. A process that has peers notes as well that it has left its program: its exit handlers follow. A
+process that a signal or ``os._exit`` ended in its program has none, nor has what is not Python.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import Json, decode, mapping, number, printable, text
+from trainworks_launcher.supervise.outcome.evidence import blames_a_peer
 
 FILE = "ends"
 """Name of the file in the runtime directory."""
 
 CAUSED_BY = "caused by "
 """What the origin of an exception begins with that was raised from another one."""
+
+WHILE_HANDLING = "while handling "
+"""What it begins with where the other one was being handled, or left a ``finally`` clause."""
 
 _CHILD_FAILED = ("subprocess.CalledProcessError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
 """Exceptions that only say that a process failed which this one had started."""
@@ -35,6 +40,10 @@ class Record(NamedTuple):
         inner: Of a group of exceptions the first one that is not a group itself; ``""`` for another exception.
         guessed: No hook of ours saw the exception: it is what ``sys.last_value`` had at the end, where the program had
             replaced the hook.
+        left: It had left its program, and its exit handlers followed.
+        exit_status: What ``sys.exit`` was told, as the status of the process; -1: nothing that is known.
+        said: The text that ``sys.exit`` was told; ``""`` for none.
+        brief: The whole record follows, unless its process is ended before.
     """
 
     pid: int
@@ -47,6 +56,10 @@ class Record(NamedTuple):
     rank: int = -1
     inner: str = ""
     guessed: bool = False
+    left: bool = False
+    exit_status: int = -1
+    said: str = ""
+    brief: bool = False
 
     @property
     def cause(self) -> str:
@@ -58,7 +71,20 @@ class Record(NamedTuple):
         first = self._first_line
         if self.inner:
             return f"{self.inner} (in {first})"
+        if self.handled:
+            return f"{self.handled} (and then {first})"
         return f"{first} ({self.origin})" if first and self.origin.startswith(CAUSED_BY) else first
+
+    @property
+    def handled(self) -> str:
+        """The process's own exception, where a peer was missed while that one was handled; ``""`` for none."""
+        handled = self.origin[len(WHILE_HANDLING) :] if self.origin.startswith(WHILE_HANDLING) else ""
+        return handled if blames_a_peer(self.message) and not blames_a_peer(handled) else ""
+
+    @property
+    def blames(self) -> bool:
+        """Whether what it died of began with a connection to another process that broke."""
+        return not self.handled and (blames_a_peer(self.message) or blames_a_peer(self.origin))
 
     @property
     def _first_line(self) -> str:
@@ -76,20 +102,25 @@ class Record(NamedTuple):
         return f"{words.rstrip('.:')}: {told}" if told and told not in words else words
 
     @property
+    def tells_an_end(self) -> bool:
+        """Whether its time is that of the failure: an exception, the leaving, or what ``sys.exit`` was told."""
+        return bool(self.message) or self.left or self.exit_status >= 0
+
+    @property
     def is_of_a_child(self) -> bool:
         """Whether it only says that a process failed which this one had started."""
         return self.message.startswith(_CHILD_FAILED)
 
 
 def read(data: bytes) -> list[Record]:
-    """Return the records of a file, without what is no record."""
+    """Return the records of a file, without what is no record, and without a brief one that a whole one follows."""
     found = []
     for line in data.splitlines():
         try:
             row = mapping(decode(line.decode("utf-8")))
         except (ValueError, RecursionError):
             continue
-        rank = row.get("rank")
+        rank, status = row.get("rank"), row.get("exit")
         found.append(
             Record(
                 number(row.get("pid")),
@@ -97,10 +128,19 @@ def read(data: bytes) -> list[Record]:
                 _seconds(row.get("at")),
                 rank=rank if isinstance(rank, int) else -1,
                 guessed=row.get("guessed") is True,
+                left=row.get("left") is True,
+                brief=row.get("brief") is True,
+                exit_status=status & 0xFF if isinstance(status, int) else -1,
                 **{name: printable(text(row.get(name))) for name in _TEXTS},
             )
         )
-    return found
+    begun = {(row.pid, row.began): row.at for row in found if row.brief}
+    whole = {(row.pid, row.began) for row in found if row.message and not row.thread and not row.brief}
+    return [
+        row._replace(at=begun.get((row.pid, row.began), row.at)) if row.message and not row.thread else row
+        for row in found
+        if not (row.brief and (row.pid, row.began) in whole)
+    ]
 
 
 def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
@@ -117,7 +157,7 @@ def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
     return [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
 
 
-_TEXTS = ("message", "frames", "origin", "thread", "inner")
+_TEXTS = ("message", "frames", "origin", "thread", "inner", "said")
 
 
 def _seconds(value: Json) -> float:

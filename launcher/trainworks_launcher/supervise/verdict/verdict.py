@@ -1,35 +1,47 @@
 """What a host can say of a failure: from its ranks' last words, from the starter's report, from what other hosts sent.
 
-What a host has seen of its own ranks counts: which ended first, and with which status. What the one who started them
-prints only adds to that: a status that nobody saw, and which of several ends that were seen at one time was the first.
+Each host makes evidence of what it has seen of its own ranks (``of_rank``, ``of_running``). Which evidence counts, the
+table of ``outcome.evidence`` says; the leader has the evidence of all hosts when it asks that table.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.looking import in_time
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.given import places
 from trainworks_launcher.plan.plan import NodePlan
+from trainworks_launcher.supervise.outcome.evidence import (
+    KILL_SECONDS,
+    First,
+    Kind,
+    Starter,
+    Suspect,
+    first_failure,
+    has_waited,
+    kind_of,
+    left_before,
+    of_command,
+    suspect_of,
+    tells_of_a_peer,
+)
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLY_END,
+    EARLY_LEAVE,
     FAILED,
-    OTHER_HOST_SECONDS,
     STOPPED,
     SUCCEEDED,
+    UNKNOWN_END,
     Outcome,
-    Suspect,
     describe_status,
-    earlier_failure,
     exit_status,
-    first_suspect,
     place_of,
     signal_of,
-    suspect_of,
     with_status,
 )
 from trainworks_launcher.supervise.verdict import memory, outcome_files
@@ -43,8 +55,8 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.outcome.records import Record
     from trainworks_launcher.supervise.outcome.starters import Report
 
-OWN_STARTER_SECONDS = 5.0
-"""As OTHER_HOST_SECONDS, where each host has a starter that the user's script started: it ends later than its ranks."""
+DAEMON_SECONDS = 5.0
+"""How long the end of a daemon beside the program (Ray's, mpirun's) is waited for, which may be the reason."""
 
 
 class Verdict:
@@ -81,7 +93,7 @@ class Verdict:
         self._masker = masker
         self._count_oom_kills = oom_kills
         self._oom_kills = oom_kills()
-        self._suspects: list[Suspect] = []
+        self._by_rank: dict[tuple[str, int], Suspect] = {}
 
     # ---------------------------------------------------------------------------------------------- before the end
     def of_rank(self, rank: Rank) -> Suspect:
@@ -90,20 +102,77 @@ class Verdict:
         One that ended well is remembered too: others may still need it.
         """
         if rank.status == 0:
-            return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
-        from trainworks_launcher.supervise.outcome.cause import died_of_a_peer, reason_of  # only a failure needs it
-
+            return Suspect(Kind.LEFT, self._left_at(rank), rank.ended_at, self._early_end(self._plan.host, rank.number))
         said = self._of_local(rank, "")
-        died_of = reason_of(said, rank.status).died_of
-        # The end of the rank that broke the connection may be seen a little later: its host may be busy.
-        later = OTHER_HOST_SECONDS if died_of_a_peer(died_of) else 0.0
-        at = died_of.at if died_of is not None else rank.ended_at
-        found = self._failure(rank.status, said, rank.number)
-        return Suspect(at + later, found, rank.status is not None or died_of is not None)
+        found = self._suspect(said, rank.status, rank.number)
+        if found is not None and (rank.status is not None or found.kind is not Kind.LEFT):
+            return found
+        return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, self._failure(None, said, rank.number))
+
+    def of_running(self, rank: Rank) -> Suspect | None:
+        """Return what the record of a rank says that still runs; None if it has noted nothing."""
+        return self._suspect(self._of_local(rank, "")._replace(ended_at=math.inf), None, rank.number)
+
+    def of_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
+        """Return the failed program of this host as evidence, where the launcher knows of no ranks below it.
+
+        Args:
+            outcome: Its end.
+            code: Its return code.
+            tail: End of its output.
+            pid: Its process id.
+        """
+        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of  # only a failure needs it
+
+        said = self._of_own(tail, pid, time.monotonic())
+        kind = kind_of(seen_of(said, code, of_memory=bool(outcome.memory)))
+        if tells_of_a_peer(outcome):
+            kind = Kind.PEER
+        elif kind not in (Kind.RECORDED, Kind.TERMINATED):
+            kind = Kind.DIED
+        return Suspect(kind, began_at(said, code), said.ended_at, outcome)
+
+    def of_running_program(self, tail: Tail, pid: int) -> Suspect | None:
+        """Return what the record of a program says that still runs; None if it has noted nothing."""
+        return self._suspect(self._of_own(tail, pid, math.inf), None, self._plan.rank)
+
+    def _of_own(self, tail: Tail, pid: int, ended_at: float) -> Said:
+        """Return what is known of the program itself, without what it has started."""
+        from trainworks_launcher.supervise.outcome.cause import Said
+
+        own = [row for row in self._records() if row.pid == pid]
+        return Said(tail.read(), tail.errors(), own, pid, ended_at)
+
+    def _suspect(self, said: Said, code: int | None, rank: int) -> Suspect | None:
+        """Return a process as evidence; None if nothing says that it failed or ended."""
+        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of  # only a failure needs it
+
+        if code is None and said.own() is None:
+            return None
+        found = self._failure(code, said, rank)
+        kind = kind_of(seen_of(said, code, of_memory=bool(found.memory)))
+        if kind is None:
+            return None
+        if kind is Kind.LEFT:
+            last = "" if found.end == UNKNOWN_END else f"its process: {found.end}"
+            found = found._replace(kind=SUCCEEDED, end=EARLY_LEAVE, notes=[last] if last else [])
+        return Suspect(kind, began_at(said, code), said.ended_at, found)
+
+    def _left_at(self, rank: Rank) -> float:
+        """Return when a rank that ended well left its program, as far as that is known."""
+        own = self._of_local(rank, "").own()
+        return own.at if own is not None and own.left else rank.ended_at
 
     def add(self, suspect: Suspect) -> None:
-        """Remember what a host, also this one, said of a rank."""
-        self._suspects.append(suspect)
+        """Remember what a host, also this one, said of a rank: what it says last counts."""
+        place = (suspect.outcome.host, suspect.outcome.rank)
+        self._by_rank.pop(place, None)
+        self._by_rank[place] = suspect
+
+    @property
+    def _suspects(self) -> Sequence[Suspect]:
+        """All evidence there is, in the order in which it came."""
+        return tuple(self._by_rank.values())
 
     def forget(self) -> Outcome | None:
         """The ranks begin again: earlier failures, and what the kernel has killed, no longer count.
@@ -111,18 +180,32 @@ class Verdict:
         Return the first of the failures, None if none is known.
         """
         first = self.first()
-        self._suspects.clear()
+        self._by_rank.clear()
         self._oom_kills = self._count_oom_kills()
         return first
 
     def first(self, host: str = "") -> Outcome | None:
         """Return the first failure of the ranks that run now, of one host or of all; None if none is known."""
-        first = first_suspect([row for row in self._suspects if host in ("", row.outcome.host)])
-        return first.outcome if first is not None else None
+        found = self._first([row for row in self._suspects if host in ("", row.outcome.host)])
+        return found.failed.outcome if found is not None else None
+
+    def is_certain(self) -> bool:
+        """Return whether a failure is known that tells of itself: not of a peer, nor of a wait that took too long."""
+        found = self._first(self._suspects)
+        if found is None or found.cause.kind not in (Kind.RECORDED, Kind.DIED):
+            return False
+        return not has_waited(found.cause.outcome)
+
+    def _first(self, suspects: Sequence[Suspect], starter: Starter = Starter()) -> First | None:  # noqa: B008
+        """Return what came first, by the table. starter: what its end and its report say."""
+        started_by = self._plan.ranks_by
+        patience = KILL_SECONDS.get(started_by, math.inf)
+        known = starter._replace(sees_all_hosts=started_by == "mpirun", kill_seconds=patience)
+        return first_failure(suspects, known)
 
     def knows_all(self) -> bool:
         """Return whether the end of every rank is known: of all hosts under mpirun, else of this host."""
-        return len({row.outcome.rank for row in self._suspects}) >= self._plan.processes
+        return len({rank for _, rank in self._by_rank}) >= self._plan.processes
 
     # ------------------------------------------------------------------------------------------------------ the end
     def reported(self, tail: Tail, pid: int = 0) -> Report:
@@ -163,13 +246,14 @@ class Verdict:
             found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
         elif local is not None:
             found = self._failure(code, self._of_local(local, what), number, what)
+            code = code if stop_signal else found.status  # a record outlives a signal
         elif told is not None:
             found = with_status(told.outcome, code)
         elif report.starter:
             found = self._of_starter(what, code, tail, report)
         else:
             found = self._of_program(what, code, tail, pid)
-            code = found.status
+            code = code if stop_signal else found.status
         if self._plan.ranks_by == "mpirun" and not found.cause and not stop_signal:
             from trainworks_launcher.supervise.outcome.starters import mpirun_unreached
 
@@ -184,25 +268,21 @@ class Verdict:
     def of_ranks(self, tail: Tail) -> Outcome:
         """Return the outcome by what the hosts have seen of the ranks, whose starter does not end."""
         self.overdue = True
-        if all(row.outcome.kind == SUCCEEDED for row in self._suspects):
+        if all(row.outcome.kind == SUCCEEDED and not row.outcome.status for row in self._suspects):
             return Outcome(SUCCEEDED, 0, self._plan.host)
         return self.of_command(name_of_program(self._plan), 1, tail)
 
     def _as_seen(self, report: Report, tail: Tail) -> Report:
         """Return a starter's report as the hosts have seen it: which rank failed first, and how it ended."""
-        named = suspect_of(self._suspects, report.rank)
-        first = first_suspect(self._suspects, report.rank)
-        if (
-            first is None
-            or self.lost_daemon(tail)
-            or (report.ended_early and named is not None and named.at <= first.at)
-        ):
+        ended_itself = not report.starter and not self.overdue
+        first = self._first(
+            self._suspects, Starter(report.rank, ended_itself=ended_itself, ended_early=report.ended_early)
+        )
+        if first is None or self.lost_daemon(tail):
             return report
-        status = first.outcome.status
-        if report.rank < 0 and report.starter == "" and status == exit_status(-signal.SIGTERM) and not self.overdue:
-            return report  # the starter was told to end, and has told its ranks
-        code = status or (report.code if report.rank == first.outcome.rank else 0)
-        return report._replace(rank=first.outcome.rank, code=code, host=first.outcome.host, ended_early=False)
+        failed = first.failed
+        code = failed.outcome.status or (report.code if report.rank == failed.outcome.rank else 0)
+        return report._replace(rank=failed.outcome.rank, code=code, host=failed.outcome.host, ended_early=False)
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
@@ -269,7 +349,13 @@ class Verdict:
 
         hide = self._masker.text
         rows = [
-            row._replace(message=hide(row.message), frames=hide(row.frames), origin=hide(row.origin))
+            row._replace(
+                message=hide(row.message),
+                frames=hide(row.frames),
+                origin=hide(row.origin),
+                inner=hide(row.inner),
+                said=hide(row.said),
+            )
             for row in said.records
         ]
         return said._replace(output=without_secrets(said.output), errors=without_secrets(said.errors), records=rows)
@@ -279,37 +365,46 @@ class Verdict:
         place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
         return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ())
 
-    def seconds_for_others(self, outcome: Outcome, tail: Tail) -> float:
-        """Return how long to wait for what other hosts have seen, before a failure is told.
+    def seconds_for_daemon(self, outcome: Outcome) -> float:
+        """Return how long to wait for the end of Ray's daemon, before a failure is told that may be only its effect."""
+        from trainworks_launcher.supervise.outcome.cause import tells_of_ray
 
-        mpirun tells of a rank of any host. Else it may be only that another host's rank has gone: that host tells why,
-        and if it is lost, nobody does. A torchrun that the user's script started takes seconds to end after it has seen
-        a failure; so does Ray's daemon, beside the program.
-        """
-        from trainworks_launcher.supervise.outcome.cause import tells_of_a_peer, tells_of_ray
-
-        if self._plan.auxiliaries and tells_of_ray(outcome):
-            return OWN_STARTER_SECONDS
-        if self._plan.control is None:
-            return 0.0
-        named = self.reported(tail).rank >= 0
-        if self._plan.ranks_by == "mpirun":
-            return OTHER_HOST_SECONDS if (named or self._suspects) and not self.knows_all() else 0.0
-        if not tells_of_a_peer(outcome):
-            return 0.0
-        return OWN_STARTER_SECONDS if self.ranks is None and named else OTHER_HOST_SECONDS
+        return DAEMON_SECONDS if self._plan.auxiliaries and tells_of_ray(outcome) else 0.0
 
     def judge(self, outcome: Outcome) -> Outcome:
         """Return the leader's last word on an end that some host reported."""
         if outcome.kind == STOPPED:
             return self._with_checkpoints(outcome)
-        if outcome.kind != FAILED:
+        if outcome.kind != FAILED or not outcome.place:
             return outcome
-        if outcome.rank >= 0 and self.ranks is not None:
-            outcome = earlier_failure(outcome, self._suspects)
-        from trainworks_launcher.supervise.outcome.cause import after_early_end  # only a failure needs it
+        ended_early = outcome.end == EARLY_END
+        starter = Starter(
+            rank=outcome.rank if ended_early else -1,
+            ended_itself=self.ranks is not None and outcome.rank < 0 and not self.overdue,
+            ended_early=ended_early,
+        )
+        first = self._first(self._suspects, starter)
+        if first is None or not self._is_stronger(first.failed, outcome):
+            reported = of_command(outcome)
+            first = First(left_before(reported, self._suspects) or reported, reported)
+        failed, seen = outcome, first.failed.outcome
+        is_reported = seen.host == outcome.host and (self.ranks is None or seen.rank == outcome.rank)
+        if not is_reported:
+            failed = seen._replace(kind=FAILED, status=seen.status or outcome.status)
+        if first.cause is first.failed:
+            return failed
+        from trainworks_launcher.supervise.outcome.cause import after_leaving  # only such a failure needs it
 
-        return after_early_end(outcome, self._suspects)
+        return after_leaving(failed, first.cause)
+
+    def _is_stronger(self, failed: Suspect, outcome: Outcome) -> bool:
+        """Return whether a failure that a host has seen is stronger than the reported end of a command (row 4).
+
+        A starter that names no rank has an end of its own, which its host has seen: only a record is stronger.
+        """
+        if self.ranks is None or outcome.rank >= 0 or tells_of_a_peer(outcome):
+            return True
+        return failed.kind is Kind.RECORDED
 
     def _with_checkpoints(self, outcome: Outcome) -> Outcome:
         """Say in the first line if nothing was saved that a next job could go on from, where that is known in time."""
