@@ -35,7 +35,7 @@ from trainworks.extend.resolve import Order, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop, put_wheels
 from trainworks.extend.source import SourceTree
-from trainworks.extend.sources import folder_source, git_sources
+from trainworks.extend.sources import folder_source, git_sources, named_sources
 from trainworks.extend.toolkit import workbench_of
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
@@ -116,7 +116,8 @@ def plan_extension(
             extension was made from: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    inputs = read_inputs(request, settings.forbidden_texts(""), environment)
+    forbidden = settings.forbidden_texts("")
+    inputs = read_inputs(request, forbidden, environment)
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
@@ -168,6 +169,7 @@ def plan_extension(
         sources=sources,
         commits=commits,
         manifest=manifest_of(base, bench, named.row if named else None, facts),
+        beside=path.parent.resolve() if path is not None else Path(),
         only_binary=request.only_binary,
         strict=request.strict,
     )
@@ -177,6 +179,8 @@ def plan_extension(
         chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
         digest = inputs_digest(inputs.wanted, sources, chosen, base)
         known = read_lock(path, digest)
+        others, same = named_sources(known or NO_LOCK, order.beside, forbidden)
+        known = known if same else None
         if known is not None and resolving:
             say(f"  locked already: {path}")
         elif known is None and not resolving:
@@ -188,12 +192,15 @@ def plan_extension(
         if known is None:
             say(f"  resolving the requirements for {base.reference}")
             resolver = _resolver(base, settings, request, stack)
-            resolved = resolve(order, base, resolver, workshop, program, facts)
+            resolved = resolve(order, base, resolver, workshop, program, facts, forbidden=forbidden)
             lock = resolved.lock
+            others, _ = named_sources(lock, order.beside, forbidden)
             if request.output is None:
                 write_lock(path, lock, digest, base)
                 say(f"  resolved and hashed: {path}")
-    plan = replace(plan, lock=lock)
+        sources = [*sources, *others]
+        order = replace(order, sources=sources)
+    plan = replace(plan, lock=lock, sources=tuple(sources))
 
     def add_wheels(context: Path) -> tuple[str, ...]:
         """Put what is installed into a context, where it is built at all."""
@@ -286,7 +293,7 @@ def _report(extension: Extension) -> dict[str, object]:
         "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
         "moved": [asdict(move) for move in plan.moves],
         "lock": str(extension.lock) if extension.lock else "",
-        "commits": plan.lock.commits,
+        "commits": plan.lock.all_commits,
         "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": source.size, "left_out": source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,

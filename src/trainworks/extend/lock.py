@@ -86,6 +86,7 @@ def inputs_digest(
     parts = (
         wanted.lines,
         wanted.constraints,
+        (sorted(wanted.read.items()), [word.rpartition(":")[2] for word in wanted.chosen]),
         files,
         [(source.origin, source.subdirectory, source.extras, source.identity) for source in sources],
         chosen,
