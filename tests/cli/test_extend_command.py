@@ -355,6 +355,10 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
         ("--extra-index-url https://token@packages.example/simple", "name a variable with it: ${NAME}"),
         ("--index-url https://me:${NOT_SET}@packages.example/simple", "the variable NOT_SET is not set"),
         ("https://token@packages.example/x-1-py3-none-any.whl", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?token=secret", "has a password or token in it"),
+        ("x @ https://h.example/x-1.zip?raw=1&X-Amz-Signature=secret&a=b#sha256=0", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?sig=${NOT_SET}", "the variable NOT_SET is not set"),
+        ("-c limits.txt", "limits.txt line 2: x @ https://h.example/x-1.zip: the address has a password"),
         ("git+ftp://git.example/x", "begins with git+https://"),
         ("git+https://token@git.example/x", "has a password or token in it"),
         ("git+https://git.example/x@--upload-pack=evil", "is not the name of a branch"),
@@ -362,7 +366,8 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     ],
 )
 def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None:
-    (found,) = read(tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n"}).problems
+    limits = "six<2\nx @ https://me:secret@h.example/x-1.zip\n"
+    (found,) = read(tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}).problems
     assert problem in found
     assert "secret" not in found
 

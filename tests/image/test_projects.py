@@ -33,6 +33,8 @@ WHEELS = (
     ("only_windows", "1.0"),
     # Somebody else's, under the name that the user's own project has.
     ("mine", "7.0", "delta"),
+    ("torchvision", "0.28.0", "torch==2.13.0"),
+    ("torchvision", "0.19.1", "torch==2.4.1"),
     ("vision_of_torch", "1.0", "torch==2.13.0"),
     ("vision_of_torch", "0.9", "torch==2.4.1"),
 )
@@ -312,6 +314,36 @@ CASES = {
         expected={"delta": "1.0"},
         said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
     ),
+    "a lock with companions of another torch": Case(
+        files={
+            "pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\n'
+            '[[packages]]\nname = "torch"\nversion = "2.11.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\n'
+            'wheels = [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
+            f'{"0" * 64}"}}}}]\n'
+            '[[packages]]\nname = "torchvision"\nversion = "0.26.0+cu128"\n'
+            'index = "https://download.pytorch.org/whl/cu128"\n'
+            'wheels = [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
+            f'{"0" * 64}"}}}}]\n'
+        },
+        words=("-r", "pylock.toml"),
+        job="-r pylock.toml",
+        expected={"torchvision": "0.28.0"},
+        said="torchvision==0.26.0+cu128 goes with another torch: the release for torch 2.13.0+cpu is taken",
+    ),
+    "companions of another torch in a file": Case(
+        files={"requirements.txt": "torch==2.4.1\ntorchvision==0.19.1\ngamma\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        expected={"torchvision": "0.28.0", "gamma": "1.0", "alpha": "2.0"},
+        said="torchvision==0.19.1 goes with another torch",
+    ),
+    "companions of another torch in a project": Case(
+        files={"pyproject.toml": f'{HEAD}dependencies = ["torch==2.4.1", "torchvision==0.19.1"]\n'},
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        expected={"torchvision": "0.28.0"},
+        said="torchvision==0.19.1 goes with another torch",
+    ),
     "a script": Case(
         files={"train.py": SCRIPT},
         words=("-r", "train.py"),
@@ -436,6 +468,23 @@ def written(case: Case, folder: Path, index: Index, private: Index) -> None:
         subprocess.run((find_uv_bin(), *words, "--python", sys.executable), cwd=folder, env=plain, check=True)
 
 
+def extend(
+    image: BuiltByCommand, folder: Path, settings: Mapping[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
+    """Call `extend` until the lock is written, with no settings of this machine."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    command = (sys.executable, str(ROOT / "build.py"), "extend", "--root", str(ROOT), "--base", image.reference)
+    return subprocess.run(
+        (*command, "--tag", "trainworks-test/project:1", "--until", "render", "--format", "json", *words),
+        cwd=folder,
+        env={**plain, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_project_is_the_same_at_both_doors_and_for_uv(
     docker_image: BuiltByCommand, index: Index, private: Index, cache: Path, tmp_path: Path, name: str
@@ -464,18 +513,7 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
     before, *answers = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
     plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in said else None
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
-    environment |= {**settings, "XDG_CACHE_HOME": str(cache)}
-    command = (sys.executable, str(ROOT / "build.py"), "extend", "--root", str(ROOT), "--base", docker_image.reference)
-    extended = subprocess.run(
-        (*command, "--tag", "trainworks-test/project:1", "--until", "render", "--format", "json", *case.words),
-        cwd=folder / case.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    extended = extend(docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words)
     if case.refused:
         assert (job.returncode != 0, case.refused in said) == (True, True), said
         assert (extended.returncode != 0, case.refused in extended.stderr) == (True, True), extended.stderr
@@ -492,3 +530,50 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         assert plain is not None, said
         found = {row["name"]: row.get("version") for row in plain if row["action"] == "installed"}
         assert {key: case.expected[key] if value is None else value for key, value in found.items()} == case.expected
+
+
+def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, cache: Path, tmp_path: Path) -> None:
+    files = [wheel_of(name, "1.0", "") for name in ("first", "second", "third")]
+    with serving(Index(dict(files))) as server:
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+
+        def locked(text: str) -> tuple[dict[str, str], str]:
+            (tmp_path / "requirements.txt").write_text(text)
+            done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
+            assert done.returncode == 0, done.stderr
+            return dict(each.split("==") for each in json.loads(done.stdout)["requirements"]), done.stderr
+
+        assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
+        server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
+        server.files |= dict([wheel_of("needs", "1.0", "", "second>=2")])
+        found, said = locked("first\nsecond\nthird\n")
+        assert found == {"first": "1.0", "second": "1.0", "third": "2.0"}
+        assert "the lock moves" not in said
+        # What the new line needs moves, with a line; the rest stays.
+        found, said = locked("first\nsecond\nneeds\n")
+        assert found == {"first": "1.0", "second": "2.0", "needs": "1.0"}
+        assert "second: the lock moves from 1.0 to 2.0" in said
+        assert "first: the lock" not in said
+        (lock,) = tmp_path.glob("*.locked.txt")
+        lock.unlink()
+        assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
+
+
+def test_what_imports_torch_to_be_built_is_named_and_built(
+    docker_image: BuiltByCommand, cache: Path, tmp_path: Path
+) -> None:
+    files = project_of("kernels", "1.0")
+    files["backend.py"] = f"import torch\n{files['backend.py']}"
+    for name, text in below("kernels", files).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "requirements.txt").write_text("./kernels\n")
+    with serving(Index({})) as server:
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+        done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
+        assert done.returncode != 0
+        assert "No module named 'torch'" in done.stderr
+        assert "--no-build-isolation kernels" in done.stderr
+        done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt", "--no-build-isolation", "kernels")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["requirements"] == ["kernels==1.0"]

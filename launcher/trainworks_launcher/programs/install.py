@@ -252,6 +252,9 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
             yield _requirement(place, text, each)
             continue
         options |= {"--prerelease=allow"} if opts.pre else set()
+        options |= {"--require-hashes"} if opts.require_hashes else set()
+        if opts.prefer_binary:
+            say(f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept")
         options |= {f"--allow-insecure-host={host}" for host in opts.trusted_hosts or ()}
         folders = [source.parent / link if (source.parent / link).exists() else link for link in opts.find_links or ()]
         control = opts.format_control
@@ -273,6 +276,8 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
+    if parsed.opts.config_settings:
+        raise RefusedError(f"{place}: --config-settings is not handed to builds: name the address of a wheel")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
         from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
@@ -545,6 +550,7 @@ class Answer:
     Attributes:
         kept: Name to version.
         excluded: Names that uv leaves out wherever they are asked for.
+        freed: Companions of which a project asks for a version that goes with another framework: uv takes any.
         said: Lines for the log: what is not installed as it was asked for.
         lines: What uv gets.
     """
@@ -584,6 +590,7 @@ class Answer:
                         what = f"this image's {owner} {self.kept[owner]} needs {name}{need.specifier}"
                         self.said.append(f"{place}: {asked} is not installed: {what}")
                         self.excluded.add(name)
+        self.freed = self._free_companions(lines, companions)
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
         if self.excluded - set(_LEFT_OUT):  # so these lines are of another build of the framework
@@ -596,6 +603,37 @@ class Answer:
         # A project has them from an index of another build, or from a folder of its own.
         self.without_source = sorted(reading.sources & {*self.kept, *companions})
         self.said += [f"the source of {name} is not used: this image has its own" for name in self.without_source]
+
+    def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
+        """Let companions of a framework that is answered have any version: theirs goes with the one that was asked for.
+
+        Args:
+            lines: What is asked for.
+            companions: Names to the names of their frameworks.
+
+        Returns:
+            Names of those that a project asks for: its file is uv's to read.
+        """
+        freed = []
+        for line in lines:
+            framework = companions.get(line.name, "")
+            if not framework:
+                continue
+            exact = [each.version for each in line.wanted.specifier if re.match(r"===?[^*]+$", str(each))]
+            own = build_of(framework, self.kept.get(framework, "")).partition("+")[2]
+            builds = {version.partition("+")[2] for version in exact} - {"", own}
+            is_answered = framework in self.excluded and (exact or line.wanted.url)
+            if not is_answered and not builds:
+                continue
+            asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
+            have = f"{framework} {self.kept.get(framework, '')}"
+            self.said.append(f"{line.place}: {asked} goes with another {framework}: the release for {have} is taken")
+            if line in self.lines:
+                name = Requirement(line.name)
+                self.lines[self.lines.index(line)] = Line(line.place, line.name, name, line.constraint)
+            else:
+                freed.append(line.name)
+        return freed
 
     def _look_at_index(self, line: Line, own: str) -> None:
         """Leave out an index of the framework's vendor that has another build than the image's own."""
@@ -738,7 +776,9 @@ class Installation:
         """
         kept = [f"{name}=={version}" for name, version in answer.kept.items()]
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
-        excluded = ("--excludes", self.file("excluded.txt", sorted(answer.excluded)))
+        excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
+        if answer.freed:
+            excluded += ["--overrides", self.file("freed.txt", answer.freed)]
         lines = answer.lines
         self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
         asked = [line for line in lines if line.text.startswith(_SOURCES[1:]) and "://" in line.text]

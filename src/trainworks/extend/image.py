@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from trainworks.assemble.context import write_output
@@ -26,7 +27,7 @@ from trainworks.extend.apt import AddFiles, packages_for
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
-from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
+from trainworks.extend.lock import inputs_digest, lock_before, lock_path_of, locked_commits, read_lock, write_lock
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
@@ -130,6 +131,8 @@ def plan_extension(
     check_fit(base, inputs)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
     bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
+    whole = {canonicalize_name(name) for name in (*request.built_whole, *inputs.wanted.built_whole)}
+    bench = replace(bench, whole=(*bench.whole, *sorted(whole)))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = _sources_of(request, inputs, base, locked_commits(path), environment, resolving=resolving)
     ours = _plan_of_base(named, facts)
@@ -177,6 +180,7 @@ def plan_extension(
     lock, resolved = NO_LOCK, None
     if path is not None and (inputs.wanted or sources):
         chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
+        chosen["whole"] = sorted(whole)
         digest = inputs_digest(inputs.wanted, sources, chosen, base)
         known = read_lock(path, digest)
         others, same = named_sources(known or NO_LOCK, order.beside, forbidden)
@@ -192,8 +196,11 @@ def plan_extension(
         if known is None:
             say(f"  resolving the requirements for {base.reference}")
             resolver = _resolver(base, settings, request, stack)
-            resolved = resolve(order, base, resolver, workshop, program, facts, forbidden=forbidden)
+            before = lock_before(path)
+            resolved = resolve(order, base, resolver, workshop, program, facts, forbidden=forbidden, before=before)
             lock = resolved.lock
+            for line in resolved.moved:
+                say(f"  {line}")
             others, _ = named_sources(lock, order.beside, forbidden)
             if request.output is None:
                 write_lock(path, lock, digest, base)

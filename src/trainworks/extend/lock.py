@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
 from trainworks.extend.wanted import Wanted
 
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
@@ -52,6 +52,15 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
         return _parsed(text) if f"# inputs: {digest}\n" in text else None
     except (TypeError, ValueError) as error:
         raise _spoiled(path) from error
+
+
+def lock_before(path: Path | None) -> ExtensionLock:
+    """Return a lock, whatever it is of; an empty one where there is none that can be read."""
+    text = _text(path)
+    try:
+        return (_parsed(text) if text.startswith(HEADER) else None) or NO_LOCK
+    except (TypeError, ValueError):
+        return NO_LOCK
 
 
 def _parsed(text: str) -> ExtensionLock | None:

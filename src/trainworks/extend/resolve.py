@@ -26,8 +26,8 @@ from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.described import Environment
 from trainworks.extend.kept import targets_for
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock
-from trainworks.extend.resolver import Fetched, Resolver, name_in
+from trainworks.extend.requirements import NO_LOCK, PIN, ExtendedBase, ExtensionLock
+from trainworks.extend.resolver import Changes, Fetched, Resolver, name_in
 from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
 from trainworks.extend.sources import repository_source, source_at
 from trainworks.extend.toolkit import Workbench, lacking
@@ -39,9 +39,7 @@ from trainworks.plan.shares import library_names
 OLD = "730 days"
 """What was replaced by a newer release so long ago is named."""
 
-OPTIONS = re.compile(
-    r"--(?:index-url|extra-index-url|find-links|no-index|trusted-host|pre|no-binary|only-binary)\b.*|-[if]\s.*"
-)
+OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*")
 """Lines that say where packages come from: the lock has them too."""
 
 
@@ -101,11 +99,13 @@ class Resolved:
         lock: Its lock.
         wheels: The wheels, those of source archives built.
         own: Names of files that lay on this machine.
+        moved: A line for each that the lock before had in another version.
     """
 
     lock: ExtensionLock
     wheels: Sequence[Path]
     own: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
 
 @dataclass
@@ -120,6 +120,7 @@ class Session:
     forbidden: tuple[str, ...] = ()
     fetched: dict[str, Fetched] = field(default_factory=dict)
     folders: dict[Path, WheelSource] = field(default_factory=dict)
+    before: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -141,7 +142,8 @@ class Session:
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
         """Find out what an installation would change, fetch it, and change the description; return a status."""
         words = [word for word in words if not word.startswith(("--target=", "--prefix="))]
-        changes = self.resolver.changes(self.environment, words, installation.environment)
+        changes = self._changes_from_before(words, installation.environment) if not self.fetched else None
+        changes = changes or self.resolver.changes(self.environment, words, installation.environment)
         if changes is None:
             return 1
         beside = [row.metadata["Name"] for row in self.environment]
@@ -154,6 +156,19 @@ class Session:
         for name in changes.added:
             self.environment.add(self.wheel_of(self.fetched[canonicalize_name(name)]))
         return 0
+
+    def _changes_from_before(self, words: Sequence[str], given: Mapping[str, str]) -> Changes | None:
+        """Return what changes if what an older lock has stays as it is where it can; ``None`` if that does not go."""
+        if not self.before:
+            return None
+        there = {canonicalize_name(row.name): row.version for row in self.base.distributions}
+        pins: dict[str, str] = {**there, **self.before}
+        found = self.resolver.preferred(pins, words, given, self.base.kept)
+        limits = [f"{name}=={version}" for name, version in found.items() if name in self.before]
+        log, more = self.resolver.log, ("-c", self.resolver.file("before.txt", limits))
+        changes = self.resolver.changes(self.environment, (*words, *more), given)
+        self.resolver.log = log
+        return changes
 
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules in the base with what would be installed; return the last words of an error."""
@@ -242,6 +257,7 @@ def resolve(
     facts: Facts,
     *,
     forbidden: tuple[str, ...] = (),
+    before: ExtensionLock = NO_LOCK,
 ) -> Resolved:
     """Resolve requirements that have no lock, and fetch and build what is installed.
 
@@ -253,6 +269,7 @@ def resolve(
         program: The launcher's installer.
         facts: All facts.
         forbidden: Texts of this machine that must not be in an image.
+        before: The lock of other requirements: what it has stays, where it can.
 
     Raises:
         ExtendError: The base cannot give what a line asks for, or a folder that a project names cannot be taken.
@@ -263,6 +280,7 @@ def resolve(
     session = _session(base, resolver, workshop, program, said.append, forbidden)
     installer = session.installer
     folder = resolver.folder / "inputs"
+    session.before = {} if order.wanted.hashed else {name: version for name, version, _ in PIN.findall(before.pins)}
     session.folders |= {Path(source.folder): source for source in order.sources if source.folder}
     hashed = order.wanted.hashed
     folders = {} if hashed else {_address_at(each): each for each in order.sources if each.folder}
@@ -301,7 +319,13 @@ def resolve(
     lock = _lock_of(session, order, built, installer.LEFT)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
     lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins)
-    return _resolved(lock, order, session.fetched.values(), session, built)
+    now = dict(lock.locked)
+    moved = [
+        f"{name}: the lock moves from {old} to {now[name]}"
+        for name, old in before.locked
+        if now.get(name, old) != old and name not in projects
+    ]
+    return replace(_resolved(lock, order, session.fetched.values(), session, built), moved=tuple(moved))
 
 
 def _address_at(source: WheelSource) -> str:
@@ -350,6 +374,8 @@ def gather(
             session.installer.create_command("install").parse_args([])[0], resolver.folder
         )
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
+        options += [f"--allow-insecure-host={host}" for host in trusted]
         file = order.wanted.file
         if file is not None and not is_lock(file):
             variables["UV_PROJECT"] = str(file.parent.absolute())

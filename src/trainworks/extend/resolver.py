@@ -57,7 +57,7 @@ _SAME_FILES = (
 """Options of an installation that decide which files are looked at."""
 
 _COME = ("installed", "reinstalled")
-_PAIRS = ("-r", "-c", "--excludes", "--find-links", "--target", "--extra", "--group")
+_PAIRS = ("-r", "-c", "--excludes", "--overrides", "--find-links", "--target", "--extra", "--group")
 _AT_ONCE = 8
 
 Learn = Callable[[Path], Message]
@@ -208,8 +208,7 @@ class Resolver:
             # What a project has from another place only uv knows, and so it reads the projects. What the base has
             # and keeps is no part of the answer.
             left = sorted({canonicalize_name(name) for name in beside} - set(wanted))
-            excluded = [word for first, second in _pairs(words) if first == "--excludes" for word in (first, second)]
-            more += [*projects, *excluded, "--excludes", self.file("beside.txt", left)]
+            more += [*projects, *_limits_in(words), "--excludes", self.file("beside.txt", left)]
         else:
             more.append("--no-deps")
         done = self.ask("pip", "compile", *self.words, "--no-build-isolation", *chosen, *more, exact, environment=given)
@@ -223,6 +222,28 @@ class Resolver:
         hashes = _hashes_in(lines)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda row: self._fetch(row, output.parent, logins, hashes), rows))
+
+    def preferred(
+        self, pins: Mapping[str, str], words: Sequence[str], given: Mapping[str, str], kept: Iterable[str]
+    ) -> dict[str, str]:
+        """Return versions of what an installation would bring: those of pins, as far as they go together.
+
+        Args:
+            pins: Name to version.
+            words: Those of the installation.
+            given: Variables of uv.
+            kept: Names of what the base keeps, which an index may not have.
+        """
+        asked = self.file("asked.txt", _lines_of(words))
+        output = Path(self.file("preferred.txt", [f"{name}=={version}" for name, version in pins.items()]))
+        more = [word for word in words if word.startswith(_SAME_FILES)]
+        more += [word for first, second in _pairs(words) if first in ("--find-links", "-c") for word in (first, second)]
+        more += [*_projects_in(words), *_limits_in(words), "--excludes", self.file("kept.txt", sorted(kept))]
+        form = ("--output-file", str(output), "--no-header", "--no-annotate", "--quiet", "--no-build-isolation")
+        done = self.ask("pip", "compile", *self.words, *form, *more, asked, environment=given)
+        lines = output.read_text(encoding="utf-8").splitlines() if done.returncode == 0 else ()
+        found = [re.fullmatch(r"([\w.-]+)==(\S+)(?: *;.*)?", line) for line in lines]
+        return {canonicalize_name(each[1]): each[2] for each in found if each is not None}
 
     def known_file(self, sha256: str, name: str = "") -> Path | None:
         """Return a file that was downloaded before, under this name or any."""
@@ -409,6 +430,12 @@ def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | 
             name=name, version=version, file=folder, sha256="", direct=True, local=True, repository=repository
         )
     return None
+
+
+def _limits_in(words: Sequence[str]) -> list[str]:
+    """Return the words that name files of what is left out or overridden."""
+    rows = [(first, second) for first, second in _pairs(words) if first in ("--excludes", "--overrides")]
+    return [word for row in rows for word in row]
 
 
 def _is_folder(line: str) -> bool:

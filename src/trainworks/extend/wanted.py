@@ -45,6 +45,10 @@ _DIRECT = re.compile(
     r"(?P<more>\[[^\]]*\])?(?P<hashes>(?:\s+--hash[=\s]\S+)*)(?:\s*;\s*(?P<marker>.+))?"
 )
 _REFERENCE = re.compile(r"[A-Za-z0-9_][\w./+-]*")
+_SECRET_VALUE = re.compile(
+    r"(?i)(?:^|&)[^=&]*(?:token|key|secret|sig|signature|passw|pwd|auth|credential)[^=&]*=([^&]+)"
+)
+"""A value of a query that gives access by itself."""
 _HAS_LOGIN = (
     "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an index, or name a "
     "variable with it: ${NAME}"
@@ -76,6 +80,7 @@ class Wanted:
         repositories: What is built from git.
         folders: What is built from folders.
         links: Folders of this machine with wheels.
+        built_whole: Names that a project tells uv to build with everything that is installed in sight.
         virtual: A ``uv.lock`` says that its project is not installed.
         variables: Names that the lines have as ``${NAME}``.
         notes: What a person should know.
@@ -91,6 +96,7 @@ class Wanted:
     repositories: list[GitRequirement] = field(default_factory=list)
     folders: list[Folder] = field(default_factory=list)
     links: list[Path] = field(default_factory=list)
+    built_whole: list[str] = field(default_factory=list)
     virtual: bool = False
     variables: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -146,8 +152,13 @@ def read_wanted(
             _give_to_uv(file, extras, groups, wanted)
         elif file is not None:
             _refuse_others(file)
-            for place, line in _of_text(file, wanted, frozenset(), constraint=False):
-                _add(line, place, file.parent, wanted, environment, forbidden)
+            for place, line, limits in _of_text(file, frozenset(), constraint=False):
+                if not _is_safe(line, place, wanted, environment):
+                    continue
+                if limits:
+                    wanted.constraints.append(line)
+                else:
+                    _add(line, place, file.parent, wanted, forbidden)
         if groups and wanted.file is None:
             if project is None:
                 raise ValueError(f"--group {groups[0]}: there is no {PROJECT} in --source")
@@ -170,11 +181,13 @@ def _give_to_uv(file: Path, extras: Sequence[str], groups: Sequence[str], wanted
     wanted.read[file.name] = _text_for_uv(file, wanted)
     if file.suffix == ".toml" or file.name == UV_LOCK:
         content = _toml(file)
+        own = content.get("tool", {}).get("uv", {})
+        wanted.built_whole += map(str, own.get("no-build-isolation-package", ()))
         if file.name == PROJECT and "project" not in content and "poetry" in content.get("tool", {}):
             raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
         if file.name == UV_LOCK:
-            own = [row for row in content.get("package", ()) if "." in row.get("source", {}).values()]
-            wanted.virtual = any("virtual" in row["source"] for row in own)
+            itself = [row for row in content.get("package", ()) if "." in row.get("source", {}).values()]
+            wanted.virtual = any("virtual" in row["source"] for row in itself)
     for beside in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
         if beside.is_file():
             wanted.read[beside.name] = _text_for_uv(beside, wanted)
@@ -202,8 +215,8 @@ def _read(file: Path) -> str:
         raise ValueError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from None
 
 
-def _of_text(file: Path, wanted: Wanted, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a requirements file and of those that it includes; constraints are added at once."""
+def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield place and text of the lines of a requirements file and of those that it includes; and which only limit."""
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
     number = 1
     for raw in text.splitlines():
@@ -215,11 +228,9 @@ def _of_text(file: Path, wanted: Wanted, seen: frozenset[Path], *, constraint: b
             other = file.parent / include[2].strip("\"'")
             limits = constraint or "c" in include[1].strip("-")[:1]
             if other.resolve() not in seen | {file.resolve()}:
-                yield from _of_text(other, wanted, seen | {file.resolve()}, constraint=limits)
-        elif constraint and line:
-            wanted.constraints.append(line)
+                yield from _of_text(other, seen | {file.resolve()}, constraint=limits)
         elif line:
-            yield place, line
+            yield place, line, constraint
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -230,24 +241,38 @@ def _toml(file: Path) -> dict[str, Any]:
 
 
 def _login_in(line: str) -> bool:
-    """Whether an address in a line has a password or a token, and not the name of a variable in its place."""
+    """Whether an address in a line has a password or a token, and not the name of a variable in its place.
+
+    It may be before the host, or a value of the query, as presigned addresses have it.
+    """
     logins = re.findall(r"://([^/@\s\"']*:?[^/@\s\"']*)@", line)
-    return any(not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in logins)
+    queries = re.findall(r"://[^\s\"'?#]*\?([^\s\"'#]*)", line)
+    values = _SECRET_VALUE.findall("&".join(queries))
+    return any(not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in (*logins, *values))
 
 
-def _add(
-    line: str, place: str, folder: Path, wanted: Wanted, environment: Mapping[str, str], forbidden: tuple[str, ...]
-) -> None:
-    """Add a line, as it is resolved."""
+def _is_safe(line: str, place: str, wanted: Wanted, environment: Mapping[str, str]) -> bool:
+    """Whether a line has no secret, and its variables are set; else that is a problem."""
     variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line)
-    shown = f"{place}: {without_credentials(line)[:80]}"
+    shown = _shown(line, place)
     if missing := [name for name in variables if not environment.get(name)]:
         wanted.problems.append(f"{shown}: the variable {missing[0]} is not set")
-        return
+        return False
     wanted.variables.update(variables)
     if _login_in(line):
         wanted.problems.append(f"{shown}: {_HAS_LOGIN}")
-        return
+        return False
+    return True
+
+
+def _shown(line: str, place: str) -> str:
+    """Return a line as messages show it: without what may be a secret."""
+    return f"{place}: {re.sub(r'[?][^#;, ]*', '?...', without_credentials(line))[:80]}"
+
+
+def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) -> None:
+    """Add a line, as it is resolved."""
+    shown = _shown(line, place)
     links = re.fullmatch(r"(?:-f|--find-links)[\s=]*(\S.*)", line)
     if links and "://" not in links[1]:
         wanted.links.append(folder / links[1])
