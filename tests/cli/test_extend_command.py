@@ -168,13 +168,14 @@ def test_extras_and_groups_of_the_code(code: Path) -> None:
     text = f"{APP}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
     written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
     inputs = inputs_of(code, extras=("fast",), groups=("dev",))
-    assert plain(inputs.wanted) == ["einops", "pytest"]
+    assert plain(inputs.wanted) == ["einops"]
+    assert inputs.wanted.words == ["--group", f"{code / 'pyproject.toml'}:dev"]
     assert inputs.extras == ("fast",)
-    with pytest.raises(ExtendError, match="--group none"):
-        inputs_of(code, groups=("none",))
     (code / "pyproject.toml").unlink()
     with pytest.raises(ExtendError, match="--group dev: there is no pyproject"):
         inputs_of(code, groups=("dev",))
+    with pytest.raises(ExtendError, match="--extra fast: there is no project"):
+        inputs_of(code, extras=("fast",))
 
 
 def test_a_file_of_another_tool_in_the_code_is_said(code: Path) -> None:
@@ -354,6 +355,10 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
         ("--extra-index-url https://token@packages.example/simple", "name a variable with it: ${NAME}"),
         ("--index-url https://me:${NOT_SET}@packages.example/simple", "the variable NOT_SET is not set"),
         ("https://token@packages.example/x-1-py3-none-any.whl", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?token=secret", "has a password or token in it"),
+        ("x @ https://h.example/x-1.zip?raw=1&X-Amz-Signature=secret&a=b#sha256=0", "has a password or token in it"),
+        ("https://h.example/x-1-py3-none-any.whl?sig=${NOT_SET}", "the variable NOT_SET is not set"),
+        ("-c limits.txt", "limits.txt line 2: x @ https://h.example/x-1.zip: the address has a password"),
         ("git+ftp://git.example/x", "begins with git+https://"),
         ("git+https://token@git.example/x", "has a password or token in it"),
         ("git+https://git.example/x@--upload-pack=evil", "is not the name of a branch"),
@@ -361,7 +366,8 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     ],
 )
 def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None:
-    (found,) = read(tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n"}).problems
+    limits = "six<2\nx @ https://me:secret@h.example/x-1.zip\n"
+    (found,) = read(tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}).problems
     assert problem in found
     assert "secret" not in found
 
@@ -430,39 +436,30 @@ lint = ["ruff"]
 """
 
 
-def test_projects_and_locks_are_read(tmp_path: Path) -> None:
-    files = {"pyproject.toml": PYPROJECT, "requirements.txt": "six\n"}
-    files["pylock.toml"] = (
-        'lock-version = "1.0"\ncreated-by = "x"\n[[packages]]\nname = "six"\nversion = "1.17.0"\n'
-        'wheels = [{url = "https://h.example/six.whl", hashes = {sha256 = "00"}}]\n'
-        '[[packages]]\nname = "lib"\nvcs = {type = "git", url = "https://h.example/lib", commit-id = "0123"}\n'
-    )
-    project = read(tmp_path, files, "pyproject.toml", extras=("fast",), groups=("dev",))
-    assert plain(project) == ["einops", "numba", "pytest", "ruff"]
-    lock = read_wanted(tmp_path / "pylock.toml", {})
-    assert (plain(lock), lock.repositories[0].reference) == (["six==1.17.0 --hash=sha256:00"], "0123")
-    groups = read_wanted(tmp_path / "requirements.txt", {}, groups=("lint",), project=tmp_path / "pyproject.toml")
-    assert plain(groups) == ["six", "ruff"]
-    for more, problem in (({"extras": ("none",)}, "it has fast"), ({"groups": ("none",)}, "it has dev, lint")):
-        assert problem in read_wanted(tmp_path / "pyproject.toml", {}, **more).problems[0]  # type: ignore[arg-type]
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndynamic = ["dependencies"]\n')
-    assert "are dynamic: give its folder" in read_wanted(tmp_path / "pyproject.toml", {}).problems[0]
+@pytest.mark.parametrize("name", ["pyproject.toml", "uv.lock", "pylock.toml", "pylock.dev.toml", "train.py"])
+def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -> None:
+    text = "# ///\n" if name == "train.py" else PYPROJECT
+    wanted = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
+    assert (wanted.problems, wanted.lines, bool(wanted)) == ([], [], True)
+    assert wanted.words == ["-r", str(tmp_path / name), "--extra", "fast", "--group", "dev"]
+    assert wanted.read == {name: text}
+    # What is installed beside a lock gets its requirements from the lock.
+    assert wanted.hashed == ("lock" in name)
 
 
-def test_a_uv_lock_is_what_uv_exports(tmp_path: Path) -> None:
-    lock = (
-        'version = 1\nrevision = 3\nrequires-python = ">=3.11"\n'
-        '[[package]]\nname = "mine"\nversion = "1"\nsource = { virtual = "." }\ndependencies = [{ name = "six" }]\n'
-        '[package.metadata]\nrequires-dist = [{ name = "six" }]\n'
-        '[[package]]\nname = "six"\nversion = "1.17.0"\nsource = { registry = "https://h.example/simple" }\n'
-        f'wheels = [{{ url = "https://h.example/six-1.17.0-py2.py3-none-any.whl", hash = "sha256:{"0" * 64}" }}]\n'
-    )
-    project = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["six"]\n'
-    wanted = read(tmp_path, {"uv.lock": lock, "pyproject.toml": project}, "uv.lock")
-    assert wanted.problems == []
-    assert plain(wanted) == [f"six==1.17.0      --hash=sha256:{'0' * 64}"]
-    assert wanted.virtual
-    assert "uv.lock cannot be read" in read(tmp_path, {"uv.lock": "version = 1\n"}, "uv.lock").problems[0]
+def test_what_uv_reads_has_no_login_and_poetry_alone_is_refused(tmp_path: Path) -> None:
+    index = '[[tool.uv.index]]\nurl = "https://me:word@h.example/simple"\n'
+    (problem,) = read(tmp_path, {"pyproject.toml": f"{PYPROJECT}{index}"}, "pyproject.toml").problems
+    assert "pyproject.toml line 11: the address has a password or token in it" in problem
+    assert "word@" not in problem
+    poetry = "[tool.poetry]\nname = 'x'\n"
+    assert "poetry export" in read(tmp_path, {"pyproject.toml": poetry}, "pyproject.toml").problems[0]
+    assert "this is not TOML" in read(tmp_path, {"pyproject.toml": "a = ["}, "pyproject.toml").problems[0]
+
+
+def test_a_lock_says_whether_its_project_is_installed(tmp_path: Path) -> None:
+    assert read(tmp_path, {"uv.lock": UV_LOCK.replace("SOURCE", "virtual")}, "uv.lock").virtual
+    assert not read(tmp_path, {"uv.lock": UV_LOCK.replace("SOURCE", "editable")}, "uv.lock").virtual
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "env-gpu.yaml", "Pipfile", "Pipfile.lock", "poetry.lock"])

@@ -510,6 +510,59 @@ def test_a_file_in_another_encoding(image: Image) -> None:
     assert image.program("-r", "r.txt").returncode == 0
 
 
+# ------------------------------------------------------------------------------------ what uv reads of a project itself
+SELF = """
+[project]
+name = "client"
+version = "9"
+requires-python = ">=3.8"
+dependencies = ["torch==2.1"]
+[project.optional-dependencies]
+all = ["client[some]", "plain"]
+some = ["symbols<2"]
+[dependency-groups]
+dev = [{include-group = "more"}]
+more = ["vision"]
+[tool.uv.sources]
+torchvision = {index = "of-another-build"}
+[[tool.uv.index]]
+name = "of-another-build"
+url = "https://wheels.example/cu130"
+explicit = true
+"""
+
+
+def test_a_project_is_uvs_to_read(image: Image) -> None:
+    """`client` is on the index, too: what has its name there is somebody else's."""
+    (image.base / "pyproject.toml").write_text(SELF)
+    done = image.program("-r", "pyproject.toml", "--extra", "all", "--group", "dev")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "plain": "1.0", "symbols": "1.0", "vision": "1.1"}
+    assert "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu" in done.stderr
+    assert "the source of torchvision is not used" in done.stderr
+    (image.base / "pyproject.toml").write_text(SELF.replace(">=3.8", "<3.8"))
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 1
+    assert "pyproject.toml: requires-python is <3.8, and this image has Python 3." in done.stderr
+
+
+def test_a_script_says_what_it_requires(image: Image) -> None:
+    (image.base / "train.py").write_text(
+        "# /// script\n# dependencies = ['torch==2.1', 'plain']\n# ///\nimport plain\n"
+    )
+    done = image.program("-r", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "plain": "1.0"}
+    (image.base / "train.py").write_text("import plain\n")
+    assert "train.py has no requirements in its head" in image.program("-r", "train.py").stderr
+
+
+def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
+    (image.base / "venv/bin/uv").unlink()
+    (image.base / "pyproject.toml").write_text(SELF)
+    assert "pyproject.toml is read by uv, and this image has no uv" in image.program("-r", "pyproject.toml").stderr
+
+
 # ----------------------------------------------------------------------------------------------------- shown beforehand
 def made_for(document: Mapping[str, Json]) -> Environment:
     found = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")

@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import platform
 import re
 import runpy
 import shutil
@@ -35,7 +36,9 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 from pip._internal.commands import create_command  # type: ignore[import-not-found, unused-ignore]
 from pip._internal.exceptions import PipError  # type: ignore[import-not-found, unused-ignore]
 from pip._internal.models.index import PyPI  # type: ignore[import-not-found, unused-ignore]
+from pip._vendor.packaging.markers import Marker  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
 
 # Those of contract/names.py: this file imports nothing of ours.
@@ -51,6 +54,10 @@ _OTHERS = {
     r"setup\.(py|cfg)": "belongs to a project: name its folder in a requirements file, such as ./",
 }
 _SOURCES = ("--index-url", "--extra-index-url", "--find-links")
+_PROJECT, _UV_LOCK = "pyproject.toml", "uv.lock"
+_PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
+_SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\r?\n((?:#(?: .*)?\r?\n)+?)# ///[ \t]*\r?$")
+"""The table in a script's head (PEP 723)."""
 _TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
 """Names under which the package index has something else than what people mean."""
 _LEFT_OUT = (
@@ -115,6 +122,15 @@ class Here:
     def install(self, installation: Installation, words: Sequence[str], *, quiet: bool) -> int:
         """Install with uv, and return its status."""
         return installation.call("pip", "install", *self.words, *words, quiet=quiet).returncode
+
+    def selected(self, installation: Installation, words: Sequence[str]) -> dict[str, str]:
+        """Return what uv takes of a lock: name to version, ``""`` where it says none. Raises RefusedError."""
+        nothing = str(installation.folder / "nothing")
+        form = ("--quiet", "--dry-run", "--output-format", "json", "--target", nothing)
+        done = installation.call("pip", "install", *self.words, *form, *words, quiet=True, stdout=subprocess.PIPE)
+        if done.returncode:
+            raise RefusedError(f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}")
+        return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
 
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules as a script would, and return the last words of it; ``""`` for success."""
@@ -236,6 +252,9 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
             yield _requirement(place, text, each)
             continue
         options |= {"--prerelease=allow"} if opts.pre else set()
+        options |= {"--require-hashes"} if opts.require_hashes else set()
+        if opts.prefer_binary:
+            say(f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept")
         options |= {f"--allow-insecure-host={host}" for host in opts.trusted_hosts or ()}
         folders = [source.parent / link if (source.parent / link).exists() else link for link in opts.find_links or ()]
         control = opts.format_control
@@ -257,6 +276,8 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
+    if parsed.opts.config_settings:
+        raise RefusedError(f"{place}: --config-settings is not handed to builds: name the address of a wheel")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
         from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
@@ -298,18 +319,229 @@ def _with_private_copy(text: str) -> str:
     return f"{found['before'] or ''}{Path(copy(str(folder), str(Path.cwd()))).as_uri()}{text[found.end() :]}"
 
 
-def read_project(file: Path) -> Iterator[Line]:
-    """Yield what a project depends on, as its ``pyproject.toml`` says: to look at it, uv reads it itself."""
+def table_of(file: Path) -> Mapping[str, Any]:
+    """Return the content of a TOML file, or of the table in a script's head. Raises RefusedError."""
     try:
         import tomllib  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         from pip._vendor import tomli as tomllib  # type: ignore[import-not-found, no-redef, unused-ignore]
     try:
-        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    except ValueError as error:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".py":
+            found = _SCRIPT.search(text)
+            if found is None:
+                raise RefusedError(f"{file} has no requirements in its head (`# /// script`): name another file")
+            text = re.sub(r"(?m)^# ?", "", found.group(1))
+        return tomllib.loads(text)  # type: ignore[no-any-return, unused-ignore]
+    except (OSError, ValueError) as error:
         raise RefusedError(f"cannot read {file}: {error}") from error
-    rows = [row for row in project.get("dependencies", ()) if isinstance(row, str)]
-    yield from (Line(str(file), row, applying(row)) for row in rows)
+
+
+def refuse_python(file: Path) -> None:
+    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them."""
+    table = table_of(file)
+    wanted = str(table.get("project", table).get("requires-python", ""))
+    have = HERE.markers().get("python_full_version") or platform.python_version()
+    if wanted and not SpecifierSet(wanted).contains(have, prereleases=True):
+        advice = f"choose an image with Python {wanted}"
+        raise RefusedError(f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}")
+
+
+def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:
+    """Yield what a project or a script asks for itself, to look at it: uv reads the file, and decides what it means.
+
+    Args:
+        file: ``pyproject.toml``, or a script.
+        extras: Names of the extras that are wanted. One may name others of its own project.
+        groups: Names of dependency groups.
+    """
+    table = table_of(file)
+    project = table if file.suffix == ".py" else table.get("project", {})
+    own = normalised(str(project.get("name", "")))
+    there = {
+        "extra": {normalised(name): rows for name, rows in project.get("optional-dependencies", {}).items()},
+        "group": {normalised(name): rows for name, rows in table.get("dependency-groups", {}).items()},
+    }
+    rows: list[Any] = list(project.get("dependencies", ()))
+    open_sets = [("extra", name) for name in extras] + [("group", name) for name in groups]
+    seen: set[tuple[str, str]] = set()
+    while rows or open_sets:
+        if not rows:
+            kind, name = open_sets.pop()
+            if (kind, normalised(name)) not in seen:
+                seen.add((kind, normalised(name)))
+                rows += there[kind].get(normalised(name), ())
+            continue
+        row = rows.pop(0)
+        if isinstance(row, dict):
+            open_sets.append(("group", str(row.get("include-group", ""))))
+            continue
+        wanted = applying(str(row))
+        if wanted and own and normalised(wanted.name) == own:
+            open_sets += [("extra", name) for name in wanted.extras]
+        else:
+            yield Line(str(file), str(row), wanted)
+
+
+def sources_of(file: Path) -> Mapping[str, Any]:
+    """Return where a project or a script has its requirements from, as it says to uv."""
+    own: Mapping[str, Any] = table_of(file).get("tool", {}).get("uv", {})
+    return own.get("sources", {})  # type: ignore[no-any-return]
+
+
+def project_in(word: str) -> tuple[Path, list[str]] | None:
+    """Return the ``pyproject.toml`` of a folder that a word names, and its extras; None for another word."""
+    found = re.fullmatch(r"(?P<path>[^-].*?)(?:\[(?P<extras>[^\]]*)\])?", word)
+    if not found:
+        return None
+    is_address = found["path"].startswith("file://")
+    place = urllib.request.url2pathname(found["path"][len("file://") :]) if is_address else found["path"]
+    extras = [each.strip() for each in (found["extras"] or "").split(",") if each.strip()]
+    file = Path(place, _PROJECT)
+    return (file, extras) if file.is_file() else None
+
+
+def read_lock(file: Path, words: Sequence[str], installation: Installation) -> Iterator[Line]:
+    """Yield what uv takes of a ``pylock.toml`` for this machine, as lines with hashes. Raises RefusedError.
+
+    uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
+    """
+    chosen = {
+        normalised(name): version for name, version in HERE.selected(installation, ("-r", str(file), *words)).items()
+    }
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for row in table_of(file).get("packages", ()):
+        name = normalised(row["name"])
+        if name in chosen and chosen[name] in ("", str(row.get("version", "")) or chosen[name]):
+            rows.setdefault(name, []).append(row)
+    indexes: set[str] = set()
+    for several in rows.values():
+        row = several[0] if len(several) == 1 else next(filter(_is_for_us, several), several[0])
+        index = str(row.get("index", "")).rstrip("/")
+        if index and index not in indexes and index != PyPI.simple_url.rstrip("/"):
+            indexes.add(index)
+            yield Line(str(file), f"--extra-index-url {index}")
+        text = _text_of_row(row, file.parent)
+        wanted = applying(f"{row['name']}=={row['version']}" if row.get("version") else row["name"])
+        yield Line(f"{file}: {row['name']}", text, wanted)
+
+
+def _is_for_us(row: Mapping[str, Any]) -> bool:
+    try:
+        return not row.get("marker") or bool(Marker(row["marker"]).evaluate({**HERE.markers(), "extra": ""}))
+    except (ValueError, KeyError):
+        return True
+
+
+def _text_of_row(row: Mapping[str, Any], folder: Path) -> str:
+    """Return a package of a ``pylock.toml`` as a line of a requirements file."""
+    name, source, archive = row["name"], row.get("vcs"), row.get("archive")
+    if source:
+        address = source.get("url") or Path(folder, source["path"]).resolve().as_uri()
+        inner = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
+        return f"{name} @ {source['type']}+{address}@{source['commit-id']}{inner}"
+    if row.get("directory"):
+        return _with_private_copy(f"{name} @ {Path(folder, row['directory']['path']).resolve().as_uri()}")
+    files = [archive] if archive else [*row.get("wheels", ()), *filter(None, [row.get("sdist")])]
+    hashes = "".join(f" --hash={kind}:{value}" for each in files for kind, value in each["hashes"].items())
+    if archive:
+        address = archive.get("url") or Path(folder, archive["path"]).resolve().as_uri()
+        return f"{name} @ {address}{hashes}"
+    return f"{name}=={row['version']}{hashes}"
+
+
+class Reading:
+    """What the words of an installation ask for.
+
+    Attributes:
+        lines: The user's own lines, of requirements files and of locks: uv gets them.
+        looked_at: What projects and scripts ask for themselves: uv reads their files.
+        words: What uv gets beside the lines.
+        options: Options of pip's in files, which uv takes on its command line only.
+        sources: Names that a project or a script has from elsewhere than an index of pip's settings.
+        indexes: Lines of indexes that are a lock's.
+        project: The folder whose ``[tool.uv]`` counts; None for none.
+    """
+
+    def __init__(self) -> None:
+        """Of nothing."""
+        self.lines: list[Line] = []
+        self.looked_at: list[Line] = []
+        self.words: list[str] = []
+        self.options: set[str] = set()
+        self.sources: set[str] = set()
+        self.indexes: list[str] = []
+        self.project: Path | None = None
+
+
+def read_words(words: Sequence[str], installation: Installation | None) -> Reading:
+    """Read the files that words name, each with what reads its kind. Raises RefusedError.
+
+    Args:
+        words: Of an installation.
+        installation: uv; None where there is none: then only files of pip's are read.
+    """
+    found, rest = Reading(), iter(words)
+    files: list[Path] = []
+    extras: list[str] = []
+    groups: list[str] = []
+    by_option = {"--extra": extras, "--group": groups}
+    for word in rest:
+        if word == "-r":
+            files.append(Path(next(rest)))
+        elif word in by_option:
+            by_option[word].append(next(rest))
+        else:
+            found.words.append(word)
+            if (project := project_in(word)) is not None:
+                _look_at(project[0], project[1], (), found)
+    # uv wants to know whose group it is, where more than one file could have it.
+    elsewhere = [group for group in groups if ":" in group]
+    for group in elsewhere:
+        place, _, name = group.rpartition(":")
+        found.words += ("--group", group)
+        _look_at(Path(place), (), (name,), found)
+    own = [group for group in groups if group not in elsewhere]
+    for file in files:
+        _read(file, extras, own, found, installation)
+    return found
+
+
+def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], found: Reading) -> None:
+    refuse_python(file)
+    found.looked_at += read_project(file, extras, groups)
+    found.sources.update(map(normalised, sources_of(file)))
+    found.project = found.project or file.parent.absolute()
+
+
+def _read(
+    file: Path, extras: Sequence[str], groups: Sequence[str], found: Reading, installation: Installation | None
+) -> None:
+    is_lock = file.name == _UV_LOCK or _PYLOCK.fullmatch(file.name)
+    if not is_lock and file.name != _PROJECT and file.suffix != ".py":
+        found.lines += read_file(file, found.options)
+        return
+    if installation is None:
+        raise RefusedError(f"{file} is read by uv, and this image has no uv")
+    refuse_python(file)
+    chosen = [word for name in extras for word in ("--extra", name)]
+    lock = file.with_name(f"{file.name}.lock")
+    if is_lock or (file.suffix == ".py" and lock.is_file()):
+        chosen += [word for name in groups for word in ("--group", name)]
+        if not _PYLOCK.fullmatch(file.name):
+            file, chosen = installation.exported(file, chosen), []
+        lines = list(read_lock(file, chosen, installation))
+        found.lines += lines
+        found.indexes += [line.text for line in lines if line.text.startswith("--")]
+        return
+    if file.suffix == ".py":
+        own = table_of(file).get("tool", {}).get("uv", {})
+        if own.get("sources") or own.get("index"):
+            what = f"{file} says to uv where its requirements come from, which uv reads of a lock"
+            raise RefusedError(f"{what}: `uv lock --script {file}` writes it")
+    _look_at(file, extras, groups, found)
+    found.words += ["-r", str(file), *chosen]
+    found.words += [word for name in groups for word in ("--group", f"{file}:{name}")]
 
 
 class Answer:
@@ -318,16 +550,18 @@ class Answer:
     Attributes:
         kept: Name to version.
         excluded: Names that uv leaves out wherever they are asked for.
+        freed: Companions of which a project asks for a version that goes with another framework: uv takes any.
         said: Lines for the log: what is not installed as it was asked for.
         lines: What uv gets.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], lines: Sequence[Line]) -> None:
-        """Look at the lines. Raises RefusedError with all that ask for what the image cannot give."""
+    def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
+        """Look at what is asked for. Raises RefusedError with all lines that ask for what the image cannot give."""
+        lines = [*reading.lines, *reading.looked_at]
         there = distributions()
         protected, companions = manifest.get("protected", {}), manifest.get("companions", {})
         self.kept = {name: there[name].version if name in there else version for name, version in protected.items()}
-        self.excluded, self.said, self.lines = set(_LEFT_OUT), [], list(lines)
+        self.excluded, self.said, self.lines = set(_LEFT_OUT), [], list(reading.lines)
         refused, newer = [], {}
         needs = [(owner, each) for owner in self.kept if owner in there for each in needs_of(there[owner])]
         for line in lines:
@@ -356,6 +590,7 @@ class Answer:
                         what = f"this image's {owner} {self.kept[owner]} needs {name}{need.specifier}"
                         self.said.append(f"{place}: {asked} is not installed: {what}")
                         self.excluded.add(name)
+        self.freed = self._free_companions(lines, companions)
         if self.excluded & set(self.kept):
             self.excluded |= set(self.kept)
         if self.excluded - set(_LEFT_OUT):  # so these lines are of another build of the framework
@@ -365,6 +600,40 @@ class Answer:
             self.excluded |= missing
         if refused:
             raise RefusedError(*refused, newer=newer)
+        # A project has them from an index of another build, or from a folder of its own.
+        self.without_source = sorted(reading.sources & {*self.kept, *companions})
+        self.said += [f"the source of {name} is not used: this image has its own" for name in self.without_source]
+
+    def _free_companions(self, lines: Sequence[Line], companions: Mapping[str, str]) -> list[str]:
+        """Let companions of a framework that is answered have any version: theirs goes with the one that was asked for.
+
+        Args:
+            lines: What is asked for.
+            companions: Names to the names of their frameworks.
+
+        Returns:
+            Names of those that a project asks for: its file is uv's to read.
+        """
+        freed = []
+        for line in lines:
+            framework = companions.get(line.name, "")
+            if not framework:
+                continue
+            exact = [each.version for each in line.wanted.specifier if re.match(r"===?[^*]+$", str(each))]
+            own = build_of(framework, self.kept.get(framework, "")).partition("+")[2]
+            builds = {version.partition("+")[2] for version in exact} - {"", own}
+            is_answered = framework in self.excluded and (exact or line.wanted.url)
+            if not is_answered and not builds:
+                continue
+            asked = "an address" if line.wanted.url else f"{line.name}{line.wanted.specifier}"
+            have = f"{framework} {self.kept.get(framework, '')}"
+            self.said.append(f"{line.place}: {asked} goes with another {framework}: the release for {have} is taken")
+            if line in self.lines:
+                name = Requirement(line.name)
+                self.lines[self.lines.index(line)] = Line(line.place, line.name, name, line.constraint)
+            else:
+                freed.append(line.name)
+        return freed
 
     def _look_at_index(self, line: Line, own: str) -> None:
         """Leave out an index of the framework's vendor that has another build than the image's own."""
@@ -401,12 +670,15 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     text += "".join(f"\n[[index]]\nurl = {json.dumps(each)}\n" for each in pip.extra_index_urls)
     if pip.index_url != PyPI.simple_url:
         text += f"\n[[index]]\nurl = {json.dumps(pip.index_url)}\ndefault = true\n"
-    file = folder / "uv.toml"
+    # uv's place for a system's settings: those of a project count, too, and come first.
+    file = folder / "settings" / "uv" / "uv.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
     bundle = next(filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
     found = {
-        "UV_CONFIG_FILE": str(file),
+        "XDG_CONFIG_DIRS": str(folder / "settings"),
+        "UV_PROJECT": str(folder),
         "UV_NO_PROGRESS": "1",
         "UV_SYSTEM_CERTS": "1",
         "SSL_CERT_FILE": bundle,
@@ -441,26 +713,27 @@ class Installation:
     """Calls of uv for this Python, one after the other.
 
     Attributes:
+        folder: A private one, for uv's files.
         before: The versions before the first one.
         pinned: Names of which a line of the user's own asks for one version.
         pip: The options that ``pip install`` would have.
     """
 
-    def __init__(self, uv: str, options: Iterable[str], folder: Path) -> None:
-        """options: of every installation; folder: a private one, for uv's files."""
+    def __init__(self, uv: str, folder: Path) -> None:
+        """folder: a private one, for uv's files."""
         self.before, self._lacking = versions(), losing()
-        self._uv, self._folder = uv, folder
+        self._uv, self.folder = uv, folder
         self.pinned: set[str] = set()
         self.pip = create_command("install").parse_args([])[0]
         variables, more = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
-        self.options = [*options, *more]
+        self.options = more
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
     def file(self, name: str, lines: Iterable[str]) -> str:
         """Write a file for uv, and return its path."""
-        path = self._folder / name
+        path = self.folder / name
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return str(path)
 
@@ -471,6 +744,26 @@ class Installation:
         if quiet and done.returncode == 0:
             sys.stderr.write(done.stderr.decode("utf-8", "replace"))
         return done
+
+    def exported(self, file: Path, words: Sequence[str]) -> Path:
+        """Return a ``uv.lock``, or the lock of a script, as a ``pylock.toml``: nothing is resolved, and nothing is run.
+
+        Args:
+            file: The lock of a project, or the script.
+            words: Extras and groups.
+
+        Raises:
+            RefusedError: uv cannot read it.
+        """
+        target = self.folder / f"of-{file.stem}" / "pylock.toml"
+        target.parent.mkdir(exist_ok=True)
+        own = ("--script", str(file)) if file.suffix == ".py" else ("--project", str(file.parent.absolute()))
+        plain = ("--no-emit-project", "--no-default-groups") if file.suffix != ".py" else ()
+        form = ("--frozen", "--quiet", "--no-header", "--format", "pylock.toml", "--output-file", str(target))
+        done = self.call("export", *own, *plain, *form, *words, quiet=True, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise RefusedError(f"{file} cannot be read: {done.stderr.decode('utf-8', 'replace').strip()}")
+        return target
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
@@ -483,7 +776,9 @@ class Installation:
         """
         kept = [f"{name}=={version}" for name, version in answer.kept.items()]
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
-        excluded = ("--excludes", self.file("excluded.txt", sorted(answer.excluded)))
+        excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
+        if answer.freed:
+            excluded += ["--overrides", self.file("freed.txt", answer.freed)]
         lines = answer.lines
         self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
         asked = [line for line in lines if line.text.startswith(_SOURCES[1:]) and "://" in line.text]
@@ -512,7 +807,7 @@ class Installation:
         refused = []
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-            dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self._folder / "none"))
+            dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self.folder / "none"))
             if self.call("pip", "install", *HERE.words, *dry, "-r", one, quiet=True).returncode == 1:
                 name = needs[line.name]
                 refused.append(
@@ -652,39 +947,52 @@ def look_at_older(installation: Installation) -> None:
 HERE: Any = Here()
 
 
-def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[int, Installation | None]:
-    """Do what the words say; return the installer's status, and the installation if uv did it. Raises RefusedError."""
-    manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if given.manifest.is_file() else {}
-    uv = find_uv()
-    options: set[str] = set()
-    files = [Path(word) for before, word in zip(words, words[1:]) if before == "-r"]
-    texts = [file for file in files if file.suffix != ".toml"]
-    projects = [Path(word, "pyproject.toml") for word in words if Path(word, "pyproject.toml").is_file()]
-    projects += [file for file in files if file.name == "pyproject.toml"]
-    lines = [line for file in texts for line in read_file(file, options)]
-    answer = Answer(manifest, [*lines, *(line for file in projects for line in read_project(file))])
-    answer.lines = [line for line in answer.lines if line in lines]
-    for note in answer.said:
-        say(note)
-    if answer.said and given.strict:
-        raise RefusedError("--strict: lines are not answered with what the image has")
-    if not uv:
-        say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
-        kept = folder / "kept.txt"
-        kept.write_text("".join(f"{name}=={version}\n" for name, version in answer.kept.items()), encoding="utf-8")
-        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *words, "-c", str(kept))
-        return subprocess.run(pip, check=False).returncode, None
-    whole = [f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())]
-    installation = Installation(uv, [*sorted(options), *whole], folder)
-    pairs = [
-        word
-        for before, word in zip(("", *words), words)
-        if word != "-r" and (before != "-r" or Path(word) not in texts)
-    ]
-    rest = [each for word in pairs for each in (("-r", word) if Path(word) in files else (word,))]
-    status = installation.first(rest, answer, manifest.get("needs", {}))
-    if status == 0:
-        installation.mend(answer, manifest.get("companions", {}))
+class Task:
+    """An installation whose files are read and answered.
+
+    Attributes:
+        reading: What is asked for.
+        answer: What of it is answered with what the image has.
+        installation: Calls of uv; None where there is none.
+    """
+
+    def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path) -> None:
+        """Read and answer.
+
+        Args:
+            given: The manifest, and whether the answer may change a line (``strict``).
+            words: Of the installation.
+            folder: A private one.
+
+        Raises:
+            RefusedError: A line cannot be read, or asks for what the image cannot give.
+        """
+        is_there = given.manifest.is_file()
+        self._manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if is_there else {}
+        self._words, self._folder = words, folder
+        uv = find_uv()
+        self.installation = Installation(uv, folder) if uv else None
+        self.reading = read_words(words, self.installation)
+        self.answer = Answer(self._manifest, self.reading)
+        for note in self.answer.said:
+            say(note)
+        if self.answer.said and given.strict:
+            raise RefusedError("--strict: lines are not answered with what the image has")
+
+    def run(self, *more: str) -> int:
+        """Install what is asked for, and these; return the installer's status. Raises RefusedError."""
+        if self.installation is None:
+            return self._by_pip()
+        manifest, installation = self._manifest, self.installation
+        installation.options += sorted(self.reading.options)
+        installation.options += [f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())]
+        installation.options += [f"--no-sources-package={name}" for name in self.answer.without_source]
+        if self.reading.project is not None:
+            installation.environment["UV_PROJECT"] = str(self.reading.project)
+        status = installation.first([*self.reading.words, *more], self.answer, manifest.get("needs", {}))
+        if status:
+            return status
+        installation.mend(self.answer, manifest.get("companions", {}))
         look_at_companions(manifest, installation)
         look_at_older(installation)
         after = versions()
@@ -695,7 +1003,15 @@ def run(given: argparse.Namespace, words: Sequence[str], folder: Path) -> tuple[
             if after.get(name) != installation.before.get(name):
                 what = f"{name} may compile code for GPUs when it is first used, and this image has no {component}"
                 say(f"warning: {what}: take an image that was built --with {component}")
-    return status, installation
+        return 0
+
+    def _by_pip(self) -> int:
+        say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
+        kept = self._folder / "kept.txt"
+        rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
+        kept.write_text("".join(rows), encoding="utf-8")
+        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *self._words, "-c", str(kept))
+        return subprocess.run(pip, check=False).returncode
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -707,7 +1023,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments[:split])
     with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as folder:
         try:
-            return run(given, arguments[split + 1 :], Path(folder))[0]
+            return Task(given, arguments[split + 1 :], Path(folder)).run()
         except RefusedError as error:
             say(str(error))
             return 1

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from trainworks.assemble.context import write_output
@@ -26,7 +27,7 @@ from trainworks.extend.apt import AddFiles, packages_for
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
-from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, read_lock, write_lock
+from trainworks.extend.lock import inputs_digest, lock_before, lock_path_of, locked_commits, read_lock, write_lock
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
@@ -35,7 +36,7 @@ from trainworks.extend.resolve import Order, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop, put_wheels
 from trainworks.extend.source import SourceTree
-from trainworks.extend.sources import folder_source, git_sources
+from trainworks.extend.sources import folder_source, git_sources, named_sources
 from trainworks.extend.toolkit import workbench_of
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
@@ -116,7 +117,8 @@ def plan_extension(
             extension was made from: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    inputs = read_inputs(request, settings.forbidden_texts(""), environment)
+    forbidden = settings.forbidden_texts("")
+    inputs = read_inputs(request, forbidden, environment)
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
@@ -129,6 +131,8 @@ def plan_extension(
     check_fit(base, inputs)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
     bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
+    whole = {canonicalize_name(name) for name in (*request.built_whole, *inputs.wanted.built_whole)}
+    bench = replace(bench, whole=(*bench.whole, *sorted(whole)))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = _sources_of(request, inputs, base, locked_commits(path), environment, resolving=resolving)
     ours = _plan_of_base(named, facts)
@@ -168,6 +172,7 @@ def plan_extension(
         sources=sources,
         commits=commits,
         manifest=manifest_of(base, bench, named.row if named else None, facts),
+        beside=path.parent.resolve() if path is not None else Path(),
         only_binary=request.only_binary,
         strict=request.strict,
     )
@@ -175,8 +180,11 @@ def plan_extension(
     lock, resolved = NO_LOCK, None
     if path is not None and (inputs.wanted or sources):
         chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
+        chosen["whole"] = sorted(whole)
         digest = inputs_digest(inputs.wanted, sources, chosen, base)
         known = read_lock(path, digest)
+        others, same = named_sources(known or NO_LOCK, order.beside, forbidden)
+        known = known if same else None
         if known is not None and resolving:
             say(f"  locked already: {path}")
         elif known is None and not resolving:
@@ -188,12 +196,18 @@ def plan_extension(
         if known is None:
             say(f"  resolving the requirements for {base.reference}")
             resolver = _resolver(base, settings, request, stack)
-            resolved = resolve(order, base, resolver, workshop, program, facts)
+            before = lock_before(path)
+            resolved = resolve(order, base, resolver, workshop, program, facts, forbidden=forbidden, before=before)
             lock = resolved.lock
+            for line in resolved.moved:
+                say(f"  {line}")
+            others, _ = named_sources(lock, order.beside, forbidden)
             if request.output is None:
                 write_lock(path, lock, digest, base)
                 say(f"  resolved and hashed: {path}")
-    plan = replace(plan, lock=lock)
+        sources = [*sources, *others]
+        order = replace(order, sources=sources)
+    plan = replace(plan, lock=lock, sources=tuple(sources))
 
     def add_wheels(context: Path) -> tuple[str, ...]:
         """Put what is installed into a context, where it is built at all."""
@@ -286,7 +300,7 @@ def _report(extension: Extension) -> dict[str, object]:
         "requirements": [f"{name}=={version}" for name, version in plan.lock.locked],
         "moved": [asdict(move) for move in plan.moves],
         "lock": str(extension.lock) if extension.lock else "",
-        "commits": plan.lock.commits,
+        "commits": plan.lock.all_commits,
         "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": source.size, "left_out": source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,

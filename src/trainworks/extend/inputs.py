@@ -19,7 +19,7 @@ from trainworks.extend.plan import (
 )
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.source import SourceTree, read_source, some
-from trainworks.extend.wanted import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, Wanted, is_lock, read_wanted
+from trainworks.extend.wanted import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, Wanted, is_for_uv, is_lock, read_wanted
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
@@ -87,6 +87,8 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         source = read_source(folder, ignored=ignored, forbidden=forbidden)
         problems += source.problems
     project = _project_file(source)
+    if request.extras and not project and (file is None or not is_for_uv(file)):
+        problems.append(f"--extra {request.extras[0]}: there is no project that could have it")
     if request.entry_point is not None:
         if folder is None:
             problems.append("--entry-point is a path below --source, which is not given")
@@ -103,7 +105,7 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
     if entry_point is not None and entry_point.kind not in ("module", "package"):
         # As the launcher does: a shell script may install the project in its own way.
         project = ""
-    extras = request.extras if file is None or not is_lock(file) else ()
+    extras = request.extras if file is None or not is_for_uv(file) else ()
     installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
     if file == (folder or Path()) / UV_LOCK and wanted.virtual:
         # uv does not install it either, and the launcher is told that nothing is missing.
@@ -144,7 +146,7 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     for path in sorted(request.source.iterdir()):
         if path == inputs.file:
             continue
-        if path.suffix != ".yml" and path.name != PROJECT and is_lock(path):
+        if is_lock(path):
             yield f"  {path} is not read: --requirements {path} reads it"
         elif path.name in OF_OTHER_TOOLS:
             yield f"  {path} is not read: it is {OF_OTHER_TOOLS[path.name]} writes what pip reads"

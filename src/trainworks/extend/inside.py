@@ -140,12 +140,13 @@ def build(uv: Uv, answer: Path, folder: Path) -> int:
     project = folder / "source" / order["subdirectory"]
     words = ["build", "--wheel", "--no-build-isolation", "--out-dir", str(answer), str(project)]
     variables = order["environment"]
+    links = ("--find-links", "/run/links")
     if order["whole"]:
-        return uv.call(*words, "--python", sys.executable, **variables)
+        status = uv.install(*links, *order["requires"]) if order["requires"] else 0
+        return status or uv.call(*words, "--python", sys.executable, **variables)
     home = folder / "environment"
     python = str(home / "bin" / "python")
     status = uv.call("venv", "--quiet", "--python", sys.executable, str(home))
-    links = ("--find-links", "/run/links")
     if status == 0 and order["requires"]:
         status = uv.install(*links, *order["requires"], python=python)
     if status:
@@ -205,8 +206,8 @@ def import_and_compile(names: Sequence[str]) -> NoReturn:
     SourceFileLoader._cache_bytecode = keep  # type: ignore[attr-defined]  # noqa: SLF001
     sys.dont_write_bytecode = False
     sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd(), str(FOLDER))]
-    signal.alarm(int(imports.SECONDS) * len(names))  # one that does not end ends all
     for name in names:
+        signal.alarm(int(imports.SECONDS))  # one that does not end ends all
         imports.failure_of(name)
     os._exit(0)  # without what packages do at the end of a process
 

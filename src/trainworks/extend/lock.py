@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.plan import WheelSource
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock
+from trainworks.extend.requirements import NO_LOCK, ExtendedBase, ExtensionLock
 from trainworks.extend.wanted import Wanted
 
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
@@ -54,6 +54,15 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
         raise _spoiled(path) from error
 
 
+def lock_before(path: Path | None) -> ExtensionLock:
+    """Return a lock, whatever it is of; an empty one where there is none that can be read."""
+    text = _text(path)
+    try:
+        return (_parsed(text) if text.startswith(HEADER) else None) or NO_LOCK
+    except (TypeError, ValueError):
+        return NO_LOCK
+
+
 def _parsed(text: str) -> ExtensionLock | None:
     """Return a lock; ``None`` for a text without its line of data. Raises TypeError and ValueError."""
     found = _DATA.search(text)
@@ -86,6 +95,7 @@ def inputs_digest(
     parts = (
         wanted.lines,
         wanted.constraints,
+        (sorted(wanted.read.items()), [word.rpartition(":")[2] for word in wanted.chosen]),
         files,
         [(source.origin, source.subdirectory, source.extras, source.identity) for source in sources],
         chosen,

@@ -92,6 +92,7 @@ class WheelSource:
         name: The distribution's name, where it is known; else ``""``.
         extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
         identity: What decides which requirements it has: a commit, or the files that say it.
+        folder: Where it lies on this machine: uv reads what it requires there; ``""`` for a repository.
     """
 
     archive: bytes = field(repr=False)
@@ -100,6 +101,7 @@ class WheelSource:
     name: str = ""
     extras: str = ""
     identity: str = ""
+    folder: str = ""
 
     @property
     def digest(self) -> str:

@@ -64,6 +64,7 @@ class Question:
         bench: What wheels are built with.
         tools: Whether a compiler is installed first.
         modules: What is imported beside what is installed; empty where a wheel is built.
+        isolated: Name of what is built without the base's packages in sight; ``""`` for anything else.
     """
 
     origin: str
@@ -71,6 +72,7 @@ class Question:
     bench: Workbench
     tools: bool = False
     modules: Sequence[str] = ()
+    isolated: str = ""
 
 
 def packages_image(plan: ExtensionPlan, recipes: Recipes) -> str:

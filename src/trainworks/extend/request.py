@@ -22,6 +22,7 @@ class ExtendRequest(BuildOptions):
         with_components: Components that wheels are built with, and that are not in the image: ``nvcc``.
         build_environment: Variables of these builds.
         build_network: Whether these builds have a network.
+        built_whole: Distributions whose builds see the packages of the base, such as torch.
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
         groups: Dependency groups of the project, or of the lock, to install.
@@ -37,6 +38,7 @@ class ExtendRequest(BuildOptions):
     with_components: tuple[str, ...] = ()
     build_environment: Mapping[str, str] = field(default_factory=dict)
     build_network: bool = False
+    built_whole: tuple[str, ...] = ()
     source: Path | None = None
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()

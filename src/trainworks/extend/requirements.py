@@ -157,6 +157,8 @@ class ExtensionLock:
     Attributes:
         commits: Git requirement to commit.
         local: What does not come from an index, name to version.
+        folders: What uv found in projects' own sources, a folder seen from the lock to what decides its requirements.
+        repositories: The same of git repositories, as uv names them with the commit, to the distribution's name.
         project: The distribution that the code itself is; ``""`` for none.
         notes: What the user was told.
         pins: Lines with hashes, as uv writes them, below the options that say where they come from.
@@ -164,6 +166,8 @@ class ExtensionLock:
 
     commits: Mapping[str, str] = field(default_factory=dict)
     local: Mapping[str, str] = field(default_factory=dict)
+    folders: Mapping[str, str] = field(default_factory=dict)
+    repositories: Mapping[str, str] = field(default_factory=dict)
     project: str = ""
     notes: Sequence[str] = ()
     pins: str = ""
@@ -178,6 +182,12 @@ class ExtensionLock:
     def locked(self) -> tuple[tuple[str, str], ...]:
         """Name and version of everything that is installed, sorted."""
         return tuple(sorted([*((name, version) for name, version, _ in PIN.findall(self.pins)), *self.local.items()]))
+
+    @property
+    def all_commits(self) -> Mapping[str, str]:
+        """The commits of lines, and those of projects' own sources, by what names them."""
+        named = {address: address.partition("#")[0].rpartition("@")[2] for address in self.repositories}
+        return {**self.commits, **named}
 
     @property
     def hashes(self) -> Mapping[tuple[str, str], tuple[str, ...]]:

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.described import Environment
 from trainworks.extend.kept import targets_for
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.requirements import ExtendedBase, ExtensionLock
-from trainworks.extend.resolver import Fetched, Resolver, name_in
+from trainworks.extend.requirements import NO_LOCK, PIN, ExtendedBase, ExtensionLock
+from trainworks.extend.resolver import Changes, Fetched, Resolver, name_in
 from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
+from trainworks.extend.sources import repository_source, source_at
 from trainworks.extend.toolkit import Workbench, lacking
-from trainworks.extend.wanted import INPUTS, Wanted
+from trainworks.extend.wanted import INPUTS, Wanted, is_lock
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
 from trainworks.plan.shares import library_names
@@ -37,9 +39,7 @@ from trainworks.plan.shares import library_names
 OLD = "730 days"
 """What was replaced by a newer release so long ago is named."""
 
-OPTIONS = re.compile(
-    r"--(?:index-url|extra-index-url|find-links|no-index|trusted-host|pre|no-binary|only-binary)\b.*|-[if]\s.*"
-)
+OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*")
 """Lines that say where packages come from: the lock has them too."""
 
 
@@ -70,6 +70,7 @@ class Order:
         sources: What wheels are built from, beside them.
         commits: Git requirement to commit.
         manifest: What the installer reads of the base.
+        beside: Where the lock lies: what it names is seen from there.
         only_binary: Names of which no source archive is built.
         strict: Whether other builds of the framework are refused.
     """
@@ -78,6 +79,7 @@ class Order:
     sources: Sequence[WheelSource]
     commits: Mapping[str, str]
     manifest: Mapping[str, object]
+    beside: Path = Path()
     only_binary: Sequence[str] = ()
     strict: bool = False
 
@@ -97,11 +99,13 @@ class Resolved:
         lock: Its lock.
         wheels: The wheels, those of source archives built.
         own: Names of files that lay on this machine.
+        moved: A line for each that the lock before had in another version.
     """
 
     lock: ExtensionLock
     wheels: Sequence[Path]
     own: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
 
 
 @dataclass
@@ -113,7 +117,10 @@ class Session:
     workshop: Workshop
     installer: Any
     environment: Environment
+    forbidden: tuple[str, ...] = ()
     fetched: dict[str, Fetched] = field(default_factory=dict)
+    folders: dict[Path, WheelSource] = field(default_factory=dict)
+    before: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -135,10 +142,12 @@ class Session:
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
         """Find out what an installation would change, fetch it, and change the description; return a status."""
         words = [word for word in words if not word.startswith(("--target=", "--prefix="))]
-        changes = self.resolver.changes(self.environment, words, installation.environment)
+        changes = self._changes_from_before(words, installation.environment) if not self.fetched else None
+        changes = changes or self.resolver.changes(self.environment, words, installation.environment)
         if changes is None:
             return 1
-        for each in self.resolver.fetch(changes.added, words, installation.environment):
+        beside = [row.metadata["Name"] for row in self.environment]
+        for each in self.resolver.fetch(changes.added, words, installation.environment, beside=beside):
             self.fetched[each.name] = each
         for name in changes.removed:
             self.environment.remove(name)
@@ -148,15 +157,57 @@ class Session:
             self.environment.add(self.wheel_of(self.fetched[canonicalize_name(name)]))
         return 0
 
+    def _changes_from_before(self, words: Sequence[str], given: Mapping[str, str]) -> Changes | None:
+        """Return what changes if what an older lock has stays as it is where it can; ``None`` if that does not go."""
+        if not self.before:
+            return None
+        there = {canonicalize_name(row.name): row.version for row in self.base.distributions}
+        pins: dict[str, str] = {**there, **self.before}
+        found = self.resolver.preferred(pins, words, given, self.base.kept)
+        limits = [f"{name}=={version}" for name, version in found.items() if name in self.before]
+        log, more = self.resolver.log, ("-c", self.resolver.file("before.txt", limits))
+        changes = self.resolver.changes(self.environment, (*words, *more), given)
+        self.resolver.log = log
+        return changes
+
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules in the base with what would be installed; return the last words of an error."""
         return self.workshop.error_of(modules, self.wheels())
 
     def wheel_of(self, each: Fetched) -> Path:
         """Return the wheel of a file: it, or the one that is built of it."""
+        if (source := self.source_of(each)) is not None:
+            return self.workshop.wheel_of(source)
         if each.file.name.endswith(".whl"):
             return each.file
         return self.workshop.wheel_of(replace(source_of_archive(each.file), name=each.name))
+
+    def source_of(self, each: Fetched) -> WheelSource | None:
+        """Return what the wheel of a folder or a repository is built from; ``None`` for a file."""
+        if each.repository:
+            return repository_source(each.repository, each.name, os.environ)
+        return self.folder_at(each.file) if each.file.is_dir() else None
+
+    def folder_at(self, path: Path) -> WheelSource:
+        """Return a project's folder on this machine, which a requirement or another project names."""
+        path = path.resolve()
+        if path not in self.folders:
+            self.folders[path] = source_at(path, self.forbidden)
+        return self.folders[path]
+
+    def learn(self, folder: Path) -> Message:
+        """Return what a project requires that says so only when it is built."""
+        if folder.resolve().is_relative_to(self.resolver.cache.resolve()):
+            return self.workshop.metadata_of(folder)
+        return metadata_of(self.workshop.wheel_of(self.folder_at(folder)))
+
+    def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
+        """Return what uv takes of a lock."""
+        nothing = Environment(self.resolver.folder / f"selected-{len(list(self.resolver.folder.iterdir()))}")
+        changes = self.resolver.changes(nothing, words, installation.environment)
+        if changes is None:
+            raise self.installer.RefusedError(f"uv cannot use {words[1]}: {_last(self.resolver.log)}")
+        return dict(changes.added)
 
     def wheels(self) -> list[Path]:
         """Return all wheels."""
@@ -198,7 +249,15 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
 
 
 def resolve(
-    order: Order, base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path, facts: Facts
+    order: Order,
+    base: ExtendedBase,
+    resolver: Resolver,
+    workshop: Workshop,
+    program: Path,
+    facts: Facts,
+    *,
+    forbidden: tuple[str, ...] = (),
+    before: ExtensionLock = NO_LOCK,
 ) -> Resolved:
     """Resolve requirements that have no lock, and fetch and build what is installed.
 
@@ -209,25 +268,38 @@ def resolve(
         workshop: The base, for what runs code of others.
         program: The launcher's installer.
         facts: All facts.
+        forbidden: Texts of this machine that must not be in an image.
+        before: The lock of other requirements: what it has stays, where it can.
 
     Raises:
-        ExtendError: The base cannot give what a line asks for.
+        ExtendError: The base cannot give what a line asks for, or a folder that a project names cannot be taken.
         LockError: No set of releases fits, or an index cannot be reached.
         BuildError: The wheel of a source cannot be built.
     """
     said: list[str] = []
-    session = _session(base, resolver, workshop, program, said.append)
+    session = _session(base, resolver, workshop, program, said.append, forbidden)
     installer = session.installer
-    built = [workshop.wheel_of(source) for source in order.sources]
     folder = resolver.folder / "inputs"
-    words = [*order.words, *_files_of(order.wanted, folder)]
-    own = [f"{wheel}{source.extras}" for wheel, source in zip(built, order.sources, strict=True)]
+    session.before = {} if order.wanted.hashed else {name: version for name, version, _ in PIN.findall(before.pins)}
+    session.folders |= {Path(source.folder): source for source in order.sources if source.folder}
+    hashed = order.wanted.hashed
+    folders = {} if hashed else {_address_at(each): each for each in order.sources if each.folder}
+    words = [*order.words, *_files_of(order.wanted, folder), *order.wanted.words, *folders]
     given = argparse.Namespace(manifest=folder / "manifest.json", strict=order.strict)
     given.manifest.write_text(json.dumps(order.manifest), encoding="utf-8")
+    built: list[Path] = []
     try:
-        status, installation = installer.run(given, [*words, *(() if order.wanted.hashed else own)], folder)
-        if status == 0 and order.wanted.hashed and built:
-            status = installation.install("--no-deps", *map(str, built))
+        task = installer.Task(given, words, folder)
+        built += [workshop.wheel_of(source) for source in order.sources]
+        # uv has to be told the name of a project that says it only when it is built.
+        names = {word: parse_wheel_filename(workshop.wheel_of(each).name)[0] for word, each in folders.items()}
+        task.reading.words = [_named(word, names.get(word, "")) for word in task.reading.words]
+        repositories = [
+            f"{wheel}{source.extras}" for wheel, source in zip(built, order.sources, strict=True) if not source.folder
+        ]
+        status = task.run(*(() if hashed else repositories))
+        if status == 0 and hashed and built:
+            status = task.installation.install("--no-deps", *map(str, built))
     except installer.RefusedError as error:
         ways = targets_for(list(error.newer.items()), base, facts) if error.newer else []
         hint = f"extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
@@ -238,15 +310,33 @@ def resolve(
         name = parse_wheel_filename(wheel.name)[0]
         if source.name and canonicalize_name(source.name) != name:
             raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
-    said += _old(session, installation, [wheel.name for wheel in built])
+    said += _old(session, task.installation, [wheel.name for wheel in built])
     projects = [
         parse_wheel_filename(wheel.name)[0]
         for source, wheel in zip(order.sources, built, strict=True)
         if source.origin == PROJECT_SOURCE
     ]
     lock = _lock_of(session, order, built, installer.LEFT)
-    lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""))
-    return _resolved(lock, order, session.fetched.values(), session, built)
+    indexes = "".join(f"{line}\n" for line in task.reading.indexes)
+    lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins)
+    now = dict(lock.locked)
+    moved = [
+        f"{name}: the lock moves from {old} to {now[name]}"
+        for name, old in before.locked
+        if now.get(name, old) != old and name not in projects
+    ]
+    return replace(_resolved(lock, order, session.fetched.values(), session, built), moved=tuple(moved))
+
+
+def _address_at(source: WheelSource) -> str:
+    """Return the word that names a folder, and its extras."""
+    return f"{Path(source.folder).as_uri()}{source.extras}"
+
+
+def _named(word: str, name: str) -> str:
+    """Return a word that names a folder as a requirement with its name; another word as it is."""
+    address, bracket, extras = word.partition("[")
+    return f"{name}{bracket}{extras} @ {address}" if name else word
 
 
 def gather(
@@ -284,8 +374,15 @@ def gather(
             session.installer.create_command("install").parse_args([])[0], resolver.folder
         )
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
+        options += [f"--allow-insecure-host={host}" for host in trusted]
+        file = order.wanted.file
+        if file is not None and not is_lock(file):
+            variables["UV_PROJECT"] = str(file.parent.absolute())
+            options += order.wanted.words
         words = [*order.words, *options, "-r", resolver.file("lock.txt", lines)]
-        found += resolver.fetch(missing, words, {**os.environ, **variables})
+        beside = [row.name for row in base.distributions]
+        found += resolver.fetch(missing, words, {**os.environ, **variables}, beside=beside)
     return _resolved(lock, order, found, session, [*built, *_wheels(local, session)])
 
 
@@ -298,13 +395,20 @@ def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: boo
     return Fetched(name=name, version=version, file=file, sha256=sha256, direct=direct, local=direct)
 
 
-def _session(base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path, say: Any) -> Session:
+def _session(
+    base: ExtendedBase,
+    resolver: Resolver,
+    workshop: Workshop,
+    program: Path,
+    say: Any,
+    forbidden: tuple[str, ...] = (),
+) -> Session:
     environment = Environment(resolver.folder / "base")
     environment.describe(base)
     installer = load_installer(program, say)
-    session = Session(base, resolver, workshop, installer, environment)
+    session = Session(base, resolver, workshop, installer, environment, forbidden)
     installer.HERE = session
-    resolver.learn = workshop.metadata_of
+    resolver.learn = session.learn
     workshop.supply = supply_of(resolver, workshop, installer)
     return session
 
@@ -340,11 +444,22 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
     own = {wheel.resolve() for wheel in built}
     here = session.resolver.folder.resolve()
     texts = {name_in(line): line for line in _plain_lines(order.wanted)}
+    asked_for = {Path(source.folder) for source in order.sources if source.folder}
     local: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    repositories: dict[str, str] = {}
     pins: list[str] = []
     for name, each in sorted(session.fetched.items()):
         version = str(metadata_of(session.wheel_of(each))["Version"])
         path = each.file.resolve()
+        source = session.source_of(each)
+        if source is not None:
+            local[name] = version
+            if each.repository:
+                repositories[each.repository] = name
+            elif path not in asked_for:
+                folders[os.path.relpath(path, order.beside)] = source.identity
+            continue
         if path in own or (each.direct and path.is_relative_to(here) and each.local):
             local[name] = version
             continue
@@ -355,7 +470,13 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
         pins.append(f"{line} \\\n    --hash=sha256:{each.sha256}\n")
     options = [line.partition("  #@ ") for line in order.wanted.lines if OPTIONS.match(line)]
     head = [f"{line}\n" for line, _, place in options if place not in left]
-    return ExtensionLock(commits=dict(order.commits), local=local, pins="".join([*head, *pins]))
+    return ExtensionLock(
+        commits=dict(order.commits),
+        local=local,
+        folders=folders,
+        repositories=repositories,
+        pins="".join([*head, *pins]),
+    )
 
 
 def _plain_lines(wanted: Wanted) -> list[str]:
@@ -375,7 +496,7 @@ def _resolved(
     wheels = [session.wheel_of(each) for each in files]
     pip, _ = session.installer.create_command("install").parse_args([])
     folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
-    own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders]
+    own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders and each.sha256]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}
     return Resolved(lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own)))
 

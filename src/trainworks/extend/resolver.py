@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
@@ -50,11 +50,14 @@ if here != {home!r}:
 _LEVELS = {"x86_64": (17, 28, *range(31, 41)), "aarch64": (17, 28, *range(31, 41))}
 """Versions of glibc 2 that uv has a platform for."""
 
-_SAME_FILES = ("--index", "--default-index", "--only-binary", "--no-binary", "--prerelease", "--allow-insecure-host")
+_SAME_FILES = (
+    *("--index=", "--default-index", "--only-binary", "--no-binary", "--prerelease", "--allow-insecure-host"),
+    "--no-sources-package",
+)
 """Options of an installation that decide which files are looked at."""
 
 _COME = ("installed", "reinstalled")
-_PAIRS = ("-r", "-c", "--excludes", "--find-links", "--target")
+_PAIRS = ("-r", "-c", "--excludes", "--overrides", "--find-links", "--target", "--extra", "--group")
 _AT_ONCE = 8
 
 Learn = Callable[[Path], Message]
@@ -68,10 +71,11 @@ class Fetched:
     Attributes:
         name: The distribution's, as indexes write it.
         version: The distribution's.
-        file: The file: a wheel, or a source archive.
-        sha256: Its hash.
+        file: The file: a wheel, or a source archive; or the folder of a project.
+        sha256: Its hash; ``""`` for a folder.
         direct: Whether a requirement names its address or path.
         local: Whether it was on this machine.
+        repository: Of a git repository, which has no file: its address with the commit, as uv names it.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Fetched:
     sha256: str
     direct: bool
     local: bool
+    repository: str = ""
 
 
 class Resolver:
@@ -98,10 +103,12 @@ class Resolver:
         self.learn: Learn = _unknown
         self.log = ""
         """What uv said in calls that failed."""
+        self.cache: Path
+        """uv's own: what it unpacks there may be built."""
         self._home, self._notes = folder / "home", folder / "noted"
         self._home.mkdir()
         caches = folder / "cache" if fresh else cache_folder(os.environ)
-        self._cache, self._files = caches / "uv", caches / "files"
+        self.cache, self._files = caches / "uv", caches / "files"
         self._known: list[str] = []
         self._counted = 0
         trap = folder / "trap"
@@ -117,19 +124,21 @@ class Resolver:
 
     def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return variables with what is known of projects that cannot say it without a build."""
-        own = {**given, "UV_CACHE_DIR": str(self._cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+        own = {**given, "UV_CACHE_DIR": str(self.cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
         if self._known:
-            file = given.get("UV_CONFIG_FILE", "")
-            text = Path(file).read_text(encoding="utf-8") if file else ""
-            own["UV_CONFIG_FILE"] = self.file("uv.toml", [text, *self._known])
+            text = "".join(each.read_text(encoding="utf-8") for each in _settings_in(given))
+            file = self.file("uv/uv.toml", [text, *self._known])
+            if given.get("UV_CONFIG_FILE"):
+                own["UV_CONFIG_FILE"] = file
+            own["XDG_CONFIG_DIRS"] = str(Path(file).parent.parent)
         return own
 
     def file(self, name: str, lines: Sequence[str]) -> str:
         """Write a file of its own for uv, and return its path."""
         self._counted += 1
         folder = self.folder / f"call-{self._counted}"
-        folder.mkdir()
         path = folder / name
+        path.parent.mkdir(parents=True)
         path.touch(mode=0o600)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return str(path)
@@ -168,13 +177,16 @@ class Resolver:
             added={row["name"]: row.get("version", "") for row in rows if row["action"] in _COME},
         )
 
-    def fetch(self, wanted: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]) -> list[Fetched]:
+    def fetch(
+        self, wanted: Mapping[str, str], words: Sequence[str], given: Mapping[str, str], *, beside: Iterable[str] = ()
+    ) -> list[Fetched]:
         """Download the file of each of these versions, one for each, that the base would install.
 
         Args:
             wanted: Name to version.
             words: Those of the installation: they have indexes, addresses and hashes.
             given: Variables of uv.
+            beside: Names of what the base has.
 
         Raises:
             LockError: uv cannot find one of them, a hash is another one, or a server does not answer.
@@ -191,16 +203,47 @@ class Resolver:
         more = [word for word in words if word.startswith(_SAME_FILES)]
         more += [word for first, second in _pairs(words) if first == "--find-links" for word in (first, second)]
         chosen = ("--format", "pylock.toml", "--output-file", str(output), "--no-header", "--quiet")
-        build = ("--no-deps", "--no-build-isolation")
-        done = self.ask("pip", "compile", *self.words, *build, *chosen, *more, exact, environment=given)
+        projects = _projects_in(words)
+        if projects or any(map(_is_folder, direct)):
+            # What a project has from another place only uv knows, and so it reads the projects. What the base has
+            # and keeps is no part of the answer.
+            left = sorted({canonicalize_name(name) for name in beside} - set(wanted))
+            more += [*projects, *_limits_in(words), "--excludes", self.file("beside.txt", left)]
+        else:
+            more.append("--no-deps")
+        done = self.ask("pip", "compile", *self.words, "--no-build-isolation", *chosen, *more, exact, environment=given)
         if done.returncode != 0:
             raise LockError(f"uv does not find the files of what it has resolved:\n{done.stderr.strip()}")
         rows = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", ())
         rows = [row for row in rows if row["name"] in wanted]
-        logins = [*lines, *_addresses_in(given.get("UV_CONFIG_FILE", ""))]
+        if lost := sorted(set(wanted) - {row["name"] for row in rows}):
+            raise LockError(f"uv names no file of {', '.join(lost)}, which it has resolved")
+        logins = [*lines, *_addresses_in(given)]
         hashes = _hashes_in(lines)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda row: self._fetch(row, output.parent, logins, hashes), rows))
+
+    def preferred(
+        self, pins: Mapping[str, str], words: Sequence[str], given: Mapping[str, str], kept: Iterable[str]
+    ) -> dict[str, str]:
+        """Return versions of what an installation would bring: those of pins, as far as they go together.
+
+        Args:
+            pins: Name to version.
+            words: Those of the installation.
+            given: Variables of uv.
+            kept: Names of what the base keeps, which an index may not have.
+        """
+        asked = self.file("asked.txt", _lines_of(words))
+        output = Path(self.file("preferred.txt", [f"{name}=={version}" for name, version in pins.items()]))
+        more = [word for word in words if word.startswith(_SAME_FILES)]
+        more += [word for first, second in _pairs(words) if first in ("--find-links", "-c") for word in (first, second)]
+        more += [*_projects_in(words), *_limits_in(words), "--excludes", self.file("kept.txt", sorted(kept))]
+        form = ("--output-file", str(output), "--no-header", "--no-annotate", "--quiet", "--no-build-isolation")
+        done = self.ask("pip", "compile", *self.words, *form, *more, asked, environment=given)
+        lines = output.read_text(encoding="utf-8").splitlines() if done.returncode == 0 else ()
+        found = [re.fullmatch(r"([\w.-]+)==(\S+)(?: *;.*)?", line) for line in lines]
+        return {canonicalize_name(each[1]): each[2] for each in found if each is not None}
 
     def known_file(self, sha256: str, name: str = "") -> Path | None:
         """Return a file that was downloaded before, under this name or any."""
@@ -212,6 +255,8 @@ class Resolver:
     ) -> Fetched:
         """Return the file of a row of a lock (PEP 751)."""
         name = canonicalize_name(row["name"])
+        if (found := _without_file(name, row, folder)) is not None:
+            return found
         file = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
         if file is None:
             raise LockError(f"{name} {row.get('version', '')} has no file for Python {self._base.version} of the base")
@@ -335,7 +380,7 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
 
 def _lines_of(words: Sequence[str]) -> list[str]:
     """Return the lines of requirements among the words of an installation, without their notes."""
-    files = [Path(second) for first, second in _pairs(words) if first == "-r"]
+    files = [Path(second) for first, second in _pairs(words) if first == "-r" and second not in _projects_in(words)]
     texts = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     values = [second for first, second in _pairs(words) if first in _PAIRS]
     texts += [word for word in words if not word.startswith("-") and word not in values]
@@ -370,12 +415,75 @@ def _version_of(file: str) -> str:
     return found.group(1) if found else "0"
 
 
-def _addresses_in(config: str) -> list[str]:
-    """Return the addresses of indexes and pages in uv's configuration, which may have a login."""
-    if not config:
-        return []
-    found = tomllib.loads(Path(config).read_text(encoding="utf-8"))
-    return [*(row.get("url", "") for row in found.get("index", ())), *found.get("find-links", ())]
+def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | None:
+    """Return a row of a lock that is a folder or a repository; ``None`` for one with files."""
+    place, source = row.get("directory"), row.get("vcs")
+    version = str(row.get("version", ""))
+    if place:
+        path = Path(os.path.normpath(folder / place["path"]))
+        return Fetched(name=name, version=version, file=path, sha256="", direct=True, local=True)
+    if source:
+        inner = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
+        address = source.get("url") or Path(os.path.normpath(folder / source["path"])).as_uri()
+        repository = f"{source['type']}+{address}@{source['commit-id']}{inner}"
+        return Fetched(
+            name=name, version=version, file=folder, sha256="", direct=True, local=True, repository=repository
+        )
+    return None
+
+
+def _limits_in(words: Sequence[str]) -> list[str]:
+    """Return the words that name files of what is left out or overridden."""
+    rows = [(first, second) for first, second in _pairs(words) if first in ("--excludes", "--overrides")]
+    return [word for row in rows for word in row]
+
+
+def _is_folder(line: str) -> bool:
+    """Whether a line names a folder of this machine."""
+    found = re.search(r"(?:^|@ *)(file://[^\s;\[#]+)", line)
+    path = local_path(found.group(1)) if found else None
+    return path is not None and path.is_dir()
+
+
+def _projects_in(words: Sequence[str]) -> list[str]:
+    """Return the words that name files of projects and scripts, and what of them is wanted."""
+    found: list[str] = []
+    for first, second in _pairs(words):
+        if first == "-r" and Path(second).suffix in (".toml", ".py"):
+            found.append(second)
+        elif first in ("--extra", "--group"):
+            found += (first, second)
+    return found
+
+
+def _settings_in(given: Mapping[str, str]) -> list[Path]:
+    """Return the file of uv's settings that variables name: its one file, or else that of a system."""
+    if given.get("UV_CONFIG_FILE"):
+        return [Path(given["UV_CONFIG_FILE"])]
+    files = [Path(each, "uv", "uv.toml") for each in given.get("XDG_CONFIG_DIRS", "").split(os.pathsep) if each]
+    return [file for file in files if file.is_file()][:1]
+
+
+def _addresses_in(given: Mapping[str, str]) -> list[str]:
+    """Return the addresses of indexes and pages in uv's settings, which may have a login.
+
+    Args:
+        given: Variables of uv: they name the settings and the project, and may have an index's login.
+    """
+    own = Path(given.get("XDG_CONFIG_HOME") or Path.home() / ".config", "uv", "uv.toml")
+    project = Path(given.get("UV_PROJECT", "."))
+    found: list[str] = []
+    for file in (*_settings_in(given), own, project / "uv.toml", project / "pyproject.toml"):
+        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        table = table.get("tool", {}).get("uv", {}) if file.name == "pyproject.toml" else table
+        found += table.get("find-links", ())
+        for row in table.get("index", ()):
+            name = re.sub(r"[^A-Z0-9]", "_", str(row.get("name", "")).upper())
+            user, password = (given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD"))
+            login = ":".join(quote(each, safe="") for each in (user, password) if each)
+            address = str(row.get("url", ""))
+            found.append(address.replace("://", f"://{login}@", 1) if login else address)
+    return found
 
 
 def _whole_login(address: str, login: str) -> str:

@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from email.message import Message
 from email.parser import HeaderParser
@@ -135,7 +135,8 @@ class Workshop:
             BuildError: It cannot be built.
         """
         base = self._plan.base
-        parts = (source.digest, base.identifier, self._bench.lines, self._plan.apt, self._network)
+        is_whole = self._is_whole(source)
+        parts = (source.digest, base.identifier, self._bench.lines, self._plan.apt, self._network, is_whole)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         if key in self._built:
             return self._built[key]
@@ -151,6 +152,10 @@ class Workshop:
                 self._building.remove(key)
         self._built[key] = found[0]
         return found[0]
+
+    def _is_whole(self, source: WheelSource) -> bool:
+        """Whether a source is built with the base's packages in sight."""
+        return not _names_of(source).isdisjoint(self._bench.whole)
 
     def error_of(self, modules: Sequence[str], wheels: Sequence[Path]) -> str:
         """Return why an import fails, with these wheels on the base; ``""`` where it does not."""
@@ -168,11 +173,14 @@ class Workshop:
     def _build(self, source: WheelSource, target: Path) -> Path:
         say(f"  building {source.origin}")
         project = _project_of(source)
-        name = canonicalize_name(source.name)
-        whole = bool(name) and name in self._bench.whole
-        requires = [] if whole else list(project["requires"])
+        whole = self._is_whole(source)
+        requires = list(project["requires"])
+        if whole:
+            there = {canonicalize_name(row.name) for row in self._plan.base.distributions}
+            requires = [each for each in requires if not _is_there(each, there)]
         order = {
             **project,
+            "requires": requires,
             "subdirectory": source.subdirectory,
             "whole": whole,
             "environment": dict(self._bench.variables),
@@ -186,7 +194,13 @@ class Workshop:
                 SourceFile(path="source/source.tar", content=source.archive),
                 SourceFile(path="source/order.json", content=json.dumps(order).encode()),
             ]
-            question = Question(origin=source.origin, files=files, bench=self._bench, tools=bool(tools))
+            question = Question(
+                origin=source.origin,
+                files=files,
+                bench=self._bench,
+                tools=bool(tools),
+                isolated="" if whole else min(_names_of(source), key=len, default=""),
+            )
             answer = self._ask(question, _adding(links, tools))
             wheels = sorted(name for name in answer if name.endswith(".whl"))
             if wheels:
@@ -217,7 +231,7 @@ class Workshop:
             build_context(spec, {}, self._engine, self._options, self._progress)
             return self._answer(tag)
         except BuildError as error:
-            raise BuildError(error.message, hint=self._advice()) from error
+            raise BuildError(error.message, hint=self._advice(question.isolated)) from error
         finally:
             self._engine.remove(tag)
 
@@ -232,9 +246,16 @@ class Workshop:
                             found[member.name.rsplit("/", 1)[-1]] = file.read(_LARGEST_ANSWER)
         return found
 
-    def _advice(self) -> str:
+    def _advice(self, isolated: str) -> str:
+        """Return what may help a build that failed.
+
+        Args:
+            isolated: Name of what was built without the base's packages; ``""`` for another step.
+        """
         base = self._plan.base
         words = []
+        if isolated:
+            words.append(f"If the build imports torch or another package of the base: --no-build-isolation {isolated}.")
         if not base.compiler:
             how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
             words.append(f"{base.reference} has no C compiler. If a build needs one: {how}.")
@@ -295,22 +316,38 @@ def _asked(content: bytes) -> list[str]:
     return [each for each in plain if each.isprintable()]
 
 
+def _is_there(requirement: str, names: Container[str]) -> bool:
+    found = re.match(r"[A-Za-z0-9][\w.-]*", requirement)
+    return found is not None and canonicalize_name(found.group()) in names
+
+
+def _names_of(source: WheelSource) -> set[str]:
+    """Return the names by which people know a project before it is built: its own, its folder's, its repository's."""
+    place = source.origin.partition("@")[0].removesuffix(".git").rstrip("/").rpartition("/")[2]
+    found = {source.name, str(_project_of(source)["name"]), Path(source.folder).name, place.partition(" ")[0]}
+    return {canonicalize_name(name) for name in found if name and name[0].isalnum()}
+
+
 def _project_of(source: WheelSource) -> dict[str, Any]:
     """Return what builds a source, as its ``pyproject.toml`` says."""
     path = "/".join(filter(None, ("source", source.subdirectory.strip("/"), "pyproject.toml")))
     system: dict[str, object] = {}
+    name = ""
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
         for member in archive:
             if os.path.normpath(member.name) == path and member.isfile():
                 file = archive.extractfile(member)
                 text = file.read().decode("utf-8", "replace") if file else ""
                 try:
-                    system = tomllib.loads(text).get("build-system", {})
+                    content = tomllib.loads(text)
+                    system = content.get("build-system", {})
+                    name = str(content.get("project", {}).get("name", ""))
                 except tomllib.TOMLDecodeError as error:
                     raise BuildError(f"{source.origin}: pyproject.toml is not TOML: {error}") from error
     if not isinstance(system, dict):
         raise BuildError(f"{source.origin}: build-system in pyproject.toml is not a table")
     return {
+        "name": name,
         "requires": _texts(system.get("requires", DEFAULT_REQUIRES)),
         "backend": str(system.get("build-backend", DEFAULT_BACKEND)),
         "backend_path": _texts(system.get("backend-path", ())),

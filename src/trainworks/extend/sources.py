@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import re
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainworks.errors import LockError
+from trainworks.errors import ExtendError, LockError
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
-from trainworks.extend.requirements import GitRequirement
+from trainworks.extend.requirements import ExtensionLock, GitRequirement
+from trainworks.extend.source import read_source
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
@@ -77,6 +79,45 @@ def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str,
     return commit, archive
 
 
+def repository_source(address: str, name: str, environment: Mapping[str, str]) -> WheelSource:
+    """Return a git repository at a commit, as uv names it: ``git+URL@COMMIT#subdirectory=PATH``; raises as above."""
+    place, _, inner = address.removeprefix("git+").partition("#subdirectory=")
+    url, _, commit = place.rpartition("@")
+    requirement = GitRequirement(place=address, url=url, reference=commit, subdirectory=inner, name=name)
+    (source,), _ = git_sources([requirement], {str(requirement): commit}, environment, resolving=False)
+    return source
+
+
+def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
+    """Return a project's folder, which another project names. Raises ``ExtendError`` with its problems."""
+    tree = read_source(folder, name=str(folder), forbidden=forbidden)
+    if tree.problems:
+        raise ExtendError(list(tree.problems), hint="a .trainworksignore in that folder leaves files out")
+    return folder_source(tree.files, folder, origin=str(folder))
+
+
+def named_sources(lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...]) -> tuple[list[WheelSource], bool]:
+    """Return what a lock's folders and repositories are, and whether the folders require what they required then.
+
+    Args:
+        lock: The lock.
+        beside: Where it lies.
+        forbidden: Texts of this machine that must not be in an image.
+
+    Raises:
+        ExtendError: A folder cannot be taken.
+        LockError: A repository does not answer, or does not have the commit any more.
+    """
+    found: list[WheelSource] = []
+    for path, identity in lock.folders.items():
+        folder = Path(os.path.normpath(beside / path))
+        source = source_at(folder, forbidden) if folder.is_dir() else None
+        if source is None or source.identity != identity:
+            return [], False
+        found.append(source)
+    return [*found, *(repository_source(each, name, os.environ) for each, name in lock.repositories.items())], True
+
+
 def folder_source(
     files: Iterable[SourceFile], folder: Path, *, origin: str = PROJECT_SOURCE, extras: str = ""
 ) -> WheelSource:
@@ -94,4 +135,10 @@ def folder_source(
             archive.addfile(member, io.BytesIO(file.content))
             if _SAYS_REQUIREMENTS.fullmatch(file.path):
                 identity.update(file.path.encode() + file.content)
-    return WheelSource(archive=buffer.getvalue(), origin=origin, extras=extras, identity=identity.hexdigest())
+    return WheelSource(
+        archive=buffer.getvalue(),
+        origin=origin,
+        extras=extras,
+        identity=identity.hexdigest(),
+        folder=str(folder.resolve()),
+    )

@@ -72,6 +72,8 @@ def workbench_of(
             if row is None:
                 what = f"--with {name}: {base.reference} is not an image of ours"
                 raise ExtendError([what], hint="take a base that has a compiler")
+            if not facts.cuda_by_name[row.cuda].version:
+                raise ExtendError([f"--with {name}: {base.reference} has no CUDA"], hint="take a base image with CUDA")
             plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
             files = next(step.python for step in plan.steps if step.component == name)
             component = named = name

@@ -1,25 +1,22 @@
-"""What an extension's requirements need of this machine: files, folders, repositories, variables. uv reads the lines.
+"""What an extension's requirements need of this machine: files, folders, repositories, variables. uv reads the rest.
 
 A file that a line names is read at once, and the line names its copy. A folder or a git repository becomes a source
-that is built in the base. Everything else goes on as it is.
+that is built in the base. Everything else goes on as it is: lines, and whole files of projects, locks and scripts.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from packaging.dependency_groups import resolve_dependency_groups
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from uv import find_uv_bin
 
 from trainworks.extend.requirements import GitRequirement
 from trainworks.extend.source import SourceTree, read_source
@@ -48,6 +45,14 @@ _DIRECT = re.compile(
     r"(?P<more>\[[^\]]*\])?(?P<hashes>(?:\s+--hash[=\s]\S+)*)(?:\s*;\s*(?P<marker>.+))?"
 )
 _REFERENCE = re.compile(r"[A-Za-z0-9_][\w./+-]*")
+_SECRET_VALUE = re.compile(
+    r"(?i)(?:^|&)[^=&]*(?:token|key|secret|sig|signature|passw|pwd|auth|credential)[^=&]*=([^&]+)"
+)
+"""A value of a query that gives access by itself."""
+_HAS_LOGIN = (
+    "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an index, or name a "
+    "variable with it: ${NAME}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +72,15 @@ class Wanted:
 
     Attributes:
         lines: Of one requirements file, as they are resolved.
+        file: A project, a lock or a script, which uv reads as a whole; ``None`` for none.
+        chosen: Words of uv: the extras and groups of that file, or groups of another project.
+        read: What decides what such files mean: name to text.
         constraints: Of one file of constraints.
         files: What the lines name, below ``INPUTS``.
         repositories: What is built from git.
         folders: What is built from folders.
         links: Folders of this machine with wheels.
+        built_whole: Names that a project tells uv to build with everything that is installed in sight.
         virtual: A ``uv.lock`` says that its project is not installed.
         variables: Names that the lines have as ``${NAME}``.
         notes: What a person should know.
@@ -79,11 +88,15 @@ class Wanted:
     """
 
     lines: list[str] = field(default_factory=list)
+    file: Path | None = None
+    chosen: list[str] = field(default_factory=list)
+    read: dict[str, str] = field(default_factory=dict)
     constraints: list[str] = field(default_factory=list)
     files: dict[str, SourceFile] = field(default_factory=dict)
     repositories: list[GitRequirement] = field(default_factory=list)
     folders: list[Folder] = field(default_factory=list)
     links: list[Path] = field(default_factory=list)
+    built_whole: list[str] = field(default_factory=list)
     virtual: bool = False
     variables: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -91,17 +104,27 @@ class Wanted:
 
     @property
     def hashed(self) -> bool:
-        """Whether lines have hashes: then everything has to be in them."""
-        return any("--hash" in line for line in self.lines)
+        """Whether everything that is installed is named: with hashes, or in a lock."""
+        return any("--hash" in line for line in self.lines) or (self.file is not None and is_lock(self.file))
+
+    @property
+    def words(self) -> list[str]:
+        """Words of uv for what it reads itself."""
+        return [*(("-r", str(self.file.absolute())) if self.file is not None else ()), *self.chosen]
 
     def __bool__(self) -> bool:
         """Say whether anything is asked for."""
-        return bool(self.lines or self.repositories or self.folders)
+        return bool(self.lines or self.words or self.repositories or self.folders)
 
 
 def is_lock(file: Path) -> bool:
-    """Whether a file has a project's extras and groups itself: a lock, or a project's file."""
-    return file.name in (UV_LOCK, PROJECT) or bool(re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name))
+    """Whether a file is a lock of uv's, or one in the common form (PEP 751)."""
+    return file.name == UV_LOCK or bool(re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name))
+
+
+def is_for_uv(file: Path) -> bool:
+    """Whether uv reads a file as a whole, with extras and groups: a project, a lock, or a script."""
+    return file.name == PROJECT or file.suffix == ".py" or is_lock(file)
 
 
 def read_wanted(
@@ -125,34 +148,61 @@ def read_wanted(
     """
     wanted = Wanted()
     try:
-        for place, line, folder in _lines(file, extras, groups, wanted) if file else ():
-            _add(line, place, folder, wanted, environment, forbidden)
-        if groups and (file is None or file.name not in (UV_LOCK, PROJECT)):
+        if file is not None and is_for_uv(file):
+            _give_to_uv(file, extras, groups, wanted)
+        elif file is not None:
+            _refuse_others(file)
+            for place, line, limits in _of_text(file, frozenset(), constraint=False):
+                if not _is_safe(line, place, wanted, environment):
+                    continue
+                if limits:
+                    wanted.constraints.append(line)
+                else:
+                    _add(line, place, file.parent, wanted, forbidden)
+        if groups and wanted.file is None:
             if project is None:
-                wanted.problems.append(f"--group {groups[0]}: there is no {PROJECT} in --source")
-            for place, line in _of_groups(project, groups) if project else ():
-                _add(line, place, project.parent if project else Path(), wanted, environment, forbidden)
+                raise ValueError(f"--group {groups[0]}: there is no {PROJECT} in --source")
+            wanted.read[PROJECT] = _text_for_uv(project, wanted)
+            wanted.chosen += [word for name in groups for word in ("--group", f"{project.absolute()}:{name}")]
     except ValueError as error:
         wanted.problems.append(str(error))
     return wanted
 
 
-def _lines(file: Path, extras: Sequence[str], groups: Sequence[str], wanted: Wanted) -> Iterator[tuple[str, str, Path]]:
-    """Yield (place, line, the folder that relative paths begin at) of any file that is read. Raises ValueError."""
+def _refuse_others(file: Path) -> None:
+    """Raise ValueError for a file of another tool, which uv does not read."""
     name = "environment.yml" if file.suffix in (".yml", ".yaml") else file.name
     if name in OF_OTHER_TOOLS:
         raise ValueError(f"{file} is {OF_OTHER_TOOLS[name]} writes what pip reads")
-    if file.name == UV_LOCK:
-        own = [row for row in _toml(file).get("package", ()) if "." in row.get("source", {}).values()]
-        wanted.virtual = any("virtual" in row["source"] for row in own)
-        yield from ((str(file), line, file.parent) for line in _exported(file, extras, groups))
-    elif file.name == PROJECT:
-        rows = [*_of_project(file, extras), *_of_groups(file, groups)]
-        yield from ((place, line, file.parent) for place, line in rows)
-    elif is_lock(file):
-        yield from ((str(file), line, file.parent) for line in _of_pylock(file))
-    else:
-        yield from ((place, line, file.parent) for place, line in _of_text(file, wanted, frozenset(), constraint=False))
+
+
+def _give_to_uv(file: Path, extras: Sequence[str], groups: Sequence[str], wanted: Wanted) -> None:
+    """Note a project, a lock or a script. Raises ValueError for what uv does not read."""
+    wanted.read[file.name] = _text_for_uv(file, wanted)
+    if file.suffix == ".toml" or file.name == UV_LOCK:
+        content = _toml(file)
+        own = content.get("tool", {}).get("uv", {})
+        wanted.built_whole += map(str, own.get("no-build-isolation-package", ()))
+        if file.name == PROJECT and "project" not in content and "poetry" in content.get("tool", {}):
+            raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
+        if file.name == UV_LOCK:
+            itself = [row for row in content.get("package", ()) if "." in row.get("source", {}).values()]
+            wanted.virtual = any("virtual" in row["source"] for row in itself)
+    for beside in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
+        if beside.is_file():
+            wanted.read[beside.name] = _text_for_uv(beside, wanted)
+    wanted.file = file
+    wanted.chosen += [word for name in extras for word in ("--extra", name)]
+    wanted.chosen += [word for name in groups for word in ("--group", name)]
+
+
+def _text_for_uv(file: Path, wanted: Wanted) -> str:
+    """Return the text of a file that uv reads; a login in it is a problem."""
+    text = _read(file)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _login_in(line):
+            wanted.problems.append(f"{file} line {number}: {_HAS_LOGIN}")
+    return text
 
 
 def _read(file: Path) -> str:
@@ -165,8 +215,8 @@ def _read(file: Path) -> str:
         raise ValueError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from None
 
 
-def _of_text(file: Path, wanted: Wanted, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a requirements file and of those that it includes; constraints are added at once."""
+def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield place and text of the lines of a requirements file and of those that it includes; and which only limit."""
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
     number = 1
     for raw in text.splitlines():
@@ -178,43 +228,9 @@ def _of_text(file: Path, wanted: Wanted, seen: frozenset[Path], *, constraint: b
             other = file.parent / include[2].strip("\"'")
             limits = constraint or "c" in include[1].strip("-")[:1]
             if other.resolve() not in seen | {file.resolve()}:
-                yield from _of_text(other, wanted, seen | {file.resolve()}, constraint=limits)
-        elif constraint and line:
-            wanted.constraints.append(line)
+                yield from _of_text(other, seen | {file.resolve()}, constraint=limits)
         elif line:
-            yield place, line
-
-
-def _of_project(file: Path, extras: Iterable[str]) -> list[tuple[str, str]]:
-    content = _toml(file)
-    project = content.get("project", {})
-    if not project and "poetry" in content.get("tool", {}):
-        raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
-    if "dependencies" in project.get("dynamic", ()):
-        raise ValueError(
-            f"{file}: its dependencies are dynamic: give its folder as --source, or ./ in a requirements file"
-        )
-    rows = [(f"{file} dependencies", line) for line in project.get("dependencies", ())]
-    optional = project.get("optional-dependencies", {})
-    for extra in extras:
-        if extra not in optional:
-            raise ValueError(
-                f"--extra {extra}: {file} does not have it: it has {', '.join(sorted(optional)) or 'none'}"
-            )
-        rows += [(f"{file} extra {extra}", line) for line in optional[extra]]
-    return rows
-
-
-def _of_groups(file: Path, groups: Iterable[str]) -> list[tuple[str, str]]:
-    there = _toml(file).get("dependency-groups", {})
-    rows = []
-    for group in groups:
-        try:
-            rows += [(f"{file} group {group}", line) for line in resolve_dependency_groups(there, group)]
-        except (ValueError, LookupError, TypeError, ExceptionGroup):
-            known = ", ".join(sorted(there)) or "none"
-            raise ValueError(f"--group {group}: {file} does not have it: it has {known}") from None
-    return rows
+            yield place, line, constraint
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -224,57 +240,39 @@ def _toml(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: this is not TOML: {error}") from error
 
 
-def _of_pylock(file: Path) -> Iterator[str]:
-    """Yield the packages of a lock (PEP 751) as lines, with their hashes."""
-    for row in _toml(file).get("packages", ()):
-        files = [*row.get("wheels", ()), *filter(None, [row.get("sdist"), row.get("archive")])]
-        vcs, place = row.get("vcs"), row.get("archive") or row.get("directory")
-        line = f"{row['name']}=={row.get('version')}"
-        if vcs:
-            line = f"{row['name']} @ {vcs['type']}+{vcs['url']}@{vcs['commit-id']}"
-        elif place:
-            line = f"{row['name']} @ {place.get('url') or place['path']}"
-        hashes = "".join(f" --hash={kind}:{value}" for each in files for kind, value in each["hashes"].items())
-        yield f"{line}{hashes if not vcs else ''}" + (f" ; {row['marker']}" if row.get("marker") and not hashes else "")
+def _login_in(line: str) -> bool:
+    """Whether an address in a line has a password or a token, and not the name of a variable in its place.
+
+    It may be before the host, or a value of the query, as presigned addresses have it.
+    """
+    logins = re.findall(r"://([^/@\s\"']*:?[^/@\s\"']*)@", line)
+    queries = re.findall(r"://[^\s\"'?#]*\?([^\s\"'#]*)", line)
+    values = _SECRET_VALUE.findall("&".join(queries))
+    return any(not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in (*logins, *values))
 
 
-def _exported(file: Path, extras: Iterable[str], groups: Iterable[str]) -> list[str]:
-    """Return what a ``uv.lock`` says, as uv exports it: nothing is resolved, and nothing is run."""
-    words = [
-        find_uv_bin(),
-        "export",
-        "--frozen",
-        "--no-emit-project",
-        "--no-default-groups",
-        "--no-header",
-        "--no-annotate",
-    ]
-    chosen = [*(f"--extra={each}" for each in extras), *(f"--group={each}" for each in groups)]
-    done = subprocess.run(
-        [*words, "--quiet", "--project", str(file.parent), *chosen], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise ValueError(f"{file} cannot be read: {done.stderr.strip()}")
-    return re.sub(r"\\\n", " ", done.stdout).splitlines()
-
-
-def _add(
-    line: str, place: str, folder: Path, wanted: Wanted, environment: Mapping[str, str], forbidden: tuple[str, ...]
-) -> None:
-    """Add a line, as it is resolved."""
+def _is_safe(line: str, place: str, wanted: Wanted, environment: Mapping[str, str]) -> bool:
+    """Whether a line has no secret, and its variables are set; else that is a problem."""
     variables = re.findall(r"\$\{([A-Z0-9_]+)\}", line)
-    shown = f"{place}: {without_credentials(line)[:80]}"
+    shown = _shown(line, place)
     if missing := [name for name in variables if not environment.get(name)]:
         wanted.problems.append(f"{shown}: the variable {missing[0]} is not set")
-        return
+        return False
     wanted.variables.update(variables)
-    for login in re.findall(r"://([^/@\s]*:?[^/@\s]*)@", line):
-        if not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login):
-            wanted.problems.append(
-                f"{shown}: the address has a password or token in it: put it into ~/.netrc, or into pip's settings for "
-                "an index, or name a variable with it: ${NAME}"
-            )
-            return
+    if _login_in(line):
+        wanted.problems.append(f"{shown}: {_HAS_LOGIN}")
+        return False
+    return True
+
+
+def _shown(line: str, place: str) -> str:
+    """Return a line as messages show it: without what may be a secret."""
+    return f"{place}: {re.sub(r'[?][^#;, ]*', '?...', without_credentials(line))[:80]}"
+
+
+def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[str, ...]) -> None:
+    """Add a line, as it is resolved."""
+    shown = _shown(line, place)
     links = re.fullmatch(r"(?:-f|--find-links)[\s=]*(\S.*)", line)
     if links and "://" not in links[1]:
         wanted.links.append(folder / links[1])

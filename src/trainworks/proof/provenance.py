@@ -113,7 +113,8 @@ def extension_provenance(
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.lock.pins:
         dependencies.append(_named(LOCK, hashlib.sha256(plan.lock.pins.encode()).hexdigest()))
-    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.lock.commits.items()]
+    commits = plan.lock.all_commits.items()
+    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in commits]
     dependencies += [_named(each.name, each.sha256) for each in bill.components if each.kind == "file"]
     definition = {
         "buildType": EXTEND_TYPE,

@@ -118,6 +118,13 @@ def add_contents(grammar: Grammar) -> None:
         help="let builds of wheels download: they have a network, and no secrets",
     )
     grammar.add_argument(
+        "--no-build-isolation",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="build this package with the base's packages in sight, such as torch",
+    )
+    grammar.add_argument(
         "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
     )
     grammar.add_argument(
@@ -149,6 +156,7 @@ def extension_of(options: Namespace, tag: str) -> ExtendRequest:
         with_components=tuple(options.with_components),
         build_environment=dict(options.build_env),
         build_network=options.build_network,
+        built_whole=tuple(options.no_build_isolation),
         source=options.source,
         extras=tuple(options.extra),
         groups=tuple(options.group),

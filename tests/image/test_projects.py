@@ -1,0 +1,579 @@
+"""Projects as people have them, at both doors: what `extend` locks is what a job installs, and what uv would.
+
+Each project is a folder of files. Its packages are tiny wheels on an index of the test, which has no other, so
+nothing depends on what a public index has today. uv by itself gets the image's own packages as constraints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from image.indexes import USER, Index, serving, wheel_of
+from image.support import ROOT, BuiltByCommand
+
+pytestmark = pytest.mark.engine
+
+WHEELS = (
+    ("alpha", "1.0"),
+    ("alpha", "1.5"),
+    ("alpha", "2.0"),
+    ("beta", "1.0", "alpha<2"),
+    ("gamma", "1.0", "torch>=2", "alpha"),
+    ("delta", "1.0"),
+    ("only_windows", "1.0"),
+    # Somebody else's, under the name that the user's own project has.
+    ("mine", "7.0", "delta"),
+    ("torchvision", "0.28.0", "torch==2.13.0"),
+    ("torchvision", "0.19.1", "torch==2.4.1"),
+    ("vision_of_torch", "1.0", "torch==2.13.0"),
+    ("vision_of_torch", "0.9", "torch==2.4.1"),
+)
+HEAD = '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\n'
+BACKEND = """
+import os, zipfile
+def get_requires_for_build_wheel(settings=None):
+    return []
+def build_wheel(directory, settings=None, metadata=None):
+    name = "{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(directory, name), "w") as wheel:
+        wheel.writestr("{name}.py", "")
+        info = "{name}-{version}.dist-info"
+        head = "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
+        wheel.writestr(info + "/METADATA", head + "".join("Requires-Dist: %s\\n" % each for each in {requires}))
+        wheel.writestr(info + "/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(info + "/RECORD", "")
+    return name
+build_editable = build_wheel
+"""
+"""A build backend of the project itself: builds need no index."""
+
+LISTING = (
+    "import json; from importlib import metadata; "
+    "print(json.dumps({each.metadata['Name'].lower().replace('_', '-').replace('.', '-'): each.version "
+    "for each in metadata.distributions()}))"
+)
+JOB = """\
+cp -r /work /tmp/work && cd "/tmp/work/$FOLDER"
+python -c "$LISTING"
+if [ -n "$PLAIN" ]; then
+    python -c "import json; kept = json.load(open('/opt/trainworks/image.json'))['protected']
+print(*(f'{name}=={kept[name]}' for name in kept), sep='\\n')" > /tmp/kept.txt
+    sh -c "$PLAIN" > /tmp/changes.json 2> /tmp/uv.txt || { cat /tmp/uv.txt; echo uv refuses; }
+    tr -d '\\n' < /tmp/changes.json; echo
+fi
+python -I /opt/trainworks/lib/trainworks_launcher/programs/install.py -- $WORDS && python -c "$LISTING"
+"""
+
+
+def project_of(name: str, version: str, *requires: str, more: str = "") -> dict[str, str]:
+    """A project that says what it requires only when it is built."""
+    head = f'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n{more}'
+    return {
+        "pyproject.toml": head,
+        "backend.py": BACKEND.format(name=name, version=version, requires=list(requires)),
+    }
+
+
+def below(folder: str, files: Mapping[str, str]) -> dict[str, str]:
+    """The files of a project in a folder."""
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A folder of a user's.
+
+    Attributes:
+        files: Path to text; INDEX stands for the index's address.
+        words: What `extend` is told.
+        job: What the installer of a job is told.
+        plain: A call of uv with the same meaning, in a shell; ``""`` where uv by itself gives another answer.
+        expected: What is installed, beside or instead of what the image has.
+        said: What both doors say.
+        refused: What both doors refuse it with; ``""`` where it is installed.
+        before: Commands of uv that a user has called in the folder.
+        folder: Where the user stands.
+    """
+
+    files: Mapping[str, str]
+    words: tuple[str, ...]
+    job: str
+    plain: str = ""
+    expected: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    refused: str = ""
+    before: tuple[str, ...] = ()
+    folder: str = "."
+
+
+UV = "uv pip install --quiet --dry-run --output-format json --constraints /tmp/kept.txt --python /opt/venv"
+SELF = f"""{HEAD}dependencies = ["alpha<2"]
+[project.optional-dependencies]
+all = ["mine[more]", "mine[video]"]
+more = ["beta"]
+video = ["delta"]
+"""
+WORKSPACE = {
+    "pyproject.toml": '[tool.uv.workspace]\nmembers = ["packages/*"]\n',
+    "packages/app/pyproject.toml": f"""{HEAD}dependencies = ["shared-part", "delta"]
+[tool.uv.sources]
+shared-part = {{workspace = true}}
+""",
+    **below(
+        "packages/shared",
+        {
+            **project_of("shared_part", "4.0", "alpha==1.5"),
+            "pyproject.toml": '[project]\nname = "shared-part"\nversion = "4.0"\ndependencies = ["alpha==1.5"]\n'
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        },
+    ),
+}
+SCRIPT = """# /// script
+# requires-python = ">=3.9"
+# dependencies = ["beta", "gamma"]
+# [tool.uv]
+# override-dependencies = ["alpha==1.0"]
+# ///
+import alpha
+"""
+
+CASES = {
+    "several requirements files": Case(
+        files={
+            "requirements.txt": "-r parts/base.txt\n-c limits.txt\ndelta\n",
+            "parts/base.txt": "gamma\nonly-windows; sys_platform == 'win32'\n",
+            "limits.txt": "alpha<2\n",
+        },
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"gamma": "1.0", "delta": "1.0", "alpha": "1.5"},
+    ),
+    "another torch in a requirements file": Case(
+        files={"requirements.txt": "torch==2.4.1\ngamma\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        expected={"gamma": "1.0", "alpha": "2.0"},
+        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+    ),
+    "a project": Case(
+        files={"pyproject.toml": f'{HEAD}dependencies = ["beta", "gamma"]\n'},
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        plain=f"{UV} -r pyproject.toml",
+        expected={"beta": "1.0", "gamma": "1.0", "alpha": "1.5"},
+    ),
+    "extras that name their own project": Case(
+        files={"pyproject.toml": SELF},
+        words=("-r", "pyproject.toml", "--extra", "all"),
+        job="-r pyproject.toml --extra all",
+        plain=f"{UV} -r pyproject.toml --extra all",
+        expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
+    ),
+    "groups that include groups": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = []\n[dependency-groups]\ntest = ["delta", '
+            '{include-group = "more"}]\nmore = ["beta"]\n'
+        },
+        words=("-r", "pyproject.toml", "--group", "test"),
+        job="-r pyproject.toml --group test",
+        plain=f"{UV} -r pyproject.toml --group test",
+        expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
+    ),
+    "a group beside a requirements file": Case(
+        files={
+            "app/requirements.txt": "delta\n",
+            "app/pyproject.toml": '[dependency-groups]\ndev = ["beta"]\n',
+        },
+        words=("--source", "app", "--group", "dev"),
+        job="-r app/requirements.txt --group app/pyproject.toml:dev",
+        plain=f"{UV} -r app/requirements.txt --group app/pyproject.toml:dev",
+        expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
+    ),
+    "a source that is a folder": Case(
+        files={
+            "app/pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n',
+            **below("lib", project_of("delta", "99.1", "alpha<1.5")),
+        },
+        words=("-r", "app/pyproject.toml"),
+        job="-r app/pyproject.toml",
+        plain=f"{UV} -r app/pyproject.toml",
+        expected={"delta": "99.1", "alpha": "1.0"},
+    ),
+    "a project with a source, as code": Case(
+        files={
+            "app/train.py": "",
+            **below("app", project_of("mine", "1.0", "delta")),
+            "app/pyproject.toml": f"{HEAD}dependencies = ['delta']\n[tool.uv]\n"
+            'constraint-dependencies = ["alpha==1.0"]\n[tool.uv.sources]\ndelta = {path = "../lib", editable = true}\n'
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            **below("lib", project_of("delta", "99.1", "alpha")),
+        },
+        words=("--source", "app", "--entry-point", "train.py"),
+        job="./app",
+        plain=f"{UV} --project app ./app",
+        expected={"mine": "1.0", "delta": "99.1", "alpha": "1.0"},
+    ),
+    "a workspace": Case(
+        files=WORKSPACE,
+        words=("-r", "packages/app/pyproject.toml"),
+        job="-r packages/app/pyproject.toml",
+        plain=f"{UV} -r packages/app/pyproject.toml",
+        expected={"shared-part": "4.0", "alpha": "1.5", "delta": "1.0"},
+    ),
+    "overrides and constraints": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["beta", "gamma"]\n[tool.uv]\n'
+            'override-dependencies = ["alpha==2.0"]\nconstraint-dependencies = ["beta<2"]\n'
+        },
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        plain=f"{UV} --project . -r pyproject.toml",
+        expected={"beta": "1.0", "gamma": "1.0", "alpha": "2.0"},
+    ),
+    "an index of its own, for one package": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["delta", "private-part"]\n[[tool.uv.index]]\nname = "inside"\n'
+            'url = "PRIVATE"\nexplicit = true\n[tool.uv.sources]\nprivate-part = {index = "inside"}\n'
+        },
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        plain=f"{UV} -r pyproject.toml",
+        expected={"delta": "1.0", "private-part": "3.0"},
+    ),
+    "torch from an index of another build": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["torch>=2.4", "gamma"]\n[[tool.uv.index]]\nname = "cu128"\n'
+            'url = "http://127.0.0.1:9/simple"\nexplicit = true\n[tool.uv.sources]\ntorch = {index = "cu128"}\n'
+        },
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        expected={"gamma": "1.0", "alpha": "2.0"},
+        said="the source of torch is not used: this image has its own",
+    ),
+    "uv.lock": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["beta", "only-windows; sys_platform == \'win32\'"]\n'
+            '[project.optional-dependencies]\nfast = ["delta"]\n'
+        },
+        before=("uv lock --default-index INDEX",),
+        words=("-r", "uv.lock", "--extra", "fast"),
+        job="-r uv.lock --extra fast",
+        plain="uv export --quiet --frozen --no-emit-project --extra fast > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
+    ),
+    "uv.lock with a folder": Case(
+        files={
+            "app/pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\ndelta = {{path = "../lib"}}\n',
+            "lib/pyproject.toml": '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+            "lib/backend.py": project_of("delta", "99.1", "alpha")["backend.py"],
+        },
+        before=("uv lock --default-index INDEX --project app",),
+        words=("-r", "app/uv.lock"),
+        job="-r app/uv.lock",
+        plain="cd app && uv export -q --frozen --no-emit-project > r.txt && " + f"{UV} -r r.txt",
+        expected={"alpha": "2.0", "delta": "99.1"},
+    ),
+    "pylock.toml with markers": Case(
+        files={
+            "pyproject.toml": f"{HEAD}dependencies = [\"beta; python_version < '3.10'\", "
+            "\"alpha==1.0; python_version < '3.10'\", \"alpha==2.0; python_version >= '3.10'\", "
+            "\"only-windows; sys_platform == 'win32'\", \"delta; sys_platform != 'win32'\"]\n"
+        },
+        before=(
+            "uv lock --default-index INDEX",
+            "uv export --quiet --frozen --format pylock.toml --output-file pylock.toml --no-emit-project",
+        ),
+        words=("-r", "pylock.toml"),
+        job="-r pylock.toml",
+        plain="uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
+        expected={"alpha": "2.0", "delta": "1.0"},
+    ),
+    "a lock with another torch": Case(
+        files={
+            "pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\n'
+            '[[packages]]\nname = "torch"\nversion = "2.4.1"\n'
+            'wheels = [{url = "INDEXfile/torch-2.4.1-py3-none-any.whl", hashes = {sha256 = "'
+            f'{"0" * 64}"}}}}]\n'
+            '[[packages]]\nname = "delta"\nversion = "1.0"\n'
+            'wheels = [{url = "INDEX../file/delta-1.0-py3-none-any.whl", hashes = {sha256 = "HASH"}}]\n'
+        },
+        words=("-r", "pylock.toml"),
+        job="-r pylock.toml",
+        expected={"delta": "1.0"},
+        said="torch==2.4.1 is not installed: this image keeps torch 2.13.0+cpu",
+    ),
+    "a lock with companions of another torch": Case(
+        files={
+            "pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\n'
+            '[[packages]]\nname = "torch"\nversion = "2.11.0+cu128"\nindex = "https://download.pytorch.org/whl/cu128"\n'
+            'wheels = [{url = "INDEXfile/torch-2.11.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
+            f'{"0" * 64}"}}}}]\n'
+            '[[packages]]\nname = "torchvision"\nversion = "0.26.0+cu128"\n'
+            'index = "https://download.pytorch.org/whl/cu128"\n'
+            'wheels = [{url = "INDEXfile/torchvision-0.26.0%2Bcu128-py3-none-any.whl", hashes = {sha256 = "'
+            f'{"0" * 64}"}}}}]\n'
+        },
+        words=("-r", "pylock.toml"),
+        job="-r pylock.toml",
+        expected={"torchvision": "0.28.0"},
+        said="torchvision==0.26.0+cu128 goes with another torch: the release for torch 2.13.0+cpu is taken",
+    ),
+    "companions of another torch in a file": Case(
+        files={"requirements.txt": "torch==2.4.1\ntorchvision==0.19.1\ngamma\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        expected={"torchvision": "0.28.0", "gamma": "1.0", "alpha": "2.0"},
+        said="torchvision==0.19.1 goes with another torch",
+    ),
+    "companions of another torch in a project": Case(
+        files={"pyproject.toml": f'{HEAD}dependencies = ["torch==2.4.1", "torchvision==0.19.1"]\n'},
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        expected={"torchvision": "0.28.0"},
+        said="torchvision==0.19.1 goes with another torch",
+    ),
+    "a script": Case(
+        files={"train.py": SCRIPT},
+        words=("-r", "train.py"),
+        job="-r train.py",
+        plain=f"{UV} -r train.py",
+        expected={"beta": "1.0", "gamma": "1.0", "alpha": "1.0"},
+    ),
+    "a script with its lock": Case(
+        files={
+            "train.py": '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n# [tool.uv.sources]\n'
+            '# delta = {path = "lib"}\n# ///\n',
+            **below("lib", project_of("delta", "99.1", "alpha")),
+            "lib/pyproject.toml": '[project]\nname = "delta"\nversion = "99.1"\ndependencies = ["alpha"]\n'
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        },
+        before=("uv lock --default-index INDEX --script train.py",),
+        words=("-r", "train.py"),
+        job="-r train.py",
+        expected={"alpha": "2.0", "delta": "99.1"},
+    ),
+    "a script with sources and without a lock": Case(
+        files={
+            "train.py": '# /// script\n# requires-python = ">=3.9"\n# dependencies = ["delta"]\n# [tool.uv.sources]\n'
+            '# delta = {path = "lib"}\n# ///\n',
+        },
+        words=("-r", "train.py"),
+        job="-r train.py",
+        refused="`uv lock --script ",
+    ),
+    "Poetry with a uv.lock": Case(
+        files={
+            "pyproject.toml": '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\n'
+            'dependencies = ["beta"]\n[tool.poetry]\npackages = []\n'
+            '[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n'
+        },
+        before=("uv lock --default-index INDEX",),
+        words=("-r", "uv.lock"),
+        job="-r uv.lock",
+        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        expected={"alpha": "1.5", "beta": "1.0"},
+    ),
+    "Poetry alone": Case(
+        files={"poetry.lock": ""},
+        words=("-r", "poetry.lock"),
+        job="-r poetry.lock",
+        refused="poetry export -o requirements.txt",
+    ),
+    "conda": Case(
+        files={"environment.yml": "dependencies: [python=3.11]\n"},
+        words=("-r", "environment.yml"),
+        job="-r environment.yml",
+        refused="conda run -n NAME python -m pip list --format=freeze",
+    ),
+    "a src layout, built by its own backend": Case(
+        files={
+            "app/src/mine/__init__.py": "",
+            "app/train.py": "",
+            **below("app", project_of("mine", "2.5", "beta")),
+        },
+        words=("--source", "app", "--entry-point", "train.py"),
+        job="./app",
+        plain=f"{UV} ./app",
+        expected={"mine": "2.5", "alpha": "1.5", "beta": "1.0"},
+    ),
+    "an editable folder": Case(
+        files={"requirements.txt": "-e ./lib\n", **below("lib", project_of("delta", "99.1", "alpha"))},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"delta": "99.1", "alpha": "2.0"},
+    ),
+    "a file with hashes": Case(
+        files={"requirements.txt": "delta==1.0 --hash=sha256:HASH\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"delta": "1.0"},
+    ),
+    "another Python": Case(
+        files={"pyproject.toml": HEAD.replace("3.9", "3.13") + 'dependencies = ["delta"]\n'},
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        refused="requires-python is >=3.13, and this image has Python 3.11",
+    ),
+    "what asks for another torch": Case(
+        files={"pyproject.toml": f'{HEAD}dependencies = ["vision-of-torch<1"]\n'},
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        plain=f"{UV} -r pyproject.toml",
+        refused="vision-of-torch",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[Index]:
+    files = dict(wheel_of(name, version, "", *requires) for name, version, *requires in WHEELS)
+    with serving(Index(files)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def private() -> Iterator[Index]:
+    with serving(Index(dict([wheel_of("private_part", "3.0", "")]), password="of-the-house")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def written(case: Case, folder: Path, index: Index, private: Index) -> None:
+    digest = hashlib.sha256(index.files["delta-1.0-py3-none-any.whl"]).hexdigest()
+    for name, text in case.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("INDEX", index.simple).replace("PRIVATE", private.simple).replace("HASH", digest))
+    for command in case.before:
+        words = command.replace("INDEX", index.simple).split()[1:]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+        subprocess.run((find_uv_bin(), *words, "--python", sys.executable), cwd=folder, env=plain, check=True)
+
+
+def extend(
+    image: BuiltByCommand, folder: Path, settings: Mapping[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
+    """Call `extend` until the lock is written, with no settings of this machine."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    command = (sys.executable, str(ROOT / "build.py"), "extend", "--root", str(ROOT), "--base", image.reference)
+    return subprocess.run(
+        (*command, "--tag", "trainworks-test/project:1", "--until", "render", "--format", "json", *words),
+        cwd=folder,
+        env={**plain, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_project_is_the_same_at_both_doors_and_for_uv(
+    docker_image: BuiltByCommand, index: Index, private: Index, cache: Path, tmp_path: Path, name: str
+) -> None:
+    case, folder = CASES[name], tmp_path / "work"
+    folder.mkdir()
+    written(case, folder, index, private)
+    login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
+    settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, **login}
+
+    # The job comes first: it copies the folder.
+    variables = {
+        **settings,
+        "UV_DEFAULT_INDEX": index.simple,
+        "FOLDER": case.folder,
+        "LISTING": LISTING,
+        "PLAIN": case.plain,
+        "WORDS": case.job,
+    }
+    shared = [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
+    words = ("docker", "run", "--rm", "--network", "host", "--volume", f"{folder}:/work:ro", *shared)
+    job = subprocess.run(
+        (*words, docker_image.reference, "sh", "-c", JOB), capture_output=True, text=True, check=False, timeout=300
+    )
+    said = job.stdout + job.stderr
+    before, *answers = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in said else None
+
+    extended = extend(docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words)
+    if case.refused:
+        assert (job.returncode != 0, case.refused in said) == (True, True), said
+        assert (extended.returncode != 0, case.refused in extended.stderr) == (True, True), extended.stderr
+        assert plain is None
+        return
+    assert job.returncode == 0, said
+    assert extended.returncode == 0, extended.stderr
+    assert case.said in said
+    assert case.said in extended.stderr
+    locked = dict(each.split("==") for each in json.loads(extended.stdout)["requirements"])
+    installed = {key: value for key, value in answers[-1].items() if before.get(key) != value}
+    assert (locked, installed) == (case.expected, case.expected)
+    if case.plain:
+        assert plain is not None, said
+        found = {row["name"]: row.get("version") for row in plain if row["action"] == "installed"}
+        assert {key: case.expected[key] if value is None else value for key, value in found.items()} == case.expected
+
+
+def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, cache: Path, tmp_path: Path) -> None:
+    files = [wheel_of(name, "1.0", "") for name in ("first", "second", "third")]
+    with serving(Index(dict(files))) as server:
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+
+        def locked(text: str) -> tuple[dict[str, str], str]:
+            (tmp_path / "requirements.txt").write_text(text)
+            done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
+            assert done.returncode == 0, done.stderr
+            return dict(each.split("==") for each in json.loads(done.stdout)["requirements"]), done.stderr
+
+        assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
+        server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
+        server.files |= dict([wheel_of("needs", "1.0", "", "second>=2")])
+        found, said = locked("first\nsecond\nthird\n")
+        assert found == {"first": "1.0", "second": "1.0", "third": "2.0"}
+        assert "the lock moves" not in said
+        # What the new line needs moves, with a line; the rest stays.
+        found, said = locked("first\nsecond\nneeds\n")
+        assert found == {"first": "1.0", "second": "2.0", "needs": "1.0"}
+        assert "second: the lock moves from 1.0 to 2.0" in said
+        assert "first: the lock" not in said
+        (lock,) = tmp_path.glob("*.locked.txt")
+        lock.unlink()
+        assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
+
+
+def test_what_imports_torch_to_be_built_is_named_and_built(
+    docker_image: BuiltByCommand, cache: Path, tmp_path: Path
+) -> None:
+    files = project_of("kernels", "1.0")
+    files["backend.py"] = f"import torch\n{files['backend.py']}"
+    for name, text in below("kernels", files).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "requirements.txt").write_text("./kernels\n")
+    with serving(Index({})) as server:
+        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+        done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
+        assert done.returncode != 0
+        assert "No module named 'torch'" in done.stderr
+        assert "--no-build-isolation kernels" in done.stderr
+        done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt", "--no-build-isolation", "kernels")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["requirements"] == ["kernels==1.0"]
