@@ -418,7 +418,7 @@ def test_a_file_that_a_process_has_mapped_or_open_stays(tmp_path: Path) -> None:
         found = shared_memory.clean_up(before, str(tmp_path))
     mapped.close()
     assert found is not None
-    assert found.count == 1
+    assert found.number == 1
     assert not found.removed, "this directory is not a container's /dev/shm"
     later = shared_memory.clean_up(before, str(tmp_path), until=1.0)
     assert later is None, "files of ranks that run now"
