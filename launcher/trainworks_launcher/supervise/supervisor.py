@@ -34,7 +34,7 @@ from trainworks_launcher.supervise.children.guard import Guard
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
-from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
+from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop

@@ -44,6 +44,11 @@ from typing import Any, Callable, Mapping, NamedTuple, Protocol
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.outcome.outcome import Outcome, Suspect
 
+HOLD, NO_MORE_TIME = "hold", "no_more_time"
+"""Kinds of messages about a stop. ``hold``: a rank has ended badly in it, so each host holds its starter
+(``children.held``). ``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every
+host does."""
+
 
 class Events(NamedTuple):
     """What a role tells the supervisor.
