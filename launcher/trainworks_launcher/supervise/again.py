@@ -107,7 +107,8 @@ class Tries:
             files = state_of(self._checkpoints) if self._checkpoints else 0
             return files, written_at(self._heartbeat) if self._heartbeat else 0
 
-        return in_time(look, (None, None))
+        unknown: State = (None, None)
+        return in_time(look, unknown)
 
     def count(self, outcome: Outcome, began: float) -> str:
         """Another try begins. Returns the line that says so.
