@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -116,3 +117,37 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
             assert settings[name].startswith(f"{value:g} |"), name
     numbers = {int(number) for status in statuses for number in re.findall(r"\d+", status)}
     assert numbers == {0} | {value for name, value in vars(names).items() if name.startswith("EXIT_")}
+
+
+# ---------------------------------------------------------------------------------------------- the launcher's seconds
+WAITS = ("contract/names.py", "contract/looking.py", "given/patience.py", "programs/guard.py", "programs/rank.py")
+"""Modules outside of ``supervise`` whose seconds it waits by."""
+
+
+def seconds_in(file: Path) -> dict[str, str]:
+    """Return the constants in seconds at the top of a module -> the value; ``""`` for one that is computed."""
+    found: dict[str, str] = {}
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        names_ = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        for name in names_:
+            if name.endswith("_SECONDS") and isinstance(statement, ast.Assign):
+                literal = isinstance(statement.value, (ast.Constant, ast.Tuple))
+                found[name] = ast.unparse(statement.value) if literal else ""
+    return found
+
+
+def test_the_page_on_timing_has_a_row_for_each_constant_in_seconds(root: Path) -> None:
+    launcher = root / "launcher/trainworks_launcher"
+    files = [*sorted((launcher / "supervise").rglob("*.py")), *(launcher / name for name in WAITS)]
+    defined = {
+        f"`{file.relative_to(launcher)}` `{name}`": value for file in files for name, value in seconds_in(file).items()
+    }
+    page = (root / "docs/timing.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0]: row[1] for row in rows}
+    assert len(told) == len(rows)
+    assert told.keys() == defined.keys(), "a new constant needs a row: what it decides, and what a slow machine does"
+    assert {name: told[name] for name, value in defined.items() if value} == {
+        name: value for name, value in defined.items() if value
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -366,6 +367,56 @@ def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(t
     assert "try 1 from" not in leader.text + worker.text
 
 
+@contextlib.contextmanager
+def silent_file_system(place: Path) -> Iterator[None]:
+    """A file system over a directory whose server answers nothing, not even that it is there (fuse(4))."""
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"NOT TESTED: no FUSE here: {error}")
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        if libc.mount(b"silent", os.fsencode(place), b"fuse", 0, options):
+            pytest.skip(f"NOT TESTED: no FUSE here: {os.strerror(ctypes.get_errno())}")
+        yield
+    finally:
+        os.close(server)  # who waits for it gets an error, and goes on
+        libc.umount2(os.fsencode(place), 2)  # MNT_DETACH
+
+
+def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: Path) -> None:
+    """It dies under the checkpoints and the heartbeat file; then a rank fails, and later a stop signal comes."""
+    script = SCRIPT + 'while not (shared / "now").exists(): time.sleep(0.05)\nraise ValueError(host)\n'
+    variables = shared(tmp_path / "shared")
+    place = tmp_path / "shared" / "checkpoints"
+    variables["TRAINWORKS_HEARTBEAT_FILE"] = str(place / "beat")
+    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    with both[0] as leader, both[1] as worker:
+        for each in (leader, worker):
+            each.read_until("try 0 from")
+        with silent_file_system(place):
+            (tmp_path / "shared" / "now").touch()
+            for each in (leader, worker):
+                each.read_until("the file system does not answer; this host waits for it")
+            worker.process.send_signal(signal.SIGTERM)
+            assert leader.wait() == worker.wait() == 143, leader.text + worker.text
+    assert "lost host" not in leader.text + worker.text
+    assert "try 1 from" not in leader.text + worker.text
+
+
+def test_a_job_ends_whose_output_is_on_a_file_system_that_died(tmp_path: Path) -> None:
+    script = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('now'): time.sleep(0.05)\n1 / 0\n"
+    write_inputs(tmp_path, script, {}, {})
+    with Launcher(tmp_path) as made:
+        made.read_until("ready")
+        with silent_file_system(tmp_path / "output"):
+            (tmp_path / "code" / "now").touch()
+            assert made.wait() == 1, made.text
+    assert f"cannot write below {tmp_path}/output: the file system does not answer" in made.text
+    assert "ZeroDivisionError" in made.text
+
+
 # --------------------------------------------------------------------------------------------------------- /dev/shm
 OWN_MEMORY = (
     *("unshare", "--fork", "--pid", "--mount", "--ipc", "--mount-proc", "--kill-child"),
@@ -418,7 +469,7 @@ def test_a_file_that_a_process_has_mapped_or_open_stays(tmp_path: Path) -> None:
         found = shared_memory.clean_up(before, str(tmp_path))
     mapped.close()
     assert found is not None
-    assert found.count == 1
+    assert found.number == 1
     assert not found.removed, "this directory is not a container's /dev/shm"
     later = shared_memory.clean_up(before, str(tmp_path), until=1.0)
     assert later is None, "files of ranks that run now"

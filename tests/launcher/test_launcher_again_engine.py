@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from launcher_network import PREFIX, Host, Network, as_host, engine_manifest, job_on, network_of
-from launcher_support import write_manifest
+from launcher_network import PREFIX, Host, Network, as_host, engine_manifest, job_on, need, network_of
+from launcher_support import Launcher, write_inputs, write_manifest
+from test_launcher_again import OWN_MEMORY
 from test_launcher_mpirun_engine import DIALECTS, mpirun
 
 from trainworks_launcher.contract.values import Json
@@ -149,3 +152,38 @@ def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, die
     for name in network.hosts:
         (begun,) = [line for line in said.splitlines() if line.endswith(f" on {name}") and "try 1 begins" in line]
         assert int(begun.split()[-3]) >= 3, begun
+
+
+LEAVES = """
+import mmap, os, signal, time
+again = os.environ.get("TRAINWORKS_RESTART_COUNT", "0")
+if again == "0":
+    with open("/dev/shm/left", "w+b") as opened:  # as NCCL does
+        opened.write(bytes(1 << 20))
+        opened.flush()
+        mapped = mmap.mmap(opened.fileno(), 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+deadline = time.monotonic() + 60
+while os.path.exists("/dev/shm/left") and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("try", again, "finds", os.listdir("/dev/shm"), flush=True)
+"""
+
+
+def test_shared_memory_is_cleaned_up_after_a_restart_of_torchruns_own() -> None:
+    need("torchrun")
+    base = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    try:
+        asked: dict[str, Json] = {
+            "sagemaker_torch_distributed_enabled": "true",
+            "sagemaker_torch_distributed_max_restarts": "1",
+        }
+        write_inputs(base, LEAVES, asked, {})
+        manifest = engine_manifest(base)
+        variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest), "TMPDIR": "/var/tmp"}
+        with Launcher(base, variables=variables, prefix=(*OWN_MEMORY, "shm")) as made:
+            assert made.wait() == 0, made.text
+    finally:
+        shutil.rmtree(base)
+    assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in made.text
+    assert "try 1 finds ['before']" in made.text

@@ -10,6 +10,8 @@ import select
 import shutil
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from launcher_support import LAUNCHER, TIME_OUT, Launcher, pids_with_variable, w
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.children import agents, output
+from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.outcome.starters import mpirun_reason
 
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
@@ -250,3 +254,36 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
         with Launcher(tmp_path, "check", variables=variables) as made:
             made.wait()
         assert f"the launchers of this job talk on port 7999 of one, {said}\n" in made.text
+
+
+# ------------------------------------------------------------------------------------------------ a daemon that is lost
+def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(tmp_path: Path) -> None:
+    """The starts of a daemon leave other processes behind; one of these may fail while the daemon comes up."""
+    told: list[str] = []
+    alive = [True]
+    shown = output.Output()
+    started: list[Child] = []
+
+    def start(argv: Sequence[str]) -> Child:
+        started.append(Child(argv, {"PATH": os.environ["PATH"]}, str(tmp_path), shown, b""))
+        return started[-1]
+
+    daemons = agents.Daemons(
+        start,
+        has_ranks=lambda: False,
+        may_start_ranks=lambda: alive[0],
+        tell=lambda kind, **fields: told.append(f"{kind} {fields['status']} {fields['certain']}"),
+    )
+    daemons.start(LEADER, {"line": "exit 0"})
+    deadline = time.monotonic() + TIME_OUT
+    while daemons.pids and time.monotonic() < deadline:
+        os.waitid(os.P_PID, started[0].pid, os.WEXITED | os.WNOWAIT)
+        daemons.reap()
+    daemons.orphans_ended([3])
+    daemons.orphans_ended([0])
+    assert told == [], "the daemon, or what it has started, still runs"
+    alive[0] = False
+    daemons.orphans_ended([])
+    daemons.orphans_ended([])
+    shown.close()
+    assert told == [f"{agents.LOST} 3 False"]

@@ -102,9 +102,13 @@ class Tries:
 
     def _state(self) -> State:
         """Return what changes with a newer checkpoint or step; None for what does not answer in time."""
-        files = in_time(lambda: state_of(self._checkpoints), None) if self._checkpoints else 0
-        beat = in_time(lambda: written_at(self._heartbeat), None) if self._heartbeat else 0
-        return files, beat
+
+        def look() -> State:
+            files = state_of(self._checkpoints) if self._checkpoints else 0
+            return files, written_at(self._heartbeat) if self._heartbeat else 0
+
+        unknown: State = (None, None)
+        return in_time(look, unknown)
 
     def count(self, outcome: Outcome, began: float) -> str:
         """Another try begins. Returns the line that says so.

@@ -17,19 +17,21 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.children.held import Held, have_left_the_script
-from trainworks_launcher.supervise.children.ranks import Rank
 from trainworks_launcher.supervise.children.running import Running
-from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
+from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.verdict.verdict import Verdict, name_of_program
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.children.ranks import Rank
 
 _LOOK_SECONDS = 0.5
 """Between looks whether the ranks of held starters have left their script. Decides nothing but how soon they end."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
-from trainworks_launcher.contract.looking import LOOK_SECONDS, Look
+from trainworks_launcher.contract.looking import LOOK_SECONDS, Look, in_time
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.stop_signals import PASSED_ON, STOP_SIGNALS, handled
 from trainworks_launcher.contract.values import Json
@@ -34,7 +34,7 @@ from trainworks_launcher.supervise.children.guard import Guard
 from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
-from trainworks_launcher.supervise.control.messages import HOLD, NO_MORE_TIME
+from trainworks_launcher.supervise.control import HOLD, NO_MORE_TIME
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -104,7 +104,7 @@ def _try(
         inherited = {name: value for name, value in environment.variables.items() if name not in plan.left_out}
         own_ranks = bool(plan.ranks_by) and plan.shell is None
         runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks)
-        made = () if refusal is not None else places.make(environment.places, environment.home)
+        made = () if refusal is not None else _make_places(environment, tries)
         written = output.Output()
     except RefusalError as refused:
         runtime.remove()
@@ -115,6 +115,16 @@ def _try(
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
     return _Supervisor(plan, environment, refusal, runtime, written, made, tries).run(stopped)
+
+
+def _make_places(environment: Environment, tries: Tries) -> tuple[str, ...]:
+    """Make the directories of the job; they are there already for another try, whose file system may be dead.
+
+    Raises RefusalError if the first try cannot have them.
+    """
+    if not tries.restarts:
+        return places.make(environment.places, environment.home)
+    return in_time(lambda: places.make(environment.places, environment.home), ())
 
 
 class _Supervisor:
@@ -219,7 +229,8 @@ class _Supervisor:
     # ------------------------------------------------------------------------------------------------- the run itself
     def run(self, stopped: Sequence[int]) -> Outcome | None:
         """Everything, in order, and cleaned up whatever happens."""
-        outcome_files.clear(self._base)
+        if not self._tries.restarts:  # before another try nothing was written
+            outcome_files.clear(self._base)
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)

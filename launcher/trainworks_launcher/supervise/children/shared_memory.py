@@ -30,15 +30,15 @@ class Key(NamedTuple):
 
 
 class Leftovers(NamedTuple):
-    """What a clean-up has found. count, size: files, and their bytes. removed: whether they were removed."""
+    """What a clean-up has found. number, size: of files, and their bytes. removed: whether they were removed."""
 
-    count: int
+    number: int
     size: int
     removed: bool
 
     def __str__(self) -> str:
         """Return a line for the log."""
-        what = f"{self.count} file(s), {self.size / (1 << 20):.0f} MiB, in {PLACE}"
+        what = f"{self.number} file(s), {self.size / (1 << 20):.0f} MiB, in {PLACE}"
         if self.removed:
             return f"removed what dead ranks left: {what}"
         return f"dead ranks have left {what}; other jobs may use it too, so it stays"

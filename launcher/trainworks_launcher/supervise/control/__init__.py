@@ -45,6 +45,11 @@ from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.outcome.evidence import Suspect
 from trainworks_launcher.supervise.outcome.outcome import Outcome
 
+HOLD, NO_MORE_TIME = "hold", "no_more_time"
+"""Kinds of messages about a stop. ``hold``: a rank has ended badly in it, so each host holds its starter
+(``children.held``). ``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every
+host does."""
+
 
 class Events(NamedTuple):
     """What a role tells the supervisor.

@@ -9,13 +9,12 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, text
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Events
+from trainworks_launcher.supervise.control import NO_MORE_TIME, Events
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval
 from trainworks_launcher.supervise.control.door import Door
 from trainworks_launcher.supervise.control.ends import Ends
 from trainworks_launcher.supervise.control.hosts import Hosts
 from trainworks_launcher.supervise.control.messages import (
-    NO_MORE_TIME,
     Message,
     outcome_fields,
     read_outcome,

@@ -23,11 +23,6 @@ MESSAGE_LIMIT = 65536
 STRANGERS_MESSAGE_LIMIT = 4096
 """Bytes of one message before the join; an honest one has a few hundred."""
 
-HOLD, NO_MORE_TIME = "hold", "no_more_time"
-"""Kinds of messages about a stop. ``hold``: a rank has ended badly in it, so each host holds its starter
-(``children.held``). ``no_more_time``: hosts that were only told of the stop end their ranks now; with ``all`` every
-host does."""
-
 _WORDS_LIMIT = 4096  # characters of a text that is shown to people
 
 Message = Mapping[str, Json]
