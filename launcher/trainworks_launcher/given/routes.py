@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 from typing import NamedTuple, Sequence
@@ -33,8 +34,8 @@ def look_at_network(platform: platforms.Description, own_name: str, interfaces: 
     way = _way_from_leader(leader, hosts[1]) if leads else interface_that_reaches(leader, hosts[1])
     routed = "" if way == "lo" else way
     own_route = ""
-    if leads and routed and not _interface_towards(leader):
-        own_route = address_of(routed) or ""
+    if leads and routed and not _leads_here(leader):
+        own_route = address_of(routed) or address6_of(routed)
     reaching = own_address = ""
     if given and given not in interfaces:
         reaching = way
@@ -103,6 +104,19 @@ def _interface_towards(host: str) -> str:
             return "lo"
         return next((name for name in network_interfaces() if address_of(name) == address), "")
     return ""
+
+
+def _leads_here(name: str) -> bool:
+    """Return whether a name leads to an address of this host: the kernel binds no other one."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, ValueError):
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def address_of_name(name: str) -> str:

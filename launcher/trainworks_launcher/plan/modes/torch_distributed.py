@@ -187,7 +187,7 @@ def _static_rendezvous(job: Job) -> list[Reason]:
     and that name need not resolve.
     """
     alone = len(job.placement.distribution_hosts) == 1
-    address = names.LOOPBACK if alone else _store_address(job)
+    address = names.LOOPBACK if alone else job.placement.leader_address
     rank = 0 if alone else job.placement.host_rank
     if alone:
         address_why = "one host talks to itself: its own name need not resolve"
@@ -202,18 +202,6 @@ def _static_rendezvous(job: Job) -> list[Reason]:
         Reason("--master-port", port_why, words=(f"--master-port={job.network.master_port}",)),
         Reason("--node-rank", node_why, Origin.PLATFORM, (f"--node-rank={rank}",)),
     ]
-
-
-def _store_address(job: Job) -> str:
-    """Return where this host's torchrun looks for rank 0's store.
-
-    The leader may not know the name by which the others know it: then it takes its own address.
-    """
-    leads = job.placement.host == job.placement.leader
-    own_route = job.environment.devices.own_route
-    if leads and own_route:
-        return own_route
-    return job.placement.leader_address
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
