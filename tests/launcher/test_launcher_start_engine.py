@@ -41,13 +41,23 @@ def drop(network: Network, host: str, *rule: str, target: str = "DROP", chain: s
 
 
 def train(
-    network: Network, folder: Path, host: str, *, program: Sequence[str] = TRAIN, words: Sequence[str] = (), **told: str
+    network: Network,
+    folder: Path,
+    host: str,
+    *,
+    program: Sequence[str] = TRAIN,
+    words: Sequence[str] = (),
+    user: Sequence[str] = (),
+    **told: str,
 ) -> Host:
-    """``train -- train.py`` on one of two hosts. words: options of ``train``. told: further variables."""
+    """``train -- train.py`` on one of two hosts.
+
+    words: options of ``train``. user: words that make it another user's. told: further variables.
+    """
     base = folder / host
     base.mkdir()
     told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **told}
-    prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}")
+    prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}", *user)
     return Host(base, *words, "--", "train.py", variables=told, prefix=prefix, program=program)
 
 
