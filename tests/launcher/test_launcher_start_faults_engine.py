@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from launcher_network import Host, Network, call, engine_manifest, need, network_of
-from test_launcher_start_engine import texts, train
+from test_launcher_start_engine import program, texts, train
 
 pytestmark = pytest.mark.engine
 
@@ -130,6 +131,25 @@ def test_a_job_starts_all_the_same(network: Network, tmp_path: Path, fault: str,
         assert f"met 2 {name}" in host.text, texts(hosts)
         for word in ("data path", "still waiting", "not joined"):
             assert word not in host.text, texts(hosts)
+
+
+@pytest.mark.parametrize("fault", ["nothing", "own name to a dead address", "own name unknown"])
+def test_a_job_that_may_restart_starts_all_the_same(network: Network, tmp_path: Path, fault: str) -> None:
+    """Its hosts meet by c10d, which tells the ranks where rank 0 is."""
+    STARTS[fault](network)
+    told = {host: {"TRAINWORKS_MAX_RESTARTS": "1"} for host in network.hosts}
+    with job(network, tmp_path, "torch_distributed", told) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+
+
+def test_a_store_port_that_another_program_has_ends_both_hosts(network: Network, tmp_path: Path) -> None:
+    need("ss")
+    serve = (sys.executable, "-m", "http.server", "7777", "--directory", str(tmp_path))
+    with program(network, "algo-1", *serve, until="7777"), job(network, tmp_path, "torch_distributed", {}) as hosts:
+        assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
+    for host in hosts:
+        assert "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use" in host.failure
+        assert "set MASTER_PORT to another port" in host.failure
 
 
 PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY"), f"http://{DEAD}:3128")

@@ -210,8 +210,14 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
     Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
     """
     beat = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
+    leads = job.placement.host == job.placement.leader
+    # The leader's own ranks look for rank 0 by this name: it takes its address where its name leads elsewhere.
+    own_route = job.environment.devices.own_route if leads else ""
+    endpoint = job.placement.leader_address
+    if ":" in endpoint:
+        endpoint = f"[{endpoint}]"
     settings = {
-        "is_host": int(job.placement.host == job.placement.leader),
+        "is_host": int(leads),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
         # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
@@ -228,7 +234,7 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--rdzv-endpoint",
             "the leader holds the rendezvous: without it the job ends",
             Origin.PLATFORM,
-            (f"--rdzv-endpoint={job.placement.leader_address}:{job.network.master_port}",),
+            (f"--rdzv-endpoint={endpoint}:{job.network.master_port}",),
         ),
         Reason(
             "--rdzv-conf",
@@ -240,6 +246,6 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--local-addr",
             "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
             Origin.PLATFORM,
-            (f"--local-addr={job.placement.host}",),
+            (f"--local-addr={own_route or job.placement.host}",),
         ),
     ]
