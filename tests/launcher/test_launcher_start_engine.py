@@ -145,6 +145,18 @@ def test_a_host_that_never_comes_is_named_long_before_the_limit(network: Network
         leader.read_until("still waiting for algo-2 after 20 s: nothing has come to port 7780 of algo-1")
 
 
+def test_who_has_not_come_is_named_again_where_the_job_is_stopped(network: Network, tmp_path: Path) -> None:
+    for host, words in (
+        ("algo-1", "still waiting for algo-2 after "),
+        ("algo-2", "not joined after "),
+    ):
+        with job(network, tmp_path, hosts=[host]) as (alone,):
+            alone.read_until("waiting for 1 other host" if host == "algo-1" else "joining algo-1")
+            alone.signal_process_one(signal.SIGTERM)
+            assert alone.wait() == 143, alone.text
+        assert words in alone.text
+
+
 def test_a_leader_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
     with job(network, tmp_path, hosts=["algo-2"]) as (worker,):
         worker.read_until("not joined after 20 s: algo-1 (10.77.0.1) port 7780: ")

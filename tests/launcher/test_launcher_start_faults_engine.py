@@ -204,6 +204,7 @@ NAMED: Mapping[str, tuple[Fault, str, str]] = {
     ),
     "a cable that is out": (lambda network: network.cut("algo-2"), "algo-1", "still waiting for algo-2 after 20 s"),
     "the host with that cable": (lambda network: network.cut("algo-2"), "algo-2", "eth0 has no carrier"),
+    "the leader's cable": (lambda network: network.cut("algo-1"), "algo-1", "the network interface eth0 is down"),
 }
 """Of the join, which is the same in each mode: the fault, the host whose log names it, and its words."""
 

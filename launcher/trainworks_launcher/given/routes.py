@@ -143,6 +143,11 @@ def default_route_interface() -> str:
     return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")
 
 
+def has_no_carrier(interface: str) -> bool:
+    """Return whether the kernel says that nothing is plugged in, or the other end is down (sysfs-class-net)."""
+    return bool(interface) and files.text_of(f"/sys/class/net/{interface}/carrier").strip() == "0"
+
+
 def address6_of(interface: str) -> str:
     """Return the first global IPv6 address of an interface (proc(5), net/if_inet6); ``""`` if it has none."""
     for row in map(str.split, files.text_of("/proc/net/if_inet6").splitlines()):

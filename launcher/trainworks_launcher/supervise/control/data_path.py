@@ -26,7 +26,6 @@ import socket
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.files import text_of
 from trainworks_launcher.contract.values import Json, mapping, number, text
 from trainworks_launcher.given import routes
 from trainworks_launcher.given.environment import Devices
@@ -361,7 +360,7 @@ def _problems_of(place: Place) -> list[str]:
     if not place.interface:
         return []
     named = f"the network interface {place.interface} ({place.why})"
-    if text_of(f"/sys/class/net/{place.interface}/carrier").strip() == "0":
+    if routes.has_no_carrier(place.interface):
         return [f"{named} has no carrier: nothing is plugged in, or the other end is down; name another one"]
     if not place.address:
         return [f"{named} has no address; name another one"]
