@@ -117,7 +117,8 @@ def job(
         made = []
         for host in hosts or network.hosts:
             variables = {"TRAINWORKS_IMAGE_MANIFEST": manifest, **told.get(host, {})}
-            made.append(stack.enter_context(train(network, folder, host, words=words, **variables)))
+            made.append(train(network, folder, host, words=words, **variables))
+            stack.enter_context(made[-1])
         yield made
 
 
@@ -249,10 +250,9 @@ def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(network: Netw
     told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path)), "MASTER_PORT": port}
     words = ("--mode", "torch_distributed", "--processes-per-host", "1")
     with contextlib.ExitStack() as stack:
-        hosts = [
-            stack.enter_context(train(network, tmp_path, host, words=words, user=user, **told))
-            for host in network.hosts
-        ]
+        hosts = [train(network, tmp_path, host, words=words, user=user, **told) for host in network.hosts]
+        for host in hosts:
+            stack.enter_context(host)
         status = [host.wait() for host in hosts]
     if port != "80":
         assert status == [0, 0], texts(hosts)
@@ -298,3 +298,19 @@ def test_the_address_that_open_mpi_could_not_reach_is_the_cause(network: Network
     for host in hosts:
         assert host.failure.startswith("Open MPI could not connect to 10.99.1."), host.failure
         assert "No route to host" in host.failure.partition("\n")[0]
+
+
+@pytest.mark.parametrize("mode", list(MEET))
+def test_a_clock_that_is_a_day_behind_stops_no_start(network: Network, tmp_path: Path, mode: str) -> None:
+    need("faketime")
+    (tmp_path / "train.py").write_text(MEET[mode], encoding="ascii")
+    told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path))}
+    words = ("--mode", mode, "--processes-per-host", "1") if mode != "none" else ()
+    behind = {"algo-2": ("faketime", "-f", "-1d")}
+    with contextlib.ExitStack() as stack:
+        hosts = []
+        for host in network.hosts:
+            hosts.append(train(network, tmp_path, host, words=words, user=behind.get(host, ()), **told))
+            stack.enter_context(hosts[-1])
+        assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
+    assert "the clock of algo-2 is 86" in texts(hosts), texts(hosts)
