@@ -29,7 +29,7 @@ the seconds belong to that machine and to what else it did (its load is given; a
 waits). Medians, with the smallest and the largest measurement in brackets.
 
 Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, extend.py, start.py,
-pipeline.py, restarts.py and sharding.py.
+pipeline.py, restarts.py, sharding.py and channel.py.
 """
 
 

@@ -221,12 +221,13 @@ def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: i
 
 @pytest.mark.parametrize("name", PLATFORMS["counted"].marks)
 def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
-    for value in ("2", "", "a,b", "a b"):
+    number = "32,32" if name == "NEURON_PJRT_PROCESSES_NUM_DEVICES" else "2"  # a number for each process
+    for value in (number, "", "a,b", "a b"):
         (problem,) = described({name: value}).problems
         assert "set TRAINWORKS_HOSTS=a,b" in problem.advice
     for value in ("1", "localhost"):
         assert planned({name: value}, "torch_distributed").control is None
-    assert described({name: "2", **BY_NODE}).problems == (), "who says the hosts is heard"
+    assert described({name: number, **BY_NODE}).problems == (), "who says the hosts is heard"
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

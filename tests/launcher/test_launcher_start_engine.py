@@ -41,13 +41,23 @@ def drop(network: Network, host: str, *rule: str, target: str = "DROP", chain: s
 
 
 def train(
-    network: Network, folder: Path, host: str, *, program: Sequence[str] = TRAIN, words: Sequence[str] = (), **told: str
+    network: Network,
+    folder: Path,
+    host: str,
+    *,
+    program: Sequence[str] = TRAIN,
+    words: Sequence[str] = (),
+    user: Sequence[str] = (),
+    **told: str,
 ) -> Host:
-    """``train -- train.py`` on one of two hosts. words: options of ``train``. told: further variables."""
+    """``train -- train.py`` on one of two hosts.
+
+    words: options of ``train``. user: words that make it another user's. told: further variables.
+    """
     base = folder / host
     base.mkdir()
     told = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host, **told}
-    prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}")
+    prefix = network.inside(host, *as_host(host, folder), "env", f"--chdir={folder}", *user)
     return Host(base, *words, "--", "train.py", variables=told, prefix=prefix, program=program)
 
 
@@ -133,6 +143,18 @@ def test_a_port_of_the_store_that_is_taken_is_named(network: Network, tmp_path: 
 def test_a_host_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
     with job(network, tmp_path, hosts=["algo-1"]) as (leader,):
         leader.read_until("still waiting for algo-2 after 20 s: nothing has come to port 7780 of algo-1")
+
+
+def test_who_has_not_come_is_named_again_where_the_job_is_stopped(network: Network, tmp_path: Path) -> None:
+    for host, words in (
+        ("algo-1", "still waiting for algo-2 after "),
+        ("algo-2", "not joined after "),
+    ):
+        with job(network, tmp_path, hosts=[host]) as (alone,):
+            alone.read_until("waiting for 1 other host" if host == "algo-1" else "joining algo-1")
+            alone.signal_process_one(signal.SIGTERM)
+            assert alone.wait() == 143, alone.text
+        assert words in alone.text
 
 
 def test_a_leader_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:

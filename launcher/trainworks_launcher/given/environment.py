@@ -61,8 +61,8 @@ class Devices(NamedTuple):
         shared_memory: Bytes of /dev/shm that are free; None if they cannot be known (preflight).
         own_address: What the host's own name leads to then; ``""``: nothing, or it was not looked up.
         routed: Interface that routes to the leader, in a job of several hosts; ``""``: none is known.
-        own_route: Address of this host on ``routed``, where this host is the leader and does not know the leader's
-            name; else ``""``.
+        own_route: Address of this host on ``routed``, where this host is the leader and the leader's name does not lead
+            to this host; else ``""``.
         free_port: TCP port of the loopback interface that no program has, for the ranks' store of a job of one host;
             0: it was not looked up.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 from typing import NamedTuple, Sequence
@@ -33,8 +34,8 @@ def look_at_network(platform: platforms.Description, own_name: str, interfaces: 
     way = _way_from_leader(leader, hosts[1]) if leads else interface_that_reaches(leader, hosts[1])
     routed = "" if way == "lo" else way
     own_route = ""
-    if leads and routed and not _interface_towards(leader):
-        own_route = address_of(routed) or ""
+    if leads and routed and not _leads_here(leader):
+        own_route = address_of(routed) or address6_of(routed)
     reaching = own_address = ""
     if given and given not in interfaces:
         reaching = way
@@ -105,6 +106,19 @@ def _interface_towards(host: str) -> str:
     return ""
 
 
+def _leads_here(name: str) -> bool:
+    """Return whether a name leads to an address of this host: the kernel binds no other one."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, ValueError):
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
 def address_of_name(name: str) -> str:
     """Return the IPv4 address that a name leads to, "" if it leads to none."""
     try:
@@ -127,6 +141,11 @@ def default_route_interface() -> str:
     """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
     rows = map(str.split, files.text_of("/proc/net/route").splitlines()[1:])
     return next((row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"), "")
+
+
+def has_no_carrier(interface: str) -> bool:
+    """Return whether the kernel says that nothing is plugged in, or the other end is down (sysfs-class-net)."""
+    return bool(interface) and files.text_of(f"/sys/class/net/{interface}/carrier").strip() == "0"
 
 
 def address6_of(interface: str) -> str:

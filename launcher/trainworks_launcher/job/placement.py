@@ -56,7 +56,7 @@ class Placement(NamedTuple):
         mpi_options: The user's own mpirun options.
         mpi_options_where: The setting that ``mpi_options`` come from.
         elastic: Restarts, and hosts that may be lost.
-        leader_address: Name or address by which the hosts reach the leader.
+        leader_address: Name or address by which this host reaches the leader.
         served: Whether no launcher runs on the other hosts, which serve ssh with keys that the platform mounts.
         tasks: Where the platform starts every rank: which of them this process is; else None.
         warnings: Lines to print before the start.
@@ -154,6 +154,8 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
         what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
         reader.refuse(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform")
+    # The leader's name may lead elsewhere on the leader itself: there its programs take its address.
+    own_route = environment.devices.own_route if host == part[0] else ""
     placement = Placement(
         mode=mode.name,
         hosts=hosts,
@@ -166,7 +168,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         instance_type=cluster.instance_type_of(environment.resource_config, host),
         mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
-        leader_address=environment.platform.leader_address or part[0],
+        leader_address=own_route or environment.platform.leader_address or part[0],
         served=bool(environment.platform.served),
         tasks=environment.platform.tasks,
         elastic=elastic,

@@ -95,7 +95,7 @@ def _master(job: Job) -> str:
 
 
 def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
-    """Return the other variables that tell about the job, the same on every host."""
+    """Return the other variables that tell about the job: the same on every host, but for the leader's own address."""
     environment = job.environment
     platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
     exported = {

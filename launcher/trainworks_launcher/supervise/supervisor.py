@@ -862,6 +862,8 @@ class _Supervisor:
         """Signals to this container: stops, and those that are for the ranks."""
         for number in STOP_SIGNALS:
             if number in numbers:
+                if self._role is not None:
+                    self._role.name_missing()
                 self._stopping.from_platform(number)
                 if self._role is not None:
                     self._role.stopping()

@@ -2,7 +2,7 @@
 
 The program may start the user's script itself, with the launcher in front of it. Then the script finds its place by
 that program's variables, which it gets as they are. The launcher cannot start ranks of its own here: each process would
-start all of them. Sources: Open MPI, mpirun(1), environment variables; PMI-1, PMI_SIZE; MVAPICH2,
+start all of them. Sources: Open MPI, mpirun(1), environment variables; PMI-1, PMI_SIZE; Cray ALPS, aprun(1); MVAPICH2,
 MV2_COMM_WORLD_SIZE; torchrun, Environment Variables; TensorFlow, Distributed training, TF_CONFIG.
 """
 
@@ -15,7 +15,7 @@ from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import RENDEZVOUS
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "ALPS_APP_PE", "HOROVOD_RANK")
 _TORCHRUN = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
 _TENSORFLOW = "TF_CONFIG"
 

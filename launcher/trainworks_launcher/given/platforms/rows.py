@@ -86,6 +86,9 @@ def _told_by_a_person(title: str, advice: str) -> Callable[[Given], Description]
     return describe
 
 
+_OF_EACH_PROCESS = "NEURON_PJRT_PROCESSES_NUM_DEVICES"
+"""The variable that has a number for each process, not the number of them."""
+
 _COUNTS: Mapping[str, str] = MappingProxyType(
     {
         "NHOSTS": "Grid Engine (qsub(1), ENVIRONMENTAL VARIABLES)",
@@ -101,6 +104,10 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
         "HOST_NUM": "Tencent's TI platform (documentation, environment variables)",
         "PJM_NODE": "Fujitsu's job operation software (pjsub(1), PJM_NODE)",
         "PADDLE_TRAINERS_NUM": "PaddleJob (kubeflow/training-operator, paddlepaddle/envvar.go)",
+        "MEGASCALE_NUM_SLICES": "Cloud TPU (documentation, Multislice)",
+        "TPU_PROCESS_ADDRESSES": "Cloud TPU (jax, cloud_tpu_init.py)",
+        _OF_EACH_PROCESS: "a starter of Neuron processes (AWS Neuron documentation, PJRT)",
+        "LOADL_PROCESSOR_LIST": "LoadLeveler (Using and Administering, LOADL_PROCESSOR_LIST)",
         "JAX_NUM_PROCESSES": "a starter of JAX (jax, jax.distributed.initialize)",
         "NUM_NODES": "a manifest",
         "NODE_COUNT": "a manifest",
@@ -111,7 +118,7 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
 
 def _counted(given: Given) -> Description:
     found = [name for name in _COUNTS if name in given.variables]
-    more = [name for name in found if _number(given.variables[name]) != 1]
+    more = [name for name in found if _number(name, given.variables[name]) != 1]
     if not more:
         return Description(where=found[0])
     if given.pairs or given.lists:
@@ -189,10 +196,15 @@ def _of_list(given: Given, listed: several.Listed, pair: several.Pair | None) ->
     return Description(why=why, resource_config=config_of(hosts, here), where=listed.name)
 
 
-def _number(value: str) -> int:
-    """Return the number that a variable says, or how many names it lists; 0 for nothing."""
+def _number(name: str, value: str) -> int:
+    """Return the number that a variable says, or how many hosts or processes it lists; 0 for nothing."""
     words = re.split(r"[,\s]+", value.strip()) if value.strip() else []
-    return int(words[0]) if len(words) == 1 and words[0].isdecimal() else len(words)
+    if name == _OF_EACH_PROCESS:
+        return len(words)
+    if len(words) == 1 and words[0].isdecimal():
+        return int(words[0])
+    # A host may be named once for each of its processes, with another port.
+    return len({word.rpartition(":")[0] or word for word in words})
 
 
 ROWS: Mapping[str, Callable[[Given], Description]] = MappingProxyType(

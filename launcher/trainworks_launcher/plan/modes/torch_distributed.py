@@ -187,7 +187,7 @@ def _static_rendezvous(job: Job) -> list[Reason]:
     and that name need not resolve.
     """
     alone = len(job.placement.distribution_hosts) == 1
-    address = names.LOOPBACK if alone else _store_address(job)
+    address = names.LOOPBACK if alone else job.placement.leader_address
     rank = 0 if alone else job.placement.host_rank
     if alone:
         address_why = "one host talks to itself: its own name need not resolve"
@@ -204,26 +204,20 @@ def _static_rendezvous(job: Job) -> list[Reason]:
     ]
 
 
-def _store_address(job: Job) -> str:
-    """Return where this host's torchrun looks for rank 0's store.
-
-    The leader may not know the name by which the others know it: then it takes its own address.
-    """
-    leads = job.placement.host == job.placement.leader
-    own_route = job.environment.devices.own_route
-    if leads and own_route:
-        return own_route
-    return job.placement.leader_address
-
-
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
     """Return the words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
 
     Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
     """
     beat = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
+    leads = job.placement.host == job.placement.leader
+    # The leader's own ranks look for rank 0 by this name: it takes its address where its name leads elsewhere.
+    own_route = job.environment.devices.own_route if leads else ""
+    endpoint = job.placement.leader_address
+    if ":" in endpoint:
+        endpoint = f"[{endpoint}]"
     settings = {
-        "is_host": int(job.placement.host == job.placement.leader),
+        "is_host": int(leads),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
         # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
@@ -240,7 +234,7 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--rdzv-endpoint",
             "the leader holds the rendezvous: without it the job ends",
             Origin.PLATFORM,
-            (f"--rdzv-endpoint={job.placement.leader_address}:{job.network.master_port}",),
+            (f"--rdzv-endpoint={endpoint}:{job.network.master_port}",),
         ),
         Reason(
             "--rdzv-conf",
@@ -252,6 +246,6 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--local-addr",
             "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
             Origin.PLATFORM,
-            (f"--local-addr={job.placement.host}",),
+            (f"--local-addr={own_route or job.placement.host}",),
         ),
     ]

@@ -118,6 +118,9 @@ class Role(Protocol):
     def there(self) -> tuple[Any, ...] | None:
         """Return the socket address by which a worker has reached the leader; None on the leader."""
 
+    def name_missing(self) -> None:
+        """Say in the log who has not come, while the hosts gather."""
+
     def leave(self) -> None:
         """The outcome is known and nothing runs on this host any more."""
 
@@ -165,6 +168,9 @@ class Alone:
     def there(self) -> tuple[Any, ...] | None:
         """There is no other host."""
         return None
+
+    def name_missing(self) -> None:
+        """There is no other host."""
 
     def leave(self) -> None:
         """There is no other host to take leave of."""

@@ -26,7 +26,6 @@ import socket
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.files import text_of
 from trainworks_launcher.contract.values import Json, mapping, number, text
 from trainworks_launcher.given import routes
 from trainworks_launcher.given.environment import Devices
@@ -165,11 +164,12 @@ class DataPath:
     def _offered(self, host: str, offer: Mapping[str, Json]) -> None:
         self._offers[host] = offer
         if self._shared:
-            self._share_with(host)
-            for neighbour in self._neighbours(host):
-                self._share_with(neighbour)
-            return
-        self._share()
+            ring = self._ring()
+            around = _around(ring, ring.index(host))
+            for each in (host, *around):
+                self._share_with(each, _around(ring, ring.index(each)))
+        elif self._own.may_lose_hosts or len(self._offers) == len(self._hosts):
+            self._share()
 
     def _share(self) -> None:
         """Tell all hosts their peers, once every host that the job still has has made its offer."""
@@ -181,18 +181,17 @@ class DataPath:
                 self._loop.after(_RETRY_SECONDS, self._share)
             return
         self._shared = True
-        for host in here:
-            self._share_with(host)
+        ring = self._ring()
+        for place, host in enumerate(ring):
+            self._share_with(host, _around(ring, place))
 
-    def _neighbours(self, host: str) -> list[str]:
-        """Return the hosts before and after one in the ring of those that have made an offer."""
-        ring = [each for each in self._hosts if each in self._offers]
-        place = ring.index(host)
-        around = [ring[place - 1], ring[(place + 1) % len(ring)]]
-        return [each for each in dict.fromkeys(around) if each != host]
+    def _ring(self) -> list[str]:
+        """Return the hosts that have made an offer, in the order of the job's."""
+        return [each for each in self._hosts if each in self._offers]
 
-    def _share_with(self, host: str) -> None:
-        peers: list[Json] = [self._row(each, "data") for each in self._neighbours(host)]
+    def _share_with(self, host: str, around: Sequence[str]) -> None:
+        """Tell a host of its neighbours, and of rank 0's store."""
+        peers: list[Json] = [self._row(each, "data") for each in around]
         if host != self._own.host and self._own.store is not None and len(self._listeners) > 1:
             peers.append({**self._row(self._own.host, "store"), "address": "", "port": self._own.store.port})
         if host == self._own.host:
@@ -242,6 +241,12 @@ class DataPath:
         if not self.over:
             self.over = True
             self._events.done()
+
+
+def _around(ring: Sequence[str], place: int) -> list[str]:
+    """Return the hosts before and after one in the ring, without itself."""
+    around = [ring[place - 1], ring[(place + 1) % len(ring)]]
+    return [each for each in dict.fromkeys(around) if each != ring[place]]
 
 
 class Own(NamedTuple):
@@ -355,7 +360,7 @@ def _problems_of(place: Place) -> list[str]:
     if not place.interface:
         return []
     named = f"the network interface {place.interface} ({place.why})"
-    if text_of(f"/sys/class/net/{place.interface}/carrier").strip() == "0":
+    if routes.has_no_carrier(place.interface):
         return [f"{named} has no carrier: nothing is plugged in, or the other end is down; name another one"]
     if not place.address:
         return [f"{named} has no address; name another one"]

@@ -83,7 +83,7 @@ class Leader:
         self._loop.after(limit, lambda: self._late(self._hosts.missing(), "did not join", limit))
         for seconds in _MISSING_SECONDS:
             if seconds < limit:
-                self._loop.after(seconds, self._name_missing)
+                self._loop.after(seconds, self.name_missing)
         self._loop.after(ASK_AFTER_SECONDS, self._look_for_rivals)
         self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._events.welcome()
@@ -126,6 +126,18 @@ class Leader:
     def there(self) -> tuple[Any, ...] | None:
         """The leader joins no host."""
         return None
+
+    def name_missing(self) -> None:
+        """Say which hosts have not joined, and what has come to the port in their place."""
+        missing = self._hosts.missing()
+        if not missing or self.phase is not LeaderPhase.GATHERING:
+            return
+        came = self._door.came() or "nothing has come"
+        self._events.log(
+            f"still waiting for {some(self._with_refusals(missing))} after {time.monotonic() - self._began:.0f} s:"
+            f" {came} to port {self._control.port} of {self._control.leader}; check that these hosts are"
+            " started, have the same list of hosts, and reach this port"
+        )
 
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
@@ -174,18 +186,6 @@ class Leader:
         if self._phases.take("ready"):
             self._hosts.note_ready(host)
             self._maybe_go()
-
-    def _name_missing(self) -> None:
-        """Say which hosts have not joined, and what has come to the port in their place."""
-        missing = self._hosts.missing()
-        if not missing or self.phase is not LeaderPhase.GATHERING:
-            return
-        came = self._door.came()
-        self._events.log(
-            f"still waiting for {some(self._with_refusals(missing))} after {time.monotonic() - self._began:.0f} s:"
-            f" {came or 'nothing has come'} to port {self._control.port} of {self._control.leader}; check that these"
-            " hosts are started, have the same list of hosts, and reach this port"
-        )
 
     def _look_for_rivals(self) -> None:
         missing = self._hosts.missing()

@@ -12,6 +12,7 @@ from typing import Callable, Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.given import routes
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import identity, proof
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
@@ -109,11 +110,16 @@ class Search:
         self._pause = _FIRST_PAUSE
         for seconds in _NOT_JOINED_SECONDS:
             if seconds < limit:
-                loop.after(seconds, self._tell_what_was_tried)
+                loop.after(seconds, self.tell_what_was_tried)
         if lost:
             self._again(lost)
         else:
             self._try()
+
+    def tell_what_was_tried(self) -> None:
+        """Say it in the log, unless the search is over."""
+        if self._phases.now is not SearchPhase.OVER:
+            self._reasons.tell(time.monotonic() - self._began)
 
     def end(self) -> None:
         """Look no more, and close what is not the leader's connection yet."""
@@ -148,10 +154,6 @@ class Search:
         self._tries += 1
         self._reasons.address = str(address[0])
         self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
-
-    def _tell_what_was_tried(self) -> None:
-        if self._phases.now is not SearchPhase.OVER:
-            self._reasons.tell(time.monotonic() - self._began)
 
     def _again(self, why: str) -> None:
         """A try has failed: the next one."""
@@ -290,9 +292,11 @@ class _Reasons:
         control = self._control
         name = control.address or control.leader
         where = name if self.address in ("", name) else f"{name} ({self.address})"
+        interface = routes.interface_that_reaches(self.address) if self.address else routes.default_route_interface()
+        unplugged = f"; {interface} has no carrier" if routes.has_no_carrier(interface) else ""
         self._log(
-            f"not joined after {seconds:.0f} s: {where} port {control.port}: {self.last}; check that the leader"
-            f" {control.leader} is started, that the name is right, and that the port is open"
+            f"not joined after {seconds:.0f} s: {where} port {control.port}: {self.last}{unplugged}; check that the"
+            f" leader {control.leader} is started, that the name is right, and that the port is open"
         )
 
     def text(self) -> str:

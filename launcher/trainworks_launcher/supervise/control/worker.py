@@ -103,6 +103,11 @@ class Worker:
         """Return the leader's end of the connection; None before the leader has let this host in."""
         return None if self._connection is None else self._connection.there
 
+    def name_missing(self) -> None:
+        """Say what was tried to reach the leader, and what came back."""
+        if self._search is not None:
+            self._search.tell_what_was_tried()
+
     def leave(self) -> None:
         """Say goodbye, and go when the leader goes."""
         self._phases.must("leave")
