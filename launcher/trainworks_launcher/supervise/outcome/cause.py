@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
-from trainworks_launcher.supervise.outcome.evidence import Seen, Suspect, blames_a_peer
+from trainworks_launcher.supervise.outcome.evidence import Kind, Seen, Suspect, blames_a_peer, kind_of
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLIER,
     EARLY_END,
@@ -205,6 +205,8 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
         of_memory: The kernel killed it for lack of memory.
     """
     own, died_of = said.own(), reason_of(said, returncode).died_of
+    if own is not None and own.of_sigterm:
+        return Seen(returncode, noted=exit_status(status_of(said, returncode) or 0), of_sigterm=True)
     if died_of is not None:
         return Seen(returncode, noted=1, blames=died_of.blames)
     aborted = signal_of(returncode or 0) == signal.SIGABRT
@@ -212,6 +214,8 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
     if own is None:
         return Seen(returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory)
     noted = own.exit_status if own.exit_status >= 0 else None
+    if own.message and not own.guessed:  # KeyboardInterrupt, which Python tells by SIGINT
+        noted = exit_status(-signal.SIGINT)
     said_so = returncode is not None and returncode > 0 and not signal_of(returncode)
     if noted is None and own.left and said_so:
         noted = returncode  # ``raise SystemExit(3)``: the status was seen, and the time is that of the record
@@ -219,11 +223,18 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
 
 
 def began_at(said: Said, returncode: int | None) -> float:
-    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end."""
+    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end.
+
+    One that was told to end, or that crashed in its exit handlers, has the time of its end, when that was seen.
+    """
     own, died_of = said.own(), reason_of(said, returncode).died_of
+    if own is not None and own.of_sigterm:
+        return said.ended_at
     if died_of is not None:
         return died_of.at
-    return own.at if own is not None and own.tells_an_end else said.ended_at
+    if own is None or not own.tells_an_end or kind_of(seen_of(said, returncode)) is Kind.DIED:
+        return said.ended_at
+    return own.at
 
 
 def tells_of_ray(failure: Outcome) -> bool:

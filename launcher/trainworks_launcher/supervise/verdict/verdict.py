@@ -376,11 +376,9 @@ class Verdict:
             return self._with_checkpoints(outcome)
         if outcome.kind != FAILED or not outcome.place:
             return outcome
-        ended_early = outcome.end == EARLY_END
+        names_no_rank = self.ranks is not None and outcome.rank < 0
         starter = Starter(
-            rank=outcome.rank if ended_early else -1,
-            ended_itself=self.ranks is not None and outcome.rank < 0 and not self.overdue,
-            ended_early=ended_early,
+            outcome.rank, ended_itself=names_no_rank and not self.overdue, ended_early=outcome.end == EARLY_END
         )
         first = self._first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
