@@ -40,6 +40,7 @@ class Said(NamedTuple):
         pid: Its process id; 0 if that is not known.
         ended_at: When, by the monotonic clock; 0.0 if that is not known.
         shell: It is a shell script, which may end with a status of its own.
+        python: It is a script of Python, which notes its own end unless it ends itself by ``os._exit``.
     """
 
     output: bytes
@@ -48,6 +49,7 @@ class Said(NamedTuple):
     pid: int = 0
     ended_at: float = 0.0
     shell: bool = False
+    python: bool = False
 
     def own(self) -> Record | None:
         """Return the record of the process itself: of its last program the first one, for its exit handlers follow."""
@@ -131,11 +133,11 @@ def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
 
     The ends belong together: the process ended within seconds of the exception, with no Python in between that ended
     well, and with a status that passes it on. A shell has any status, and that of an aborted program, too; another
-    process that aborts does so for a reason of its own.
+    process that aborts does so for a reason of its own, and so does a script of Python that ends by ``os._exit``.
     """
     near = first.at + _SHELL_SECONDS > said.ended_at
     went_on = any(not row.message and row.began >= first.at for row in said.records)
-    if not near or went_on:
+    if not near or went_on or said.python:
         return False
     number = signal_of(returncode or 0)
     if said.shell:
