@@ -234,7 +234,7 @@ def _frames_of(error: BaseException) -> "list[Any]":
 
 def _is_of_sigterm(frames: "list[Any]") -> bool:
     """Return whether one of these frames is that of the program's handler of SIGTERM."""
-    import _signal
+    import _signal  # type: ignore[import-not-found]
 
     handler: Any = _signal.getsignal(15)
     handler = getattr(handler, "func", handler)  # functools.partial

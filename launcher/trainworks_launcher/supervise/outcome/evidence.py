@@ -21,7 +21,8 @@ row  what a host has seen of a rank                              why it stands t
 ===  ==========================================================  =====================================================
 
 In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds the kind of one rank
-where its host is, and ``first_failure`` goes down the table where all of them are known.
+where its host is, and ``first_failure`` goes down the table where all of them are known. A host that is lost is not a
+rank: row 3 gives way to it (``control.ends``), and it gives way to nothing.
 """
 
 from __future__ import annotations
