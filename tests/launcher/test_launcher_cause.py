@@ -238,10 +238,11 @@ LATER = "time.sleep(6)\n"
 NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
 
 
+@pytest.mark.parametrize("later", [LATER, ""])
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
-def test_an_exception_that_the_program_survived_is_a_note(tmp_path: Path, end: str) -> None:
+def test_an_exception_that_the_program_survived_is_a_note(tmp_path: Path, later: str, end: str) -> None:
     """An optional import failed in a child, and was handled; NCCL's watchdog ends a rank by abort."""
-    made = run(tmp_path, LONG_AGO + LATER + end)
+    made = run(tmp_path, LONG_AGO + later + end)
     assert NOT_FOUND not in made.failure.splitlines()[0]
     assert f"before that, {NOT_FOUND}" in made.failure or NOT_FOUND in made.failure
 

@@ -83,7 +83,8 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([died(1.0, "a0", 14), died(1.0, "a1", 137)], Starter(1), "a1"),
         # SIGTERM that no starter had a reason for: on its host nothing had failed before.
         ([terminated(1.0, "a0"), died(1.2, "a1", 17)], NOBODY, "a0"),
-        ([terminated(1.0, "a0"), recorded(1.2, "a1", 9)], TORCHRUN, "a0"),
+        ([terminated(1.0, "a0", 9), terminated(1.2, "a1", 15)], TORCHRUN, "a0"),  # handlers of their own
+        ([peer(1.0, "a0"), terminated(1.2, "a1", 9)], TORCHRUN, "a0"),
         ([terminated(1.0, "a0"), peer(1.1, "b1", ended=1.3)], TORCHRUN, "a0"),
         ([peer(0.9, "a1", ended=1.3), terminated(1.0, "a0", KILL)], TORCHRUN, "a0"),
         ([peer(1.0, "a1", ended=1.1), terminated(9.0, "a0", KILL)], TORCHRUN, "a0"),  # torchrun's comes after 30 s
@@ -165,6 +166,8 @@ def test_a_rank_that_had_left_is_told_with_the_failure_that_missed_it() -> None:
         (Seen(-15, left=True), Kind.LEFT),
         (Seen(-15, noted=0, left=True), Kind.LEFT),
         (Seen(-15), Kind.TERMINATED),
+        (Seen(9, noted=9, of_sigterm=True), Kind.TERMINATED),
+        (Seen(0, noted=0, of_sigterm=True), Kind.LEFT),
         (Seen(143), Kind.TERMINATED),
         (Seen(-9), Kind.TERMINATED),
         (Seen(-9, of_memory=True), Kind.DIED),
@@ -194,14 +197,21 @@ PEERS_OWN = "while handling ValueError: label 17"
         (Record(7, 1.0, 2.0, left=True, exit_status=1, said=BROKEN), 1, Seen(1, 1, left=True, blames=True)),
         (Record(7, 1.0, 2.0, left=True), None, Seen(None, left=True)),
         (Record(7, 1.0, 2.0, left=True), 3, Seen(3, noted=3, left=True)),  # raise SystemExit(3)
-        (Record(7, 1.0, 2.0, left=True), -11, Seen(-11, left=True)),
+        (Record(7, 1.0, 2.0, "KeyboardInterrupt"), -15, Seen(-15, noted=130)),
+        (Record(7, 1.0, 2.0, "KeyError: 1", of_sigterm=True), 1, Seen(1, noted=1, of_sigterm=True)),
         (None, -6, Seen(-6)),
     ],
 )
 def test_a_record_is_what_is_known_of_a_process(record: Record | None, code: int | None, expected: Seen) -> None:
     said = Said(b"", b"", [record] if record is not None else [], 7, 9.0)
     assert seen_of(said, code) == expected
-    assert began_at(said, code) == (9.0 if record is None else 2.0)
+    assert began_at(said, code) == (9.0 if record is None or record.of_sigterm else 2.0)
+
+
+def test_a_crash_in_the_exit_handlers_has_the_time_of_the_crash() -> None:
+    said = Said(b"", b"", [Record(7, 1.0, 2.0, left=True)], 7, 9.0)
+    assert (kind_of(seen_of(said, -11)), began_at(said, -11)) == (Kind.DIED, 9.0)
+    assert (kind_of(seen_of(said, -15)), began_at(said, -15)) == (Kind.LEFT, 2.0)
 
 
 @pytest.mark.parametrize(

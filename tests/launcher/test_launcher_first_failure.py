@@ -195,3 +195,11 @@ def test_programs_that_find_each_other_themselves_are_asked_too(
     """In mode none the program of each host is the one rank of it that the launcher knows."""
     with job_of(tmp_path, script_of(end, SLOW_HANDLER), 2, mode="none") as made:
         assert_told(made, status, words, rank=None)
+
+
+@pytest.mark.parametrize("handler", ["sys.exit(7)", "raise RuntimeError('told to end')"])
+def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(tmp_path: Path, handler: str) -> None:
+    """It has a record of its own, and that is an effect: its starter had told it to end for its peer."""
+    slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
+    with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as made:
+        assert_told(made, 1, MISSED, rank=0)

@@ -1,4 +1,4 @@
-"""Hard deaths of the last rank of two hosts under mpirun, again and again: its status, host and rank on both hosts.
+"""Hard deaths of one rank of two hosts under mpirun, again and again: its status, host and rank on both hosts.
 
 Marked ``engine``. TRAINWORKS_HARD_DEATHS=40 is the whole series (about ten minutes); by default there is one death of
 each kind. Every second one is beside a load of eight processes. What it needs: see ``test_launcher_engine.py``.
@@ -22,7 +22,7 @@ from clock import assert_within, start_clock
 
 pytestmark = pytest.mark.engine
 
-COUNT = int(os.environ.get("TRAINWORKS_HARD_DEATHS", "5"))
+COUNT = int(os.environ.get("TRAINWORKS_HARD_DEATHS", "6"))
 LOAD = 8
 MEMORY = Path("/sys/fs/cgroup/memory")
 HOST_BYTES = 1 << 30
@@ -32,7 +32,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 for step in range(3):
     world.allreduce(step)
-if world.rank == world.size - 1:
+if world.rank == DYING:
     print("dies", time.monotonic(), flush=True)
     DEATH
 world.allreduce(1)
@@ -45,6 +45,7 @@ DEATHS = {
         137,
         "out of memory",
     ),
+    "terminated": ("os.kill(os.getpid(), signal.SIGTERM)", 143, "killed by SIGTERM"),
     "exit 0": ("os._exit(0)", None, "ended with exit status 0 while other ranks went on"),
     "exception": ("raise ValueError('the batch is empty')", 1, "ValueError: the batch is empty"),
 }
@@ -94,11 +95,13 @@ def memory_of(limit: int) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("number", range(COUNT))
-def test_a_hard_death_on_the_second_host(tmp_path: Path, network: Network, number: int) -> None:
+def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -> None:
     need("mpirun")
     kind = [*DEATHS][number % len(DEATHS)]
     death, status, words = DEATHS[kind]
     ranks = (4, 8)[number // len(DEATHS) % 2]
+    dying = 2 * ranks - 1 - (number // len(DEATHS)) * 5 % (2 * ranks)  # the last one first
+    host = f"algo-{1 + dying // ranks}"
     asked = {
         **json.loads(os.environ.get("X", "{}")),
         "sagemaker_mpi_enabled": "true",
@@ -108,19 +111,20 @@ def test_a_hard_death_on_the_second_host(tmp_path: Path, network: Network, numbe
     with contextlib.ExitStack() as stack:
         limit = stack.enter_context(memory_of(HOST_BYTES)) if kind == "out of memory" else ()
         stack.enter_context(load(loaded))
-        script = SCRIPT.replace("DEATH", death)
+        script = SCRIPT.replace("DEATH", death).replace("DYING", str(dying))
         manifest = engine_manifest(tmp_path)
-        prefix = {"algo-2": limit}
+        prefix = {host: limit}
         hosts = stack.enter_context(job_on(network, tmp_path, script, asked, manifest=manifest, before=prefix))
-        hosts[1].read_until("dies")
+        there = hosts[dying // ranks]
+        there.read_until("dies")
         start_clock()
         statuses = [host.wait() for host in hosts]
-        died = float(hosts[1].text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
+        died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
         took = max(host.ended for host in hosts) - died
     told = [json.loads((host.base / "output/failure.json").read_text(encoding="utf-8")) for host in hosts]
     said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
-    print(f"{kind}, {ranks} ranks, load {loaded}: {statuses} after {took:.1f} s: {told[0]['cause']}")
-    assert [(row["host"], row["rank"]) for row in told] == [("algo-2", 2 * ranks - 1)] * 2, said
+    print(f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s: {told[0]['cause']}")
+    assert [(row["host"], row["rank"]) for row in told] == [(host, dying)] * 2, said
     assert statuses[0] == statuses[1] != 0, said
     assert status in (None, statuses[0]), said
     assert words in hosts[0].failure, said

@@ -101,6 +101,19 @@ AS_WITHOUT = {
     "raises": "def f(): 1 / 0\nf()",
     "exits": "sys.exit(3)",
     "exits with a text": "sys.exit('no data')",
+    "catches an exit": "try: sys.exit(3)\nexcept SystemExit as error: kept = error\nprint(repr(kept), kept.code)",
+    "sends an exit to another process": (
+        "import copy, pickle\ntry: sys.exit('no data')\nexcept SystemExit as error: kept = error\n"
+        "print(repr(pickle.loads(pickle.dumps(kept))), repr(copy.copy(kept)))\n"
+        "print(pickle.loads(pickle.dumps(sys.exit)) is sys.exit)"
+    ),
+    "exits in a thread": "t = threading.Thread(target=sys.exit, args=(4,))\nt.start(); t.join(); print('on')",
+    "exits with an object": "class C:\n    def __str__(self): return 'bad lr'\nsys.exit(C())",
+    "exits with an exit of its own": "class E(SystemExit): pass\nraise E(5)",
+    "exits in a handler of SIGTERM": (
+        "signal.signal(15, lambda *_: sys.exit(6))\nos.kill(os.getpid(), 15)\ntime.sleep(9)"
+    ),
+    "exits, and has something to do at exit": "import atexit\natexit.register(print, 'later')\nsys.exit('no data')",
     "ends hard": "print('said', flush=True)\nos._exit(5)",
     "aborts": "faulthandler.enable()\nos.abort()",
     "is interrupted": "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)",
@@ -155,7 +168,7 @@ def test_a_script_behaves_as_without_the_hooks(tmp_path: Path, name: str, runtim
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
     hooked = {
         "PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"),
-        names.PYTHON_HOOKS_VARIABLE: "stacks exit end",
+        names.PYTHON_HOOKS_VARIABLE: "stacks exit end leave",
         names.RUNTIME_DIRECTORY_VARIABLE: str(tmp_path / runtime),
     }
     for options in ((), ("-O",)):

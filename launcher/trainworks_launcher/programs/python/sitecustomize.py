@@ -35,6 +35,8 @@ _MOST_THREADS = 64
 _MOST_TEXT = 4096
 """Characters of a text that ``sys.exit`` was told, and of an exception's first, brief record."""
 
+_OF_SIGTERM = ', "of_sigterm": true'
+
 _GLOO_THREAD = "pt_gloo_runloop"
 
 
@@ -130,8 +132,10 @@ def _note_the_end() -> None:
             if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
                 write(', "message": "KeyboardInterrupt"')
                 return
+            if not thread and _is_of_sigterm(_frames_of(error)):
+                more += _OF_SIGTERM
             if has_peers and not thread:  # they have missed it already, and its starter may end it before more is noted
-                write(f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true')
+                write(f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true{more}')
             if not compiled:
                 found: dict[str, Any] = {}
                 path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
@@ -151,7 +155,8 @@ def _note_the_end() -> None:
             if os.getpid() in noted:
                 return
             if told_to_exit and told_to_exit[-1][0] == os.getpid():
-                code = told_to_exit[-1][1]
+                _, code, of_sigterm = told_to_exit[-1]
+                more += _OF_SIGTERM if of_sigterm else ""
                 if isinstance(code, str):
                     more += f', "exit": 1, "said": {_quoted(code[:_MOST_TEXT])}'
                 else:
@@ -218,23 +223,48 @@ def _quoted(text: str) -> str:
     return '"' + "".join(found) + '"'
 
 
-def _watch_exits() -> "list[tuple[int, object]]":
-    """Return a list that will have what ``sys.exit`` was told, once that has ended the program.
+def _frames_of(error: BaseException) -> "list[Any]":
+    """Return the frames that an exception has left."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        found.append(trace.tb_frame)
+        trace = trace.tb_next
+    return found
+
+
+def _is_of_sigterm(frames: "list[Any]") -> bool:
+    """Return whether one of these frames is that of the program's handler of SIGTERM."""
+    import _signal  # type: ignore[import-not-found]
+
+    handler: Any = _signal.getsignal(15)
+    handler = getattr(handler, "func", handler)  # functools.partial
+    code = getattr(handler, "__code__", None)  # a method has that of its function
+    return code is not None and any(frame.f_code is code for frame in frames)
+
+
+def _watch_exits() -> "list[tuple[int, object, bool]]":
+    """Return a list that will have what ``sys.exit`` was told, and whether by a handler of SIGTERM, once that has ended
+    the program.
 
     Python calls no hook for SystemExit. But it drops the exception before anything else when that has left the program:
     then no frame is left on the main thread. An exception that the program catches is dropped below one of its frames.
     """
     import _thread
 
-    found: list[tuple[int, object]] = []
+    found: list[tuple[int, object, bool]] = []
     main = _thread.get_ident()
     original = sys.exit
 
     class Dropped:
-        __slots__ = ("code",)
+        __slots__ = ("code", "of_sigterm")
 
-        def __init__(self, code: object) -> None:
+        def __init__(self, code: object, frame: "Any") -> None:
             self.code = code
+            frames = []
+            while frame is not None:
+                frames.append(frame)
+                frame = frame.f_back
+            self.of_sigterm = _is_of_sigterm(frames)
 
         def __del__(self) -> None:
             if _thread.get_ident() != main:
@@ -242,7 +272,7 @@ def _watch_exits() -> "list[tuple[int, object]]":
             try:
                 sys._getframe(1)  # noqa: SLF001
             except ValueError:  # no frame is left
-                found.append((os.getpid(), self.code))
+                found.append((os.getpid(), self.code, self.of_sigterm))
 
         def __reduce__(self) -> "tuple[Any, ...]":
             return type(None), ()  # who sends the exception to another process sends None in its place
@@ -251,7 +281,7 @@ def _watch_exits() -> "list[tuple[int, object]]":
         try:
             original(*given)  # type: ignore[arg-type]
         except SystemExit as error:
-            error.__dict__["_trainworks_dropped"] = Dropped(error.code)
+            error.__dict__["_trainworks_dropped"] = Dropped(error.code, sys._getframe(1))  # noqa: SLF001
             raise
 
     leave.__module__, leave.__name__, leave.__qualname__, leave.__doc__ = "sys", "exit", "exit", original.__doc__

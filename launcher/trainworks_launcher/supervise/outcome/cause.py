@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
-from trainworks_launcher.supervise.outcome.evidence import Seen, Suspect, blames_a_peer
+from trainworks_launcher.supervise.outcome.evidence import Kind, Seen, Suspect, blames_a_peer, kind_of
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLIER,
     EARLY_END,
@@ -40,6 +40,7 @@ class Said(NamedTuple):
         pid: Its process id; 0 if that is not known.
         ended_at: When, by the monotonic clock; 0.0 if that is not known.
         shell: It is a shell script, which may end with a status of its own.
+        python: It is a script of Python, which notes its own end unless it ends itself by ``os._exit``.
     """
 
     output: bytes
@@ -48,6 +49,7 @@ class Said(NamedTuple):
     pid: int = 0
     ended_at: float = 0.0
     shell: bool = False
+    python: bool = False
 
     def own(self) -> Record | None:
         """Return the record of the process itself: of its last program the first one, for its exit handlers follow."""
@@ -131,11 +133,11 @@ def _passes_on(said: Said, first: Record, returncode: int | None) -> bool:
 
     The ends belong together: the process ended within seconds of the exception, with no Python in between that ended
     well, and with a status that passes it on. A shell has any status, and that of an aborted program, too; another
-    process that aborts does so for a reason of its own.
+    process that aborts does so for a reason of its own, and so does a script of Python that ends by ``os._exit``.
     """
     near = first.at + _SHELL_SECONDS > said.ended_at
     went_on = any(not row.message and row.began >= first.at for row in said.records)
-    if not near or went_on:
+    if not near or went_on or said.python:
         return False
     number = signal_of(returncode or 0)
     if said.shell:
@@ -205,6 +207,8 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
         of_memory: The kernel killed it for lack of memory.
     """
     own, died_of = said.own(), reason_of(said, returncode).died_of
+    if own is not None and own.of_sigterm:
+        return Seen(returncode, noted=exit_status(status_of(said, returncode) or 0), of_sigterm=True)
     if died_of is not None:
         return Seen(returncode, noted=1, blames=died_of.blames)
     aborted = signal_of(returncode or 0) == signal.SIGABRT
@@ -212,6 +216,8 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
     if own is None:
         return Seen(returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory)
     noted = own.exit_status if own.exit_status >= 0 else None
+    if own.message and not own.guessed:  # KeyboardInterrupt, which Python tells by SIGINT
+        noted = exit_status(-signal.SIGINT)
     said_so = returncode is not None and returncode > 0 and not signal_of(returncode)
     if noted is None and own.left and said_so:
         noted = returncode  # ``raise SystemExit(3)``: the status was seen, and the time is that of the record
@@ -219,11 +225,18 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
 
 
 def began_at(said: Said, returncode: int | None) -> float:
-    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end."""
+    """Return when the trouble of a process began: by the record of what it died of, or of its leaving; else its end.
+
+    One that was told to end, or that crashed in its exit handlers, has the time of its end, when that was seen.
+    """
     own, died_of = said.own(), reason_of(said, returncode).died_of
+    if own is not None and own.of_sigterm:
+        return said.ended_at
     if died_of is not None:
         return died_of.at
-    return own.at if own is not None and own.tells_an_end else said.ended_at
+    if own is None or not own.tells_an_end or kind_of(seen_of(said, returncode)) is Kind.DIED:
+        return said.ended_at
+    return own.at
 
 
 def tells_of_ray(failure: Outcome) -> bool:

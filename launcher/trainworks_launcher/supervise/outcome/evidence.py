@@ -7,8 +7,8 @@ row  what a host has seen of a rank                              why it stands t
      other process, or the status that ``sys.exit`` was told
 1    DIED: it ended by itself, with a status or a signal that    The kernel tells of it. With a record or without: the
      no starter sends, and noted nothing                         one that came first counts.
-1    TERMINATED, and no rank had failed before: SIGTERM or       No starter had a reason yet: somebody else sent it.
-     SIGKILL ended it, and it noted nothing                      So it is a failure like the others of this row.
+1    TERMINATED, and no rank had failed before: SIGTERM, the     No starter had a reason yet: somebody else sent it.
+     program's own handler of that, or SIGKILL ended it          So it is a failure like the others of this row.
 1    UNSEEN, and its starter names it: its status was taken      The end is the host's own observation; the starter
      before this host could look                                 adds the status. Only older kernels have this row.
 2    LEFT: its program came to its end, or ended with status 0,  The others missed it. It counts only where a failure
@@ -21,7 +21,8 @@ row  what a host has seen of a rank                              why it stands t
 ===  ==========================================================  =====================================================
 
 In one row the earliest counts, by its own record's time wherever there is one. ``kind_of`` finds the kind of one rank
-where its host is, and ``first_failure`` goes down the table where all of them are known.
+where its host is, and ``first_failure`` goes down the table where all of them are known. A host that is lost is not a
+rank: row 3 gives way to it (``control.ends``), and it gives way to nothing.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Seen(NamedTuple):
         left: Its record says that it had left its program.
         blames: What it died of is about another process.
         of_memory: The kernel killed it for lack of memory.
+        of_sigterm: Its own handler of SIGTERM ended it.
     """
 
     returncode: int | None = None
@@ -63,6 +65,7 @@ class Seen(NamedTuple):
     left: bool = False
     blames: bool = False
     of_memory: bool = False
+    of_sigterm: bool = False
 
 
 class Suspect(NamedTuple):
@@ -120,6 +123,8 @@ parameter odls_base_sigkill_timeout."""
 
 def kind_of(seen: Seen) -> Kind | None:
     """Return the kind of evidence that one rank is; None if nothing says that it failed or ended."""
+    if seen.of_sigterm and seen.noted:
+        return Kind.TERMINATED
     if seen.blames:
         return Kind.PEER
     if seen.noted is not None:
@@ -181,7 +186,7 @@ def _was_told(ended: Suspect, failures: Sequence[Suspect], starter: Starter) -> 
         failures: What its starter may have had a reason in.
         starter: What is known from the starter.
     """
-    by_sigterm = ended.outcome.status == exit_status(-signal.SIGTERM)
+    by_sigterm = ended.outcome.status != exit_status(-signal.SIGKILL)
     if by_sigterm and (starter.ended_itself or starter.ended_early):
         return True
     patience = 0.0 if by_sigterm else starter.kill_seconds

@@ -43,6 +43,7 @@ class Record(NamedTuple):
         left: It had left its program, and its exit handlers followed.
         exit_status: What ``sys.exit`` was told, as the status of the process; -1: nothing that is known.
         said: The text that ``sys.exit`` was told; ``""`` for none.
+        of_sigterm: It is of the program's own handler of SIGTERM: somebody had told the process to end.
         brief: The whole record follows, unless its process is ended before.
     """
 
@@ -59,6 +60,7 @@ class Record(NamedTuple):
     left: bool = False
     exit_status: int = -1
     said: str = ""
+    of_sigterm: bool = False
     brief: bool = False
 
     @property
@@ -129,6 +131,7 @@ def read(data: bytes) -> list[Record]:
                 rank=rank if isinstance(rank, int) else -1,
                 guessed=row.get("guessed") is True,
                 left=row.get("left") is True,
+                of_sigterm=row.get("of_sigterm") is True,
                 brief=row.get("brief") is True,
                 exit_status=status & 0xFF if isinstance(status, int) else -1,
                 **{name: printable(text(row.get(name))) for name in _TEXTS},

@@ -298,8 +298,7 @@ class Verdict:
         from trainworks_launcher.supervise.outcome.cause import Said
 
         errors = tail.errors() if self.ranks is None and self._plan.processes == 1 else b""
-        shell = what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS
-        said = Said(tail.read(), errors, self._records(), pid, time.monotonic(), shell)
+        said = Said(tail.read(), errors, self._records(), pid, time.monotonic(), _is_shell(what), _is_python(what))
         lost = self.lost_daemon(tail)
         cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
         if not cause and not self._plan.ranks_by and code > 0:  # the program may have called a mpirun of its own
@@ -318,7 +317,9 @@ class Verdict:
         of_it = [row for row in of_it if row.at >= rank.began]
         if not any(row.pid == rank.pid and not row.thread for row in of_it):  # it has left none, but maybe torch has
             of_it += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
-        return Said(rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, what.endswith(".sh"))
+        what = what or name_of_program(self._plan)
+        shell, python = _is_shell(what), _is_python(what)
+        return Said(rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, shell, python)
 
     def _records(self) -> list[Record]:
         """Return how the Pythons of this host ended, as they have noted it."""
@@ -377,11 +378,9 @@ class Verdict:
             return self._with_checkpoints(outcome)
         if outcome.kind != FAILED or not outcome.place:
             return outcome
-        ended_early = outcome.end == EARLY_END
+        names_no_rank = self.ranks is not None and outcome.rank < 0
         starter = Starter(
-            rank=outcome.rank if ended_early else -1,
-            ended_itself=self.ranks is not None and outcome.rank < 0 and not self.overdue,
-            ended_early=ended_early,
+            outcome.rank, ended_itself=names_no_rank and not self.overdue, ended_early=outcome.end == EARLY_END
         )
         first = self._first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
@@ -450,6 +449,16 @@ class Verdict:
 
 
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
+
+
+def _is_shell(what: str) -> bool:
+    """Return whether a program is a shell or a script of one."""
+    return what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS
+
+
+def _is_python(what: str) -> bool:
+    """Return whether a program is a script of Python."""
+    return what.endswith(".py")
 
 
 def _full_memory(code: int | None) -> str:
