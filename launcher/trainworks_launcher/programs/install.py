@@ -44,6 +44,8 @@ from pip._vendor.packaging.version import Version  # type: ignore[import-not-fou
 # Those of contract/names.py: this file imports nothing of ours.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 _MANIFEST_VARIABLE, _MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
+_CONSTRAINTS = "constraints.txt"
+"""Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
 _IMPORT_SECONDS = 300
 _PIP_TIMEOUT, _PIP_RETRIES = 15, 5  # pip's defaults: uv has its own
 _CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
@@ -693,12 +695,21 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
         "UV_INDEX_STRATEGY": "unsafe-best-match" if pip.extra_index_urls else "",
     }
     control = pip.format_control
-    values = {"no-binary": control.no_binary, "only-binary": control.only_binary, "constraint": pip.constraints}
+    constraints = _without_the_images(pip.constraints)
+    values = {"no-binary": control.no_binary, "only-binary": control.only_binary, "constraint": constraints}
     values.update({"target": filter(None, [pip.target_dir]), "prefix": filter(None, [pip.prefix_path])})
     options = [f"--{name}={each}" for name, several in values.items() for each in sorted(several)]
     options += ["--no-deps"] if pip.ignore_dependencies else []
     own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    own["UV_CONSTRAINT"] = " ".join(_without_the_images(own.get("UV_CONSTRAINT", "").split()))
     return {**{name: value for name, value in found.items() if value}, **own}, options
+
+
+def _without_the_images(constraints: Iterable[str]) -> list[str]:
+    """Return files of constraints without the image's own: what is installed counts, and is a constraint already."""
+    manifest = os.environ.get(_MANIFEST_VARIABLE) or _MANIFEST
+    own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, _MANIFEST)}
+    return [each for each in constraints if each not in own]
 
 
 # --------------------------------------------------------------------------------------------- the installation
@@ -1011,7 +1022,8 @@ class Task:
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
         kept.write_text("".join(rows), encoding="utf-8")
         pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *self._words, "-c", str(kept))
-        return subprocess.run(pip, check=False).returncode
+        own = " ".join(_without_the_images(os.environ.get("PIP_CONSTRAINT", "").split()))
+        return subprocess.run(pip, env={**os.environ, "PIP_CONSTRAINT": own}, check=False).returncode
 
 
 def main(arguments: Sequence[str]) -> int:
