@@ -6,8 +6,8 @@ those of ``pip install``: folders, ``-r FILE``, options that uv has too. The ima
 compiles with a component that the image lacks: later (``compiled_by``), or while it is installed (``needs``); and what
 is built with the image's packages in sight (``built_whole``).
 
-1. pip's own parser reads the files. A line of the user's own that asks for an older or another build of what is kept
-   is answered with what the image has, and printed; one that asks for a newer release is refused.
+1. The files are read: those of pip's line by line (``pip_files.py``), projects, locks and scripts by uv. What asks for
+   an older or another build of what is kept is answered with what the image has, and printed; a newer one is refused.
 2. uv gets the other lines, with what is kept as constraints and with pip's settings. It resolves and installs.
 3. What of the image lost a requirement is asked for in a second call.
 4. What must fit what is kept, or what went back, is imported once; what moved is printed.
@@ -33,21 +33,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from pip._internal.commands import create_command  # type: ignore[import-not-found, unused-ignore]
-from pip._internal.exceptions import PipError  # type: ignore[import-not-found, unused-ignore]
-from pip._internal.models.index import PyPI  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.markers import Marker  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[import-not-found, unused-ignore]
 from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
 
-# Those of contract/names.py: this file imports nothing of ours.
+# Beside this file: it runs with the user's Python, which has nothing else of ours.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pip_files  # type: ignore[import-not-found]
+
+sys.path.pop(0)
+
+# Those of contract/names.py.
 _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 _MANIFEST_VARIABLE, _MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
 _CONSTRAINTS = "constraints.txt"
 """Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
 _IMPORT_SECONDS = 300
-_PIP_TIMEOUT, _PIP_RETRIES = 15, 5  # pip's defaults: uv has its own
 _CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
 _OTHERS = {
     r".*\.ya?ml": _CONDA,
@@ -78,16 +81,8 @@ class RefusedError(Exception):
         self.problems, self.newer = problems, dict(newer or {})
 
 
-SAID: list[str] = []
-"""The lines for the log."""
-
-LEFT: list[str] = []
-"""Where indexes are named that are left out."""
-
-
 def say(text: str) -> None:
     """Print a line for the log."""
-    SAID.append(text)
     sys.stderr.write(f"trainworks: {text}\n")
     sys.stderr.flush()
 
@@ -229,57 +224,56 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
     Raises:
         RefusedError: The file, or a line of it, is another tool's, or pip cannot read it.
     """
-    from pip._internal.network.session import PipSession  # type: ignore[import-not-found, unused-ignore]
-    from pip._internal.req.req_file import (  # type: ignore[import-not-found, unused-ignore]
-        RequirementsFileParser,
-        get_line_parser,
-    )
-
     if other := next((sentence for pattern, sentence in _OTHERS.items() if re.fullmatch(pattern, file.name)), ""):
         raise RefusedError(f"{file} {other}")
     try:
-        parsed = list(RequirementsFileParser(PipSession(), get_line_parser(None)).parse(str(file), False))
+        rows = list(pip_files.read_rows(file))
     except UnicodeDecodeError as error:
         raise RefusedError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from error
-    except (PipError, OSError) as error:
+    except OSError as error:
+        raise RefusedError(f"cannot open {error.filename or file}: {error.strerror}") from error
+    except pip_files.SettingsError as error:
         raise RefusedError(str(error)) from error
-    for each in parsed:
-        place, opts = f"{each.filename} line {each.lineno}", each.opts
-        if (source := Path(each.filename)).is_file():  # the builder writes lines anew, and where they stood
-            origin = re.search(
-                r" #@ (.+)$", source.read_bytes().decode("utf-8", "replace").split("\n")[each.lineno - 1]
-            )
-            place = origin.group(1) if origin else place
-        if text := getattr(each, "requirement", None):
-            yield _requirement(place, text, each)
-            continue
-        options |= {"--prerelease=allow"} if opts.pre else set()
-        options |= {"--require-hashes"} if opts.require_hashes else set()
-        if opts.prefer_binary:
-            say(f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept")
-        options |= {f"--allow-insecure-host={host}" for host in opts.trusted_hosts or ()}
-        folders = [source.parent / link if (source.parent / link).exists() else link for link in opts.find_links or ()]
-        control = opts.format_control
-        rows = (
-            ("--index-url", filter(None, [opts.index_url])),
-            ("--extra-index-url", opts.extra_index_urls or ()),
-            ("--find-links", [str(each.absolute()) if isinstance(each, Path) else each for each in folders]),
-            ("--no-binary", sorted(control.no_binary if control else ())),
-            ("--only-binary", sorted(control.only_binary if control else ())),
-        )
-        yield from (Line(place, f"{option} {value}") for option, values in rows for value in values)
-        if opts.no_index:
-            yield Line(place, "--no-index")
+    for row in rows:
+        place = row.place or f"{row.file} line {row.number}"
+        editable = [*row.options.editable, ""][0]
+        if text := row.requirement or editable:
+            yield _requirement(place, text, row, is_editable=not row.requirement)
+        else:
+            yield from _lines_of_options(place, row, options)
 
 
-def _requirement(place: str, text: str, parsed: Any) -> Line:
+def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]:
+    """Yield a line of options as lines of uv; those that uv has on its command line only go to ``options``."""
+    given = row.options
+    options |= {"--prerelease=allow"} if given.pre else set()
+    options |= {"--require-hashes"} if given.require_hashes else set()
+    options |= {f"--allow-insecure-host={host}" for host in given.trusted_host}
+    if given.prefer_binary:
+        say(f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept")
+    yield from (Line(place, f"-r {address}") for address in given.requirement)
+    yield from (Line(place, f"-c {address}") for address in given.constraint)
+    if given.index_url:
+        yield Line(place, f"--index-url {given.index_url}")
+    yield from (Line(place, f"--extra-index-url {address}") for address in given.extra_index_url)
+    for link in given.find_links:
+        near = row.file.parent / link
+        yield Line(place, f"--find-links {near.absolute() if near.exists() else link}")
+    for option, values in (("--no-binary", given.no_binary), ("--only-binary", given.only_binary)):
+        names = sorted({name for value in values for name in value.split(",")})
+        yield from (Line(place, f"{option} {name}") for name in names)
+    if given.no_index:
+        yield Line(place, "--no-index")
+
+
+def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
     if re.match(r"[\w.-]+=[^=]", text):
         raise RefusedError(f"{place}: {text} {_CONDA}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
-    if parsed.opts.config_settings:
-        raise RefusedError(f"{place}: --config-settings is not handed to builds: name the address of a wheel")
+    if row.options.config_settings or row.options.global_option:
+        raise RefusedError(f"{place}: options of a build are not handed to it: name the address of a wheel")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
         from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
@@ -294,15 +288,10 @@ def _requirement(place: str, text: str, parsed: Any) -> Line:
         fitting = [str(tag) for tag in HERE.tags()]
         if wanted and set(map(str, tags)).isdisjoint(fitting):
             raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
-    if not parsed.is_editable:
+    if not is_editable:
         text = _with_private_copy(text)
-    hashes = [f" --hash={kind}:{value}" for kind, values in (parsed.opts.hashes or {}).items() for value in values]
-    return Line(
-        place,
-        ("-e " if parsed.is_editable else "") + text + "".join(hashes),
-        wanted,
-        bool(parsed.constraint),
-    )
+    hashes = "".join(f" --hash={each}" for each in row.options.hash)
+    return Line(place, f"{'-e ' if is_editable else ''}{text}{hashes}", wanted, row.constraint)
 
 
 _FOLDER = re.compile(r"(?P<before>[\w.-]+(?:\[[^\]]*\])?\s*@\s*)?(?:file://)?(?P<path>[^\s;\[#]*/[^\s;\[#]*|\.{1,2})")
@@ -420,7 +409,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Installation) -> I
     for several in rows.values():
         row = several[0] if len(several) == 1 else next(filter(_is_for_us, several), several[0])
         index = str(row.get("index", "")).rstrip("/")
-        if index and index not in indexes and index != PyPI.simple_url.rstrip("/"):
+        if index and index not in indexes and not pip_files.is_default(index):
             indexes.add(index)
             yield Line(str(file), f"--extra-index-url {index}")
         text = _text_of_row(row, file.parent)
@@ -555,6 +544,7 @@ class Answer:
         freed: Companions of which a project asks for a version that goes with another framework: uv takes any.
         said: Lines for the log: what is not installed as it was asked for.
         lines: What uv gets.
+        left: Where indexes are named that are left out.
     """
 
     def __init__(self, manifest: Mapping[str, Any], reading: Reading) -> None:
@@ -564,6 +554,7 @@ class Answer:
         protected, companions = manifest.get("protected", {}), manifest.get("companions", {})
         self.kept = {name: there[name].version if name in there else version for name, version in protected.items()}
         self.excluded, self.said, self.lines = set(_LEFT_OUT), [], list(reading.lines)
+        self.left: list[str] = []
         refused, newer = [], {}
         needs = [(owner, each) for owner in self.kept if owner in there for each in needs_of(there[owner])]
         for line in lines:
@@ -644,7 +635,7 @@ class Answer:
         if option in _SOURCES and host and address.startswith(host.group()) and address.rstrip("/") != own:
             say(f"{line.place}: {address} is not needed: it has another build than this image")
             self.lines.remove(line)
-            LEFT.append(line.place)
+            self.left.append(line.place)
 
 
 def _holds(wanted: Any, version: str) -> bool:
@@ -652,25 +643,33 @@ def _holds(wanted: Any, version: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------- pip's settings, for uv
+def settings_of_pip() -> Any:
+    """Return what ``pip install`` would use. Raises RefusedError."""
+    try:
+        return pip_files.read_settings()
+    except pip_files.SettingsError as error:
+        raise RefusedError(str(error)) from error
+
+
 def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     """Return what pip would use as variables and options of uv; what may have a password is in a file of this folder.
 
     Args:
-        pip: The options of ``pip install`` without words: its files and ``PIP_*``, as pip itself merges them.
+        pip: pip's settings.
         folder: A private one.
     """
-    has_keyring = getattr(pip, "keyring_provider", "") != "disabled" and shutil.which("keyring")
+    has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
     rows: dict[str, object] = {
         "keyring-provider": "subprocess" if has_keyring else "disabled",
         "find-links": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in pip.find_links],
         "allow-insecure-host": pip.trusted_hosts,
         "no-build-isolation": not pip.build_isolation,
-        "no-index": bool(pip.no_index),
+        "no-index": pip.no_index,
         **({"prerelease": "allow"} if pip.pre else {}),
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows.items())
     text += "".join(f"\n[[index]]\nurl = {json.dumps(each)}\n" for each in pip.extra_index_urls)
-    if pip.index_url != PyPI.simple_url:
+    if pip.index_url:
         text += f"\n[[index]]\nurl = {json.dumps(pip.index_url)}\ndefault = true\n"
     # uv's place for a system's settings: those of a project count, too, and come first.
     file = folder / "settings" / "uv" / "uv.toml"
@@ -685,21 +684,24 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
         "UV_SYSTEM_CERTS": "1",
         "SSL_CERT_FILE": bundle,
         "SSL_CLIENT_CERT": pip.client_cert,
-        "UV_HTTP_TIMEOUT": str(math.ceil(pip.timeout)) if pip.timeout != _PIP_TIMEOUT else "",
-        "UV_HTTP_RETRIES": str(pip.retries) if pip.retries != _PIP_RETRIES else "",
+        "UV_HTTP_TIMEOUT": str(math.ceil(float(pip.timeout))) if pip.timeout else "",
+        "UV_HTTP_RETRIES": pip.retries,
         "HTTP_PROXY": pip.proxy,
         "HTTPS_PROXY": pip.proxy,
         "UV_CACHE_DIR": "" if os.access(str(Path.home()), os.W_OK) else str(folder / "cache"),
-        "UV_BREAK_SYSTEM_PACKAGES": "1" if getattr(pip, "override_externally_managed", None) else "",
+        "UV_BREAK_SYSTEM_PACKAGES": "1" if pip.break_system_packages else "",
         # With several indexes pip asks all; with one only, uv says more of what is wrong with it.
         "UV_INDEX_STRATEGY": "unsafe-best-match" if pip.extra_index_urls else "",
     }
-    control = pip.format_control
-    constraints = _without_the_images(pip.constraints)
-    values = {"no-binary": control.no_binary, "only-binary": control.only_binary, "constraint": constraints}
-    values.update({"target": filter(None, [pip.target_dir]), "prefix": filter(None, [pip.prefix_path])})
+    values: dict[str, Iterable[str]] = {
+        "no-binary": pip.no_binary,
+        "only-binary": pip.only_binary,
+        "constraint": _without_the_images(pip.constraints),
+        "target": filter(None, [pip.target]),
+        "prefix": filter(None, [pip.prefix]),
+    }
     options = [f"--{name}={each}" for name, several in values.items() for each in sorted(several)]
-    options += ["--no-deps"] if pip.ignore_dependencies else []
+    options += ["--no-deps"] if pip.no_deps else []
     own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
     own["UV_CONSTRAINT"] = " ".join(_without_the_images(own.get("UV_CONSTRAINT", "").split()))
     return {**{name: value for name, value in found.items() if value}, **own}, options
@@ -735,7 +737,7 @@ class Installation:
         self.before, self._lacking = versions(), losing()
         self._uv, self.folder = uv, folder
         self.pinned: set[str] = set()
-        self.pip = create_command("install").parse_args([])[0]
+        self.pip = settings_of_pip()
         variables, more = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
         self.options = more
@@ -810,7 +812,7 @@ class Installation:
                 return status
             for line in dead:
                 say(f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does")
-                LEFT.append(line.place)
+                answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
 
     def _refuse_compiled(self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]) -> None:
@@ -917,8 +919,7 @@ def modules_of(name: str) -> list[str]:
 def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
     """Import what was compiled against what the image keeps; raise RefusedError where that fails."""
     before, after, index = installation.before, versions(), manifest.get("wheel_index", "")
-    pip = installation.pip
-    has_source = pip.index_url != PyPI.simple_url or pip.extra_index_urls or pip.find_links or pip.no_index
+    has_source = installation.pip.names_a_source
     for name, framework in manifest.get("companions", {}).items():
         module = name.replace("-", "_")
         error = HERE.import_error((module,)) if after.get(name) != before.get(name) else ""

@@ -161,8 +161,8 @@ class Session:
         """Return what changes if what an older lock has stays as it is where it can; ``None`` if that does not go."""
         if not self.before:
             return None
-        there = {canonicalize_name(row.name): row.version for row in self.base.distributions}
-        pins: dict[str, str] = {**there, **self.before}
+        there: dict[str, str] = {canonicalize_name(row.name): row.version for row in self.base.distributions}
+        pins = {**there, **self.before}
         found = self.resolver.preferred(pins, words, given, self.base.kept)
         limits = [f"{name}=={version}" for name, version in found.items() if name in self.before]
         log, more = self.resolver.log, ("-c", self.resolver.file("before.txt", limits))
@@ -233,7 +233,7 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
     def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
         folder = resolver.folder / f"supply-{next(counted)}"
         folder.mkdir(mode=0o700)
-        variables, _ = installer.for_uv(installer.create_command("install").parse_args([])[0], folder)
+        variables, _ = installer.for_uv(installer.settings_of_pip(), folder)
         own = {**os.environ, **variables}
         words = (*options, "-r", resolver.file("requires.txt", list(requires)))
         changes = resolver.changes(Environment(folder / "environment"), words, own)
@@ -316,7 +316,7 @@ def resolve(
         for source, wheel in zip(order.sources, built, strict=True)
         if source.origin == PROJECT_SOURCE
     ]
-    lock = _lock_of(session, order, built, installer.LEFT)
+    lock = _lock_of(session, order, built, task.answer.left)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
     lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins)
     now = dict(lock.locked)
@@ -370,9 +370,7 @@ def gather(
         path for path in _own_files(order.wanted, folder) if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
     if missing:
-        variables, options = session.installer.for_uv(
-            session.installer.create_command("install").parse_args([])[0], resolver.folder
-        )
+        variables, options = session.installer.for_uv(session.installer.settings_of_pip(), resolver.folder)
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
         options += [f"--allow-insecure-host={host}" for host in trusted]
@@ -494,7 +492,7 @@ def _resolved(
 ) -> Resolved:
     files = list(fetched)
     wheels = [session.wheel_of(each) for each in files]
-    pip, _ = session.installer.create_command("install").parse_args([])
+    pip = session.installer.settings_of_pip()
     folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
     own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders and each.sha256]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}
