@@ -298,7 +298,7 @@ CASES = {
         ),
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
-        plain="uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
+        plain="UV_CONSTRAINT= uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
         expected={"alpha": "2.0", "delta": "1.0"},
     ),
     "a lock with another torch": Case(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_launcher.programs import pip_files
+from trainworks_launcher.programs.installing import pip_files
 
 ORACLE = """
 import json, sys

@@ -118,6 +118,7 @@ class Session:
     installer: Any
     environment: Environment
     forbidden: tuple[str, ...] = ()
+    said: list[str] = field(default_factory=list)
     fetched: dict[str, Fetched] = field(default_factory=dict)
     folders: dict[Path, WheelSource] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +127,14 @@ class Session:
     def words(self) -> tuple[str, ...]:
         """What names the base's Python for uv."""
         return self.resolver.words
+
+    def say(self, text: str) -> None:
+        """Keep a line for the log."""
+        self.said.append(text)
+
+    def uv(self) -> str:
+        """Return the path of uv."""
+        return find_uv_bin()
 
     def distributions(self) -> Iterable[metadata.Distribution]:
         """Return what the base would have now."""
@@ -214,15 +223,13 @@ class Session:
         return [self.wheel_of(each) for each in self.fetched.values()]
 
 
-def load_installer(program: Path, say: Any) -> Any:
-    """Return the launcher's installer as a module of its own; its lines go to ``say``."""
+def load_installer(program: Path) -> Any:
+    """Return the launcher's installer as a module of its own."""
     specification = importlib.util.spec_from_file_location("trainworks_installer", program)
     if specification is None or specification.loader is None:
         raise LockError(f"{program} cannot be loaded")
     module: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    module.say = say
-    module.find_uv = find_uv_bin
     return module
 
 
@@ -277,7 +284,7 @@ def resolve(
         BuildError: The wheel of a source cannot be built.
     """
     said: list[str] = []
-    session = _session(base, resolver, workshop, program, said.append, forbidden)
+    session = _session(base, resolver, workshop, program, said, forbidden)
     installer = session.installer
     folder = resolver.folder / "inputs"
     session.before = {} if order.wanted.hashed else {name: version for name, version, _ in PIN.findall(before.pins)}
@@ -348,7 +355,7 @@ def gather(
         LockError: An index does not have a file any more, or another one in its place.
         BuildError: The wheel of a source cannot be built.
     """
-    session = _session(base, resolver, workshop, program, lambda _line: None)
+    session = _session(base, resolver, workshop, program, [])
     built = [workshop.wheel_of(source) for source in order.sources]
     found: list[Fetched] = []
     missing: dict[str, str] = {}
@@ -398,14 +405,14 @@ def _session(
     resolver: Resolver,
     workshop: Workshop,
     program: Path,
-    say: Any,
+    said: list[str],
     forbidden: tuple[str, ...] = (),
 ) -> Session:
     environment = Environment(resolver.folder / "base")
     environment.describe(base)
-    installer = load_installer(program, say)
-    session = Session(base, resolver, workshop, installer, environment, forbidden)
-    installer.HERE = session
+    installer = load_installer(program)
+    session = Session(base, resolver, workshop, installer, environment, forbidden, said=said)
+    installer.use(session)
     resolver.learn = session.learn
     workshop.supply = supply_of(resolver, workshop, installer)
     return session
