@@ -330,6 +330,7 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
         ("Pipfile", "", "is pipenv's: `pipenv requirements > requirements.txt`"),
         ("poetry.lock", "", "is Poetry's: `poetry export"),
         ("requirements.txt", "plain --config-settings a=b", "line 1: options of a build are not handed to it"),
+        ("requirements.txt", "plain\n--config-settings=a=b", "line 2: options of a build are not handed to it"),
         ("requirements.txt", "--require-hashes\nplain", "all requirements must"),
     ],
 )

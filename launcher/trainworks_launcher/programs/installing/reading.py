@@ -80,6 +80,8 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
         raise RefusedError(str(error)) from error
     for row in rows:
         place = row.place or f"{row.file} line {row.number}"
+        if row.options.config_settings or row.options.global_option:
+            raise RefusedError(f"{place}: options of a build are not handed to it: name the address of a wheel")
         editable = [*row.options.editable, ""][0]
         if text := row.requirement or editable:
             yield _requirement(place, text, row, is_editable=not row.requirement)
@@ -116,8 +118,6 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
-    if row.options.config_settings or row.options.global_option:
-        raise RefusedError(f"{place}: options of a build are not handed to it: name the address of a wheel")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
         from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
