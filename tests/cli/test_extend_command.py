@@ -329,12 +329,13 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     file = tmp_path / "requirements.txt"
     assert wanted.lines == [
         f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
+        f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",  # pip installs what a file of constraints includes
         f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
         f"--pre  #@ {file} line 4",
         f"six==1    --hash=sha256:00  #@ {file} line 5",
         f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
     ]
-    assert wanted.constraints == ["scipy<1.14", "numpy<2"]
+    assert wanted.constraints == ["numpy<2"]
     assert (wanted.variables, wanted.hashed) == ({"TOKEN"}, True)
 
 

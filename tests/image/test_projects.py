@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -297,7 +298,7 @@ CASES = {
         ),
         words=("-r", "pylock.toml"),
         job="-r pylock.toml",
-        plain="uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
+        plain="UV_CONSTRAINT= uv pip install -q --dry-run --output-format json --python /opt/venv -r pylock.toml",
         expected={"alpha": "2.0", "delta": "1.0"},
     ),
     "a lock with another torch": Case(
@@ -577,3 +578,33 @@ def test_what_imports_torch_to_be_built_is_named_and_built(
         done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt", "--no-build-isolation", "kernels")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["requirements"] == ["kernels==1.0"]
+
+
+FROM_OURS = """\
+FROM {base}
+RUN pip install --no-cache-dir --index-url {index} torch==2.0.0 > /tmp/pip.txt 2>&1; echo $? > /tmp/pip.status
+RUN uv pip install --default-index {index} torch==2.0.0 > /tmp/uv.txt 2>&1; echo $? > /tmp/uv.status
+RUN pip install --no-cache-dir --index-url {index} gamma && uv pip install --default-index {index} beta
+RUN PIP_CONSTRAINT= pip install --dry-run --report /tmp/lifted.json --index-url {index} torch==2.0.0
+"""
+
+
+def test_a_dockerfile_on_ours_keeps_torch_or_fails(docker_image: BuiltByCommand, index: Index, tmp_path: Path) -> None:
+    index.files |= dict([wheel_of("torch", "2.0.0", "raise ImportError('another torch')\n")])
+    (tmp_path / "Dockerfile").write_text(FROM_OURS.format(base=docker_image.reference, index=index.simple))
+    tag = f"trainworks-test/from-ours:{uuid.uuid4().hex[:12]}"
+    words = ("docker", "build", "--quiet", "--network", "host", "--tag", tag, str(tmp_path))
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        read = "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt; head -c 300 lifted.json"
+        said = docker_image.engine.run(tag, ("sh", "-c", read), timeout=120).output
+        listed = docker_image.engine.run(tag, ("python", "-c", LISTING), timeout=120).output
+    finally:
+        docker_image.engine.remove(tag)
+    assert said.startswith("1\n")
+    assert "The user requested (constraint) torch==2.13.0+cpu" in said
+    assert "\n1\n" in said
+    assert "you require torch==2.0.0 and torch==2.13.0+cpu" in said
+    found = json.loads(listed.splitlines()[-1])
+    assert (found["torch"], found["gamma"], found["beta"]) == ("2.13.0+cpu", "1.0", "1.0")

@@ -212,6 +212,22 @@ def test_a_version_that_an_image_built_on_ours_installed_is_kept(tmp_path: Path,
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "modern": "1.0"}
 
 
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
+    tmp_path: Path, wheels: Path, *, has_uv: bool
+) -> None:
+    """An image built on ours has another torch, and the variables of the image below."""
+    image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.15.0"})
+    if not has_uv:
+        (image.base / "venv/bin/uv").unlink()
+    (image.base / "constraints.txt").write_text("torch==2.13.0+cpu\n")
+    (image.base / "mine.txt").write_text("symbols<2\n")
+    both = f"{image.base / 'constraints.txt'} {image.base / 'mine.txt'}"
+    made = image.run("vision\nsymbols\n", PIP_CONSTRAINT=both, UV_CONSTRAINT=both)
+    assert made.status == 0, made.text
+    assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2", "symbols": "1.0"}
+
+
 # ------------------------------------------------------------------------------------------------ direct contradictions
 @pytest.mark.parametrize(
     ("requirements", "said"),
@@ -313,6 +329,9 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
         ("environment.yml", "", "is conda's: `conda run -n NAME python -m pip list --format=freeze"),
         ("Pipfile", "", "is pipenv's: `pipenv requirements > requirements.txt`"),
         ("poetry.lock", "", "is Poetry's: `poetry export"),
+        ("requirements.txt", "plain --config-settings a=b", "line 1: options of a build are not handed to it"),
+        ("requirements.txt", "plain\n--config-settings=a=b", "line 2: options of a build are not handed to it"),
+        ("requirements.txt", "--require-hashes\nplain", "all requirements must"),
     ],
 )
 def test_files_of_other_tools_are_refused_with_what_converts_them(

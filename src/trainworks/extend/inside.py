@@ -101,6 +101,7 @@ class Uv:
         self._environment = {
             **os.environ,
             "UV_CACHE_DIR": str(folder / "cache"),
+            "UV_CONSTRAINT": "",  # a base's: all that is installed is pinned already
             "UV_NO_CONFIG": "1",
             "UV_NO_INSTALLER_METADATA": "1",
             "UV_NO_PROGRESS": "1",

@@ -118,6 +118,7 @@ class Session:
     installer: Any
     environment: Environment
     forbidden: tuple[str, ...] = ()
+    said: list[str] = field(default_factory=list)
     fetched: dict[str, Fetched] = field(default_factory=dict)
     folders: dict[Path, WheelSource] = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +127,14 @@ class Session:
     def words(self) -> tuple[str, ...]:
         """What names the base's Python for uv."""
         return self.resolver.words
+
+    def say(self, text: str) -> None:
+        """Keep a line for the log."""
+        self.said.append(text)
+
+    def uv(self) -> str:
+        """Return the path of uv."""
+        return find_uv_bin()
 
     def distributions(self) -> Iterable[metadata.Distribution]:
         """Return what the base would have now."""
@@ -161,8 +170,8 @@ class Session:
         """Return what changes if what an older lock has stays as it is where it can; ``None`` if that does not go."""
         if not self.before:
             return None
-        there = {canonicalize_name(row.name): row.version for row in self.base.distributions}
-        pins: dict[str, str] = {**there, **self.before}
+        there: dict[str, str] = {canonicalize_name(row.name): row.version for row in self.base.distributions}
+        pins = {**there, **self.before}
         found = self.resolver.preferred(pins, words, given, self.base.kept)
         limits = [f"{name}=={version}" for name, version in found.items() if name in self.before]
         log, more = self.resolver.log, ("-c", self.resolver.file("before.txt", limits))
@@ -214,15 +223,13 @@ class Session:
         return [self.wheel_of(each) for each in self.fetched.values()]
 
 
-def load_installer(program: Path, say: Any) -> Any:
-    """Return the launcher's installer as a module of its own; its lines go to ``say``."""
+def load_installer(program: Path) -> Any:
+    """Return the launcher's installer as a module of its own."""
     specification = importlib.util.spec_from_file_location("trainworks_installer", program)
     if specification is None or specification.loader is None:
         raise LockError(f"{program} cannot be loaded")
     module: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    module.say = say
-    module.find_uv = find_uv_bin
     return module
 
 
@@ -233,7 +240,7 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
     def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
         folder = resolver.folder / f"supply-{next(counted)}"
         folder.mkdir(mode=0o700)
-        variables, _ = installer.for_uv(installer.create_command("install").parse_args([])[0], folder)
+        variables, _ = installer.for_uv(installer.settings_of_pip(), folder)
         own = {**os.environ, **variables}
         words = (*options, "-r", resolver.file("requires.txt", list(requires)))
         changes = resolver.changes(Environment(folder / "environment"), words, own)
@@ -277,7 +284,7 @@ def resolve(
         BuildError: The wheel of a source cannot be built.
     """
     said: list[str] = []
-    session = _session(base, resolver, workshop, program, said.append, forbidden)
+    session = _session(base, resolver, workshop, program, said, forbidden)
     installer = session.installer
     folder = resolver.folder / "inputs"
     session.before = {} if order.wanted.hashed else {name: version for name, version, _ in PIN.findall(before.pins)}
@@ -316,7 +323,7 @@ def resolve(
         for source, wheel in zip(order.sources, built, strict=True)
         if source.origin == PROJECT_SOURCE
     ]
-    lock = _lock_of(session, order, built, installer.LEFT)
+    lock = _lock_of(session, order, built, task.answer.left)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
     lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins)
     now = dict(lock.locked)
@@ -348,7 +355,7 @@ def gather(
         LockError: An index does not have a file any more, or another one in its place.
         BuildError: The wheel of a source cannot be built.
     """
-    session = _session(base, resolver, workshop, program, lambda _line: None)
+    session = _session(base, resolver, workshop, program, [])
     built = [workshop.wheel_of(source) for source in order.sources]
     found: list[Fetched] = []
     missing: dict[str, str] = {}
@@ -370,9 +377,7 @@ def gather(
         path for path in _own_files(order.wanted, folder) if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
     if missing:
-        variables, options = session.installer.for_uv(
-            session.installer.create_command("install").parse_args([])[0], resolver.folder
-        )
+        variables, options = session.installer.for_uv(session.installer.settings_of_pip(), resolver.folder)
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
         options += [f"--allow-insecure-host={host}" for host in trusted]
@@ -400,14 +405,14 @@ def _session(
     resolver: Resolver,
     workshop: Workshop,
     program: Path,
-    say: Any,
+    said: list[str],
     forbidden: tuple[str, ...] = (),
 ) -> Session:
     environment = Environment(resolver.folder / "base")
     environment.describe(base)
-    installer = load_installer(program, say)
-    session = Session(base, resolver, workshop, installer, environment, forbidden)
-    installer.HERE = session
+    installer = load_installer(program)
+    session = Session(base, resolver, workshop, installer, environment, forbidden, said=said)
+    installer.use(session)
     resolver.learn = session.learn
     workshop.supply = supply_of(resolver, workshop, installer)
     return session
@@ -494,7 +499,7 @@ def _resolved(
 ) -> Resolved:
     files = list(fetched)
     wheels = [session.wheel_of(each) for each in files]
-    pip, _ = session.installer.create_command("install").parse_args([])
+    pip = session.installer.settings_of_pip()
     folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
     own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders and each.sha256]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}

@@ -440,7 +440,7 @@ def _limits_in(words: Sequence[str]) -> list[str]:
 
 def _is_folder(line: str) -> bool:
     """Whether a line names a folder of this machine."""
-    found = re.search(r"(?:^|@ *)(file://[^\s;\[#]+)", line)
+    found = re.search(r"(?:^|@ *)(file:[^\s;\[#]+)", line)
     path = local_path(found.group(1)) if found else None
     return path is not None and path.is_dir()
 

@@ -226,7 +226,7 @@ def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator
         include = re.fullmatch(r"(-r|--requirement|-c|--constraint)[\s=]*(\S.*)", line)
         if include and "://" not in include[2]:
             other = file.parent / include[2].strip("\"'")
-            limits = constraint or "c" in include[1].strip("-")[:1]
+            limits = include[1].strip("-").startswith("c")
             if other.resolve() not in seen | {file.resolve()}:
                 yield from _of_text(other, seen | {file.resolve()}, constraint=limits)
         elif line:

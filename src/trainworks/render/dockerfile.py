@@ -28,7 +28,7 @@ from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLD
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.layers import WheelLayer, divided, one_layer
-from trainworks.render.manifest import render_manifest
+from trainworks.render.manifest import CONSTRAINTS, render_constraints, render_manifest
 from trainworks.render.shells import render_profile, render_sshd
 
 INPUTS_LABEL = "trainworks.inputs"
@@ -428,6 +428,7 @@ def _context_files(
 ) -> tuple[SourceFile, ...]:
     generated = {
         "image.json": render_manifest(plan),
+        CONSTRAINTS: render_constraints(plan),
         "shells/profile.sh": render_profile(plan.environment),
         "shells/sshd.conf": render_sshd(plan.environment),
     }

@@ -13,6 +13,19 @@ SCHEMA = 1
 HOSTNAME_SHIM = "hostname-shim"
 
 
+CONSTRAINTS = "constraints.txt"
+"""Beside the manifest: what pip and uv keep in an image that is built on ours."""
+
+
+def render_constraints(plan: ImagePlan) -> str:
+    """Return what the image is built around, as constraints: what it keeps in jobs, and in images built on it."""
+    head = (
+        f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
+        "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= pip install ...\n"
+    )
+    return head + "".join(f"{name}=={version}\n" for name, version in sorted(plan.protected.items()))
+
+
 def render_manifest(plan: ImagePlan) -> str:
     """Return the manifest's JSON text: target, versions, programs, what is missing, what jobs keep, instance types."""
     programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}

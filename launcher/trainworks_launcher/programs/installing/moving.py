@@ -1,0 +1,391 @@
+"""Calls of uv, one after the other: what is asked for, then what lost a requirement, then what does not work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
+
+from trainworks_launcher.programs.installing import pip_files
+from trainworks_launcher.programs.installing.answering import Answer
+from trainworks_launcher.programs.installing.environment import (
+    MANIFEST,
+    MANIFEST_VARIABLE,
+    RefusedError,
+    distributions,
+    here,
+    is_later,
+    losing,
+    normalised,
+    say,
+    versions,
+)
+from trainworks_launcher.programs.installing.reading import SOURCES, Line, read_words
+
+_CONSTRAINTS = "constraints.txt"
+"""Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
+
+
+def settings_of_pip() -> Any:
+    """Return what ``pip install`` would use. Raises RefusedError."""
+    try:
+        return pip_files.read_settings()
+    except pip_files.SettingsError as error:
+        raise RefusedError(str(error)) from error
+
+
+def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Return what pip would use as variables and options of uv; what may have a password is in a file of this folder.
+
+    Args:
+        pip: pip's settings.
+        folder: A private one.
+    """
+    has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
+    rows: dict[str, object] = {
+        "keyring-provider": "subprocess" if has_keyring else "disabled",
+        "find-links": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in pip.find_links],
+        "allow-insecure-host": pip.trusted_hosts,
+        "no-build-isolation": not pip.build_isolation,
+        "no-index": pip.no_index,
+        **({"prerelease": "allow"} if pip.pre else {}),
+    }
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows.items())
+    text += "".join(f"\n[[index]]\nurl = {json.dumps(each)}\n" for each in pip.extra_index_urls)
+    if pip.index_url:
+        text += f"\n[[index]]\nurl = {json.dumps(pip.index_url)}\ndefault = true\n"
+    # uv's place for a system's settings: those of a project count, too, and come first.
+    file = folder / "settings" / "uv" / "uv.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+    bundle = next(filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
+    found = {
+        "XDG_CONFIG_DIRS": str(folder / "settings"),
+        "UV_PROJECT": str(folder),
+        "UV_NO_PROGRESS": "1",
+        "UV_SYSTEM_CERTS": "1",
+        "SSL_CERT_FILE": bundle,
+        "SSL_CLIENT_CERT": pip.client_cert,
+        "UV_HTTP_TIMEOUT": str(math.ceil(float(pip.timeout))) if pip.timeout else "",
+        "UV_HTTP_RETRIES": pip.retries,
+        "HTTP_PROXY": pip.proxy,
+        "HTTPS_PROXY": pip.proxy,
+        "UV_CACHE_DIR": "" if os.access(str(Path.home()), os.W_OK) else str(folder / "cache"),
+        "UV_BREAK_SYSTEM_PACKAGES": "1" if pip.break_system_packages else "",
+        # With several indexes pip asks all; with one only, uv says more of what is wrong with it.
+        "UV_INDEX_STRATEGY": "unsafe-best-match" if pip.extra_index_urls else "",
+    }
+    values: dict[str, Iterable[str]] = {
+        "no-binary": pip.no_binary,
+        "only-binary": pip.only_binary,
+        "constraint": _without_the_images(pip.constraints),
+        "target": filter(None, [pip.target]),
+        "prefix": filter(None, [pip.prefix]),
+    }
+    options = [f"--{name}={each}" for name, several in values.items() for each in sorted(several)]
+    options += ["--no-deps"] if pip.no_deps else []
+    own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    own["UV_CONSTRAINT"] = " ".join(_without_the_images(own.get("UV_CONSTRAINT", "").split()))
+    return {**{name: value for name, value in found.items() if value}, **own}, options
+
+
+def _without_the_images(constraints: Iterable[str]) -> list[str]:
+    """Return files of constraints without the image's own: what is installed counts, and is a constraint already."""
+    manifest = os.environ.get(MANIFEST_VARIABLE) or MANIFEST
+    own = {str(Path(file).with_name(_CONSTRAINTS)) for file in (manifest, MANIFEST)}
+    return [each for each in constraints if each not in own]
+
+
+class Installation:
+    """Calls of uv for this Python, one after the other.
+
+    Attributes:
+        folder: A private one, for uv's files.
+        before: The versions before the first one.
+        pinned: Names of which a line of the user's own asks for one version.
+        pip: The options that ``pip install`` would have.
+    """
+
+    def __init__(self, uv: str, folder: Path) -> None:
+        """folder: a private one, for uv's files."""
+        self.before, self._lacking = versions(), losing()
+        self._uv, self.folder = uv, folder
+        self.pinned: set[str] = set()
+        self.pip = settings_of_pip()
+        variables, more = for_uv(self.pip, folder)
+        self.environment = {**os.environ, **variables}
+        self.options = more
+        self._kept: tuple[str, ...] = ()
+        self._sources: tuple[str, ...] = ()
+
+    def file(self, name: str, lines: Iterable[str]) -> str:
+        """Write a file for uv, and return its path."""
+        path = self.folder / name
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    def call(self, *words: str, quiet: bool = False, **more: Any) -> subprocess.CompletedProcess[Any]:
+        """Call uv with pip's settings. quiet: what it says is shown where it succeeds only."""
+        errors = subprocess.PIPE if quiet else None
+        done = subprocess.run((self._uv, *words), env=self.environment, check=False, stderr=errors, **more)
+        if quiet and done.returncode == 0:
+            sys.stderr.write(done.stderr.decode("utf-8", "replace"))
+        return done
+
+    def exported(self, file: Path, words: Sequence[str]) -> Path:
+        """Return a ``uv.lock``, or the lock of a script, as a ``pylock.toml``: nothing is resolved, and nothing is run.
+
+        Args:
+            file: The lock of a project, or the script.
+            words: Extras and groups.
+
+        Raises:
+            RefusedError: uv cannot read it.
+        """
+        target = self.folder / f"of-{file.stem}" / "pylock.toml"
+        target.parent.mkdir(exist_ok=True)
+        own = ("--script", str(file)) if file.suffix == ".py" else ("--project", str(file.parent.absolute()))
+        plain = ("--no-emit-project", "--no-default-groups") if file.suffix != ".py" else ()
+        form = ("--frozen", "--quiet", "--no-header", "--format", "pylock.toml", "--output-file", str(target))
+        done = self.call("export", *own, *plain, *form, *words, quiet=True, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise RefusedError(f"{file} cannot be read: {done.stderr.decode('utf-8', 'replace').strip()}")
+        return target
+
+    def install(self, *words: str, quiet: bool = False) -> int:
+        """Install, and return uv's status."""
+        return int(here().install(self, (*self.options, *words), quiet=quiet))
+
+    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str]) -> int:
+        """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
+
+        Return uv's status. Raises RefusedError for what would be compiled, and cannot be.
+        """
+        kept = [f"{name}=={version}" for name, version in answer.kept.items()]
+        self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
+        excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
+        if answer.freed:
+            excluded += ["--overrides", self.file("freed.txt", answer.freed)]
+        lines = answer.lines
+        self.pinned = {line.name for line in lines if line.name and _is_pin(line.wanted)}
+        asked = [line for line in lines if line.text.startswith(SOURCES[1:]) and "://" in line.text]
+        if any(line.text.startswith(SOURCES[1]) for line in asked):
+            self.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        while True:
+            limits = [line.text for line in lines if line.constraint]
+            options = [line.text for line in lines if line.text.startswith("--")]
+            self._sources = ("-r", self.file("sources.txt", options)) if options else ()
+            given = (
+                ["-r", self.file("wanted.txt", [line.text for line in lines if not line.constraint])] if lines else []
+            )
+            given += ["-c", self.file("limits.txt", limits)] if limits else []
+            self._refuse_compiled([line for line in lines if line.name in needs], options, needs)
+            status = self.install(*words, *given, *excluded, *self._kept)
+            dead = [line for line in asked if status and line in lines and not self._answers(line.text.split(" ")[1])]
+            if not dead:
+                return status
+            for line in dead:
+                say(f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does")
+                answer.left.append(line.place)
+            lines = [line for line in lines if line not in dead]
+
+    def _refuse_compiled(self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]) -> None:
+        """Raise RefusedError for lines whose distributions have no wheel, and whose compiler is not there."""
+        refused = []
+        for line in [line for line in lines if not line.wanted.url and not line.constraint]:
+            one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
+            dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self.folder / "none"))
+            if self.call("pip", "install", *here().words, *dry, "-r", one, quiet=True).returncode == 1:
+                name = needs[line.name]
+                refused.append(
+                    f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
+                    f"`--with {name}` on a target of CUDA 13, name the address of a wheel, or leave it out"
+                )
+        if refused:
+            raise RefusedError(*refused)
+
+    def _answers(self, address: str) -> bool:
+        """Whether a package index can be reached: any answer counts."""
+        proxy = self.pip.proxy
+        proxies = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
+        try:
+            urllib.request.build_opener(proxies).open(_plain(address), timeout=20).close()
+        except urllib.error.HTTPError:
+            return True
+        except (OSError, ValueError) as error:
+            return isinstance(getattr(error, "reason", None), ssl.SSLError)
+        return True
+
+    def mend(self, answer: Answer, companions: Mapping[str, str]) -> None:
+        """Let what lost its requirements move, too: wheels only, as nobody asked for it.
+
+        Raises RefusedError for what the image keeps, and for what the user's own lines ask for in just this version.
+        """
+        tried: set[str] = set()
+        while True:
+            lacking, now = losing(), distributions()
+            new = sorted(name for name in lacking if name not in self._lacking and name not in tried)
+            # A project of the user's own stays, and a line said what it does not get.
+            lost = [name for name in new if '"dir_info"' not in (now[name].read_text("direct_url.json") or "")]
+            tried.update(new)
+            if not lost:
+                return
+            for name in lost:
+                what, need = f"{name} {now[name].version}", f"{lacking[name].name}{lacking[name].specifier}"
+                have = answer.kept.get(normalised(lacking[name].name), "")
+                if name in answer.kept:
+                    what = f"the requirements take from this image's {what} what it requires ({need})"
+                    raise RefusedError(f"{what}; ask for other versions")
+                if have and name in self.pinned and name not in companions:
+                    raise RefusedError(
+                        f"{what} requires {need}, and this image has {lacking[name].name} {have}; ask for a version of"
+                        f" {name} that fits {have}, or choose an image with {need}"
+                    )
+            if not self.moved(lost):
+                for name in [name for name in lost if not self.moved([name])]:
+                    need = f"{lacking[name].name}{lacking[name].specifier}"
+                    say(f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}")
+
+    def moved(self, wanted: Sequence[str], *more: str) -> bool:
+        """Ask for distributions beside what was brought, which stays as it is; return whether that went."""
+        names = [re.split("[<=]", each)[0] for each in wanted]
+        now = {name: version for name, version in versions().items() if name not in names}
+        brought = [f"{name}=={version}" for name, version in now.items() if self.before.get(name) != version]
+        limits = (*self._sources, *self._kept, "-c", self.file("brought.txt", brought))
+        only = [f"--only-binary={name}" for name in names]
+        return self.install(*wanted, *only, *more, *limits, quiet=True) == 0
+
+
+def _is_pin(wanted: Any) -> bool:
+    return bool(wanted.url or any(each.operator.startswith("==") for each in wanted.specifier))
+
+
+def _plain(address: str) -> str:
+    return re.sub(r"(://)[^/@]*@", r"\1", address)
+
+
+def modules_of(name: str) -> list[str]:
+    """Return the top modules of a distribution that has compiled code; none for another."""
+    files = distributions()[name].files or ()
+    tops = {file.parts[0].split(".")[0] for file in files if len(file.parts) > 1 or file.suffix == ".py"}
+    compiled = {file.parts[0].split(".")[0] for file in files if file.suffix == ".so"}
+    return sorted(top for top in tops & compiled if top.isidentifier() and f"{top}/__init__.py" in map(str, files))
+
+
+def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
+    """Import what was compiled against what the image keeps; raise RefusedError where that fails."""
+    before, after, index = installation.before, versions(), manifest.get("wheel_index", "")
+    has_source = installation.pip.names_a_source
+    for name, framework in manifest.get("companions", {}).items():
+        module = name.replace("-", "_")
+        error = here().import_error((module,)) if after.get(name) != before.get(name) else ""
+        if error and index and not has_source:
+            say(f"{name} is taken from {index}, which has the build for this image")
+            installation.environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+            installation.moved([name], f"--reinstall-package={name}", f"--index={index}")
+            error = here().import_error((module,))
+        if error:
+            what = f"{name} {versions().get(name, '')} does not work with this image's {framework} {after[framework]}"
+            way = f"add --extra-index-url {index} to the requirements file" if index else "ask for a build that fits"
+            raise RefusedError(f"{what} ({error}); {way}, or remove it")
+
+
+def look_at_older(installation: Installation) -> None:
+    """Take an older release of what fails beside what went back, as pyarrow does beside numpy 1: no metadata say it."""
+    before, after = installation.before, versions()
+    back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
+    for name in [name for name in after if back and after[name] != before.get(name) and name not in back]:
+        modules = modules_of(name)
+        error = here().import_error(modules) if modules else ""
+        if not any(other in error.lower() for other in back):
+            continue
+        major, works = int(re.match(r"\d*", after[name]).group() or 0), ""  # type: ignore[union-attr]
+        for limit in range(major, max(major - 4, 0), -1):
+            if installation.moved([f"{name}<{limit}"]) and not here().import_error(modules):
+                works = versions()[name]
+                break
+        if works and name not in installation.pinned:
+            say(f"{name} {after[name]} cannot be imported beside the requirements ({error}): {works} is taken")
+            continue
+        installation.moved([f"{name}=={after[name]}"])
+        advice = f"; {name}=={works} works" if works else ""
+        say(f"warning: {name} {after[name]} cannot be imported beside the requirements ({error}){advice}")
+
+
+class Task:
+    """An installation whose files are read and answered.
+
+    Attributes:
+        reading: What is asked for.
+        answer: What of it is answered with what the image has.
+        installation: Calls of uv; None where there is none.
+    """
+
+    def __init__(self, given: argparse.Namespace, words: Sequence[str], folder: Path) -> None:
+        """Read and answer.
+
+        Args:
+            given: The manifest, and whether the answer may change a line (``strict``).
+            words: Of the installation.
+            folder: A private one.
+
+        Raises:
+            RefusedError: A line cannot be read, or asks for what the image cannot give.
+        """
+        is_there = given.manifest.is_file()
+        self._manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if is_there else {}
+        self._words, self._folder = words, folder
+        uv = here().uv()
+        self.installation = Installation(uv, folder) if uv else None
+        self.reading = read_words(words, self.installation)
+        self.answer = Answer(self._manifest, self.reading)
+        for note in self.answer.said:
+            say(note)
+        if self.answer.said and given.strict:
+            raise RefusedError("--strict: lines are not answered with what the image has")
+
+    def run(self, *more: str) -> int:
+        """Install what is asked for, and these; return the installer's status. Raises RefusedError."""
+        if self.installation is None:
+            return self._by_pip()
+        manifest, installation = self._manifest, self.installation
+        installation.options += sorted(self.reading.options)
+        installation.options += [f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())]
+        installation.options += [f"--no-sources-package={name}" for name in self.answer.without_source]
+        if self.reading.project is not None:
+            installation.environment["UV_PROJECT"] = str(self.reading.project)
+        status = installation.first([*self.reading.words, *more], self.answer, manifest.get("needs", {}))
+        if status:
+            return status
+        installation.mend(self.answer, manifest.get("companions", {}))
+        look_at_companions(manifest, installation)
+        look_at_older(installation)
+        after = versions()
+        for name, old in sorted(installation.before.items()):
+            if after.get(name) != old:
+                say(f"{name} {old} -> {after.get(name, 'removed')}")
+        for name, component in manifest.get("compiled_by", {}).items():
+            if after.get(name) != installation.before.get(name):
+                what = f"{name} may compile code for GPUs when it is first used, and this image has no {component}"
+                say(f"warning: {what}: take an image that was built --with {component}")
+        return 0
+
+    def _by_pip(self) -> int:
+        say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
+        kept = self._folder / "kept.txt"
+        rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
+        kept.write_text("".join(rows), encoding="utf-8")
+        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *self._words, "-c", str(kept))
+        own = " ".join(_without_the_images(os.environ.get("PIP_CONSTRAINT", "").split()))
+        return subprocess.run(pip, env={**os.environ, "PIP_CONSTRAINT": own}, check=False).returncode

@@ -1,0 +1,266 @@
+"""pip's settings and requirements files, as pip documents them. ``install.py`` loads it; it needs no module of pip's.
+
+Settings come from ``pip config list``, a command of pip's: it finds the files and variables, and merges the files.
+Of a requirements file the lines and options are read; what a requirement means is uv's to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, NoReturn, Sequence
+from urllib.parse import urlsplit
+
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_ORDER = ("global", "install", ":env:")
+"""Sections of pip's settings: a later one wins."""
+
+_YES, _NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
+
+
+class SettingsError(Exception):
+    """pip cannot read its settings, or a file of requirements; the reason."""
+
+
+class Settings(NamedTuple):
+    """What ``pip install`` would use, from files and ``PIP_*``.
+
+    Attributes:
+        index_url: ``""`` for PyPI.
+        extra_index_urls: Further indexes.
+        find_links: Folders and pages.
+        no_index: Whether no index is asked.
+        trusted_hosts: Hosts whose certificates are not checked.
+        pre: Whether pre-releases are taken.
+        cert: A bundle of certificates; ``""`` for none.
+        client_cert: A file; ``""`` for none.
+        timeout: Seconds; ``""`` for pip's own.
+        retries: Times; ``""`` for pip's own.
+        proxy: An address; ``""`` for none.
+        no_binary: Names, or ``:all:``.
+        only_binary: Names, or ``:all:``.
+        constraints: Files.
+        target: A folder; ``""`` for the environment.
+        prefix: A folder; ``""`` for the environment.
+        no_deps: Whether dependencies are left out.
+        build_isolation: Whether builds have an environment of their own.
+        keyring_provider: ``""`` for pip's own choice.
+        break_system_packages: Whether the distribution's Python may be changed.
+    """
+
+    index_url: str = ""
+    extra_index_urls: Sequence[str] = ()
+    find_links: Sequence[str] = ()
+    no_index: bool = False
+    trusted_hosts: Sequence[str] = ()
+    pre: bool = False
+    cert: str = ""
+    client_cert: str = ""
+    timeout: str = ""
+    retries: str = ""
+    proxy: str = ""
+    no_binary: Sequence[str] = ()
+    only_binary: Sequence[str] = ()
+    constraints: Sequence[str] = ()
+    target: str = ""
+    prefix: str = ""
+    no_deps: bool = False
+    build_isolation: bool = True
+    keyring_provider: str = ""
+    break_system_packages: bool = False
+
+    @property
+    def names_a_source(self) -> bool:
+        """Whether packages come from anywhere else than PyPI alone."""
+        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
+
+
+_KEYS = {
+    "index-url": "index_url",
+    "pypi-url": "index_url",
+    "extra-index-url": "extra_index_urls",
+    "find-links": "find_links",
+    "no-index": "no_index",
+    "trusted-host": "trusted_hosts",
+    "pre": "pre",
+    "cert": "cert",
+    "client-cert": "client_cert",
+    "timeout": "timeout",
+    "default-timeout": "timeout",
+    "retries": "retries",
+    "proxy": "proxy",
+    "no-binary": "no_binary",
+    "only-binary": "only_binary",
+    "constraint": "constraints",
+    "target": "target",
+    "prefix": "prefix",
+    "no-deps": "no_deps",
+    "no-dependencies": "no_deps",
+    "no-build-isolation": "build_isolation",
+    "keyring-provider": "keyring_provider",
+    "break-system-packages": "break_system_packages",
+}
+
+
+def read_settings() -> Settings:
+    """Return what ``pip install`` of this Python would use. Raises SettingsError."""
+    words = (sys.executable, "-I", "-m", "pip", "config", "list", "--disable-pip-version-check")
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split()) or f"pip ended with {done.returncode}"
+        raise SettingsError(f"pip cannot read its settings: {said}")
+    by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        name, equals, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if equals and section in by_section and key in _KEYS:
+            by_section[section][key] = str(ast.literal_eval(value))
+    values: dict[str, Any] = {}
+    for section in _ORDER:
+        for key, value in by_section[section].items():
+            _set(values, key, value)
+    if is_default(values.get("index_url", "")):
+        values["index_url"] = ""
+    return Settings(**values)
+
+
+def is_default(address: str) -> bool:
+    """Whether an address is that of the index which pip and uv ask without settings."""
+    parts = urlsplit(address)
+    return (parts.netloc, parts.path.rstrip("/")) == ("pypi.org", "/simple")
+
+
+def _set(values: dict[str, Any], key: str, value: str) -> None:
+    """Set a value of pip's settings: its later value wins, but names of formats are added."""
+    name = _KEYS[key]
+    default = Settings._field_defaults[name]
+    if isinstance(default, bool):
+        if value.lower() not in (*_YES, *_NO):
+            raise SettingsError(f"pip cannot read its settings: {key} is {value!r}, and neither yes nor no")
+        values[name] = value.lower() in _YES
+    elif name in ("no_binary", "only_binary"):
+        values[name] = [*values.get(name, ()), *(each for each in value.split(",") if each)]
+    elif isinstance(default, tuple):
+        values[name] = value.split()
+    else:
+        values[name] = value.strip()
+
+
+class Row(NamedTuple):
+    """A line of a requirements file.
+
+    Attributes:
+        file: Where it stands.
+        number: Of its first line.
+        place: What says where it stood before it was written anew; ``""`` for here.
+        requirement: The requirement; ``""`` for a line of options.
+        options: Its options.
+        constraint: It only limits.
+    """
+
+    file: Path
+    number: int
+    place: str
+    requirement: str
+    options: argparse.Namespace
+    constraint: bool
+
+
+class _Options(argparse.ArgumentParser):
+    """Options of a line: an error names the line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _options_of_lines() -> argparse.ArgumentParser:
+    made = _Options(add_help=False, allow_abbrev=False, argument_default=None)
+    made.add_argument("-i", "--index-url", "--pypi-url")
+    for name in ("--extra-index-url", "--trusted-host", "--no-binary", "--only-binary", "--use-feature", "--hash"):
+        made.add_argument(name, action="append", default=[])
+    for names in (
+        ("-r", "--requirement"),
+        ("-c", "--constraint"),
+        ("-e", "--editable"),
+        ("-f", "--find-links"),
+        ("-C", "--config-settings", "--config-setting"),
+        ("--global-option",),
+    ):
+        made.add_argument(*names, action="append", default=[])
+    for name in ("--no-index", "--pre", "--prefer-binary", "--require-hashes"):
+        made.add_argument(name, action="store_true")
+    return made
+
+
+def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = ()) -> Iterator[Row]:
+    """Yield the lines of a requirements file, and of the files that it includes, in their order.
+
+    Args:
+        file: The file.
+        constraint: Whether its requirements only limit.
+        above: Files that include it.
+
+    Raises:
+        SettingsError: A file or a line cannot be read.
+        UnicodeDecodeError: A file is not UTF-8.
+        OSError: A file is not there.
+    """
+    if file.resolve() in above:
+        raise SettingsError(f"{file} includes itself")
+    options = _options_of_lines()
+    for number, text, place in _logical_lines(_text_of(file)):
+        words = text.split(" ")
+        first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
+        try:
+            found = options.parse_args(shlex.split(" ".join(words[first:])))
+        except (SettingsError, ValueError) as error:
+            raise SettingsError(f"{file} line {number}: {error}") from error
+        requirement = " ".join(words[:first]).strip()
+        nested = [(each, False) for each in found.requirement] + [(each, True) for each in found.constraint]
+        if requirement or not nested:
+            yield Row(file, number, place, requirement, found, constraint)
+            continue
+        for name, limits in nested:
+            if "://" in name:
+                yield Row(file, number, place, "", found, constraint)
+            else:
+                inner = file.parent / name
+                yield from read_rows(inner, constraint=limits, above=(*above, file.resolve()))
+
+
+def _text_of(file: Path) -> str:
+    content = file.read_bytes()
+    return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number, text and origin of lines: a backslash joins, comments go, and variables get their values."""
+    parts: list[str] = []
+    start = 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        is_comment = line.lstrip().startswith("#")
+        if not parts:
+            start = number
+        if line.endswith("\\") and not is_comment:
+            parts.append(line.rstrip("\\"))
+            continue
+        whole = "".join([*parts, f" {line}" if is_comment else line])
+        parts = []
+        yield from _without_comment(start, whole)
+    if parts:
+        yield from _without_comment(start, "".join(parts))
+
+
+def _without_comment(number: int, line: str) -> Iterator[tuple[int, str, str]]:
+    origin = re.search(r" #@ (.+)$", line)
+    plain = _COMMENT.sub("", line).strip()
+    for variable, name in re.findall(r"(\$\{([A-Z0-9_]+)\})", plain):
+        plain = plain.replace(variable, os.environ.get(name) or variable)
+    if plain:
+        yield number, plain, origin.group(1) if origin else ""
