@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import nn
 from .exceptions import PeerError, StepError, summary
+from .job.collective_calls import calls
 from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
@@ -331,7 +332,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 answer = [partitioner.partition(tree, pp_size(), state.cfg.memory_weight)]
             else:
                 answer = [summary(failure)]
-        dist.broadcast_object_list(answer, src=0)
+        with calls.inside("smp.DistributedModel, which is divided in the first step", CommGroup.WORLD):
+            dist.broadcast_object_list(answer, src=0)
         if failure is not None:
             raise failure
         if isinstance(answer[0], str):

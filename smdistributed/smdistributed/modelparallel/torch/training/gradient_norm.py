@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.ranks import pp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
@@ -60,7 +61,8 @@ def total_norm(
     sharers = mesh.group()
     if sharers is not None or len(state.topo.members(group)) > 1:
         over = sharers or state.groups[group]
-        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
+        with calls.inside("the norm of the gradients", CommGroup.WORLD if sharers is not None else group):
+            dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
     # In float64 on every rank, so that all scale by the same factor.
     return total[0] if infinite else total[0] ** (1.0 / norm_type)
 
