@@ -126,18 +126,16 @@ class StepFunction(Generic[P]):
         microbatches = self._microbatches(bound, count)
         self.called += 1
         name = self.function.__qualname__
-        with calls.inside(f"step function {name} (call {self.called})", CommGroup.MP_GROUP):
-            self._compare_batch(name, bound.arguments)
+        with calls.inside(f"step function {name} (call {self.called})", CommGroup.MP_GROUP) as call:
+            if call is not None and self._compares_batches():
+                store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
+                agree_on_batch(store, name, call, bound.arguments)
             results = _run(microbatches, name)
         return _gathered(results, detach=self.detach_outputs)
 
-    def _compare_batch(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Compare the first batches of this function over the ranks of the model; with ``SMP_DEBUG`` each one."""
-        if len(state.topo.members(CommGroup.MP_GROUP)) == 1:
-            return
-        if self.called <= _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
-            store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
-            agree_on_batch(store, name, self.called, arguments)
+    def _compares_batches(self) -> bool:
+        """Return whether the batch of this call is compared over the ranks of the model."""
+        return self.called <= _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
     def _microbatches(self, bound: inspect.BoundArguments, count: int) -> list[Callable[[], Any]]:
         """Return the calls of the function, each with its part of the arguments."""
@@ -215,10 +213,7 @@ def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
     model, runtime = wrapped.model, present()
     if model is not None:
         model.begin_step(microbatches[0])
-    if runtime is None:
-        results = _in_turn(microbatches, model)
-    else:
-        results = runtime.run_step(microbatches, name)
+    results = _in_turn(microbatches, model) if runtime is None else runtime.run_step(microbatches, name)
     if model is not None:
         model.end_step()
     return results

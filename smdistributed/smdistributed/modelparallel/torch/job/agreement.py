@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError, StepError
 
+from .collective_calls import Call
 from .config import Config
 from .state import state
 from .topology import CommGroup
@@ -73,20 +74,20 @@ def _differences(first: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
     return [f"{key} = {first[key]!r} and {own[key]!r}" for key in sorted(first) if first[key] != own[key]]
 
 
-def agree_on_batch(store: Store, step: str, number: int, arguments: Mapping[str, Any]) -> None:
+def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, Any]) -> None:
     """Compare the shapes of a batch with those that the first rank of this model was given.
 
     Args:
         store: The job's key-value store.
         step: Name of the step function.
-        number: Which call of it this is, from 1.
+        call: This call of it, which has the same number on all ranks of the model.
         arguments: The arguments of the call, by name.
 
     Raises:
         StepError: A tensor has another shape here.
     """
     members = state.topo.members(CommGroup.MP_GROUP)
-    store = PrefixStore(f"smp/batch/{members[0]}/{step}/{number}", store)
+    store = PrefixStore(f"smp/batch/{call.group}/{call.number}", store)
     mine = dict(_shapes("", arguments))
     if state.topo.rank == members[0]:
         store.set("shapes", json.dumps(mine))

@@ -93,24 +93,25 @@ class CollectiveCalls:
     _outer: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def inside(self, name: str, kind: CommGroup) -> Iterator[None]:
-        """Note that this rank is in a call until the block ends.
+    def inside(self, name: str, kind: CommGroup) -> Iterator[Call | None]:
+        """Note that this rank is in a call until the block ends. Yield the call; None: this rank is alone in its group.
 
         Args:
             name: The function that is called. Within ``part_of`` the outer function's name stands instead.
             kind: Whose ranks must make this call.
         """
         if len(state.topo.members(kind)) == 1:
-            yield
+            yield None
             return
         group = _group(kind)
         name = self._outer[0] if self._outer else name
         self._counts[group] += 1
         self._names.setdefault(group, deque(maxlen=REMEMBERED)).append(name)
-        entry = (Call(group, self._counts[group], name), time.monotonic())
+        call = Call(group, self._counts[group], name)
+        entry = (call, time.monotonic())
         self._entered.append(entry)
         try:
-            yield
+            yield call
         finally:
             self._entered.remove(entry)
 
