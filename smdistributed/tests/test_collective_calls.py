@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -248,7 +249,8 @@ def batches(config: dict[str, Any], number: int) -> list[str]:
     texts = []
     for call in range(1, number + 1):
         rows = 4 if call == number and smp.rank() == 1 else 8
-        texts.append(said(lambda rows=rows: step(model, {"rows": torch.ones(rows, 4)})))
+        batch = {"rows": torch.ones(rows, 4)}
+        texts.append(said(functools.partial(step, model, batch)))
     return texts
 
 

@@ -101,7 +101,7 @@ class Noted(GroupPayload):
 
     def receive(self, peer: int, descriptions: Sequence[Any]) -> list[torch.Tensor]:  # noqa: ARG002
         self.notes.append("receive posted")
-        return [torch.zeros(shape) for _, shape in descriptions]
+        return [torch.zeros(shape) for _, shape, _ in descriptions]
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
         pass

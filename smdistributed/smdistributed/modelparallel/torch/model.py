@@ -18,7 +18,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.hooks import RemovableHandle
 
 from . import nn
-from .exceptions import PeerError, StepError, summary
+from .exceptions import PeerError, SMPRuntimeError, StepError, summary
 from .job.collective_calls import calls
 from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
@@ -135,6 +135,19 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         nn.huggingface.answer(self.module)
         if state.cfg.pipeline_parallel_degree == 1:
             self._place(dict.fromkeys((name for name, _ in self.module.named_modules()), 0))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled, as ``torch.save(model)`` does: parts of the model are on other ranks.
+
+        Raises:
+            SMPRuntimeError: The model is on several ranks.
+        """
+        if self.partitioned and present() is not None:
+            raise SMPRuntimeError(
+                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\n"
+                "Save model.state_dict(), which all its ranks must call, or call smp.save_checkpoint()."
+            )
+        return super().__reduce_ex__(protocol)
 
     # -- forward and backward
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -101,7 +101,7 @@ class StepFunction(Generic[P]):
         self.whole = frozenset(non_split_inputs or ())
         self.axes = dict(input_split_axes or {})
         self.detach_outputs = detach_outputs
-        self.called = 0
+        self.called = 0  # how often it has returned
         self.signature = inspect.signature(function)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -124,18 +124,18 @@ class StepFunction(Generic[P]):
         count = num_microbatches()
         bound = self.signature.bind(*args, **kwargs)
         microbatches = self._microbatches(bound, count)
-        self.called += 1
         name = self.function.__qualname__
-        with calls.inside(f"step function {name} (call {self.called})", CommGroup.MP_GROUP) as call:
+        with calls.inside(f"step function {name} (call {self.called + 1})", CommGroup.MP_GROUP) as call:
             if call is not None and self._compares_batches():
                 store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
                 agree_on_batch(store, name, call, bound.arguments)
             results = _run(microbatches, name)
+        self.called += 1
         return _gathered(results, detach=self.detach_outputs)
 
     def _compares_batches(self) -> bool:
         """Return whether the batch of this call is compared over the ranks of the model."""
-        return self.called <= _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+        return self.called < _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
     def _microbatches(self, bound: inspect.BoundArguments, count: int) -> list[Callable[[], Any]]:
         """Return the calls of the function, each with its part of the arguments."""

@@ -99,6 +99,9 @@ class CollectiveCalls:
         Args:
             name: The function that is called. Within ``part_of`` the outer function's name stands instead.
             kind: Whose ranks must make this call.
+
+        Raises:
+            BaseException: What the block raises.
         """
         if len(state.topo.members(kind)) == 1:
             yield None
@@ -112,6 +115,10 @@ class CollectiveCalls:
         self._entered.append(entry)
         try:
             yield call
+        except BaseException:
+            # Ranks that fail in two calls, and whose scripts go on, were not in the same ones: begin anew.
+            self._names.clear()
+            raise
         finally:
             self._entered.remove(entry)
 

@@ -303,6 +303,7 @@ class Views:
         self._function, self._in_turn = "", False
         self._leaves: list[list[Any]] = []
         self._held: dict[int, dict[str, Any]] = {}
+        self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
         self._entered: set[Turn] = set()
         self._left: set[Turn] = set()
         self._late: dict[str, str] = {}
@@ -354,6 +355,13 @@ class Views:
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
+        self._parameters = [
+            (number, name, parameter, parameter._version)  # noqa: SLF001
+            for number, module in enumerate(self._modules)
+            if self._owner[number] == self.me
+            for name, parameter in module._parameters.items()  # noqa: SLF001
+            if parameter is not None and not parameter.is_inference()
+        ]
         self._hooks = {n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me}
         self._buffers = [
             (number, name, buffer, buffer._version)  # noqa: SLF001
@@ -681,10 +689,19 @@ class Views:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say of an error of torch's in a backward pass which container keeps a tensor whose graph may have ended."""
+        """Say of an error of torch's in a backward pass which parameter was written in this step, or which container
+        keeps a tensor whose graph may have ended.
+        """
         try:
             yield
         except RuntimeError as error:
+            written = self._written_parameter()
+            if type(error) is RuntimeError and written is not None:
+                raise StepError(
+                    f"{written} was written in the step, where other microbatches still need its former value for "
+                    f"their gradients: {error}\n"
+                    'Write it after the step, or set "active_microbatches" to 1, so that microbatches run in turn.'
+                ) from error
             slots = [
                 slot for slot in self._cells.values() if any(_differentiable(v.value) for v in slot.turns.values())
             ]
@@ -695,6 +712,13 @@ class Views:
                 "Detach it, or take it out when it is no longer used. Or place the modules that use it on one "
                 "partition with smp.set_partition."
             ) from error
+
+    def _written_parameter(self) -> str | None:
+        """Return words for a parameter of this rank that was written since the step began, or None."""
+        for number, name, parameter, version in self._parameters:
+            if parameter._version != version:  # noqa: SLF001
+                return f"parameter {name!r} of module {self.title(number)}"
+        return None
 
     def _conflict(self, slot: _Slot) -> StepError | None:
         if len(slot.turns) > 1:

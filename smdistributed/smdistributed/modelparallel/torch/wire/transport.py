@@ -123,6 +123,7 @@ class Transport:
 
         Raises:
             OSError: The connection is lost.
+            TypeError: A tensor is no dense one.
             Exception: What pickle says of something that it does not know.
         """
         descriptions: list[_Description | None] = []
@@ -135,6 +136,7 @@ class Transport:
                 descriptions.append(None)
                 continue
             tensor = tensor.detach()
+            _check_memory(tensor)
             if tensor.is_conj() or tensor.is_neg():
                 tensor = tensor.resolve_conj().resolve_neg()
             strides = dense_strides(tensor)
@@ -287,6 +289,20 @@ class _Stream:
             if not got:
                 raise EOFError
             ready += got
+
+
+def _check_memory(tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose elements are not in one memory.
+
+    Raises:
+        TypeError: It is nested, sparse, or has no memory at all.
+    """
+    if tensor.is_nested:
+        raise TypeError("a nested tensor has no memory of its own. Pass its values() and offsets()")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} is several tensors. Pass its indices and values")
+    if tensor.is_meta:
+        raise TypeError("a tensor on the device meta has no values")
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
