@@ -17,6 +17,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
 from smdistributed.modelparallel.torch.wire.nested import flatten, tensors_in
 
-from . import variables
+from . import running, variables
 from .outside import Outside, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
@@ -207,7 +208,11 @@ class _Attribute(mutable.StandIn):
         name = self.name
         if module is not None:
             slot = _slots.get((id(module), name)) if _slots else None
-            value = UNSENT if slot is None or _views is None else _views.read(slot)
+            value: Any = UNSENT
+            if slot is not None and _views is not None:
+                # Who takes a buffer of batch normalization: the module itself, to update it, or another one?
+                updates = name in running.BUFFERS and running.is_update(sys._getframe(1).f_code, module)  # noqa: SLF001
+                value = _views.updated(slot) if updates else _views.read(slot)
             if value is UNSENT:
                 own = module.__dict__
                 for kind in (own, *(own.get(each, {}) for each in ("_parameters", "_buffers", "_modules"))):
@@ -303,6 +308,7 @@ class Views:
         self._function, self._in_turn = "", False
         self._leaves: list[list[Any]] = []
         self._held: dict[int, dict[str, Any]] = {}
+        self._running = running.RunningStatistics()
         self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
         self._entered: set[Turn] = set()
         self._left: set[Turn] = set()
@@ -391,6 +397,7 @@ class Views:
         global _views
         nn.Module.__setattr__, nn.Module.__delattr__ = _setattr, _delattr  # type: ignore[method-assign]
         _views = None
+        self._running.settle_all()
         for slot in _slots.values():
             self._hot.add(slot.key)
             if slot.turns:
@@ -619,11 +626,31 @@ class Views:
             if isinstance(value, _WEAK):
                 self._weak.append((slot.key[0], name, value))
 
+    def updated(self, slot: _Slot) -> Any:
+        """Return what the running microbatch updates in place of a running statistic; UNSENT: none runs here."""
+        turn = self.turn()
+        if turn is None or turn[1]:
+            return UNSENT
+        return self._running.buffer(slot.where, slot.key[1], turn[0])
+
+    def _settle(self, slot: _Slot) -> None:
+        """Put the updates of running statistics into the buffers, as a microbatch reads them.
+
+        Raises:
+            StepError: Microbatches overlap: those before this one may not have updated them yet.
+        """
+        if not self._in_turn:
+            raise StepError(f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}")
+        self._running.settle(slot.where)
+        self._late[self._function] = self._where(slot)
+
     def read(self, slot: _Slot) -> Any:
         """Return what the running microbatch sees; UNSENT: none runs on this thread."""
         turn = self.turn()
         if turn is None:
             return UNSENT
+        if slot.key[1] in running.BUFFERS and self._running.waits(slot.where):
+            self._settle(slot)
         source, value = slot.find(turn)
         version = slot.turns.get(turn)
         if version is None:
