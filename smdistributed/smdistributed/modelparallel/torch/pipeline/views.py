@@ -121,14 +121,18 @@ class _Version:
         looked: When it first read that.
         fetched: Whether the value came from another rank, and was read.
         writer: What wrote it: a run of the step function, or a served call.
+        sent: What another rank got of it with a call, which the microbatch had not written itself.
     """
 
-    __slots__ = ("fetched", "looked", "own", "reads", "seen", "shown", "through", "time", "value", "writer", "writes")
+    __slots__ = (
+        *("fetched", "looked", "own", "reads", "seen", "sent", "shown", "through", "time", "value", "writer", "writes"),
+    )
 
     def __init__(self) -> None:
         self.value: Any = MISSING
         self.shown: Any = MISSING
         self.seen: Any = MISSING
+        self.sent: Any = MISSING
         self.through = self.fetched = False
         self.writer: Any = None
         self.looked = self.time = self.reads = self.own = self.writes = 0
@@ -755,6 +759,8 @@ class Views:
                 earlier = [(*key, each) for key, each in slot.turns.items() if each.writes and key[0] < turn[0]]
                 if slot.in_place:
                     wrong = any(each.time > version.looked and copy == turn[1] for _, copy, each in earlier)
+                elif len(slot.key) > 2 and version.sent is not MISSING:
+                    wrong = _replaces(version.sent, slot.find(turn, own=False)[1])
                 elif len(slot.key) > 2:
                     now = slot.find(turn, own=False)[1]
                     wrong = not mutable.same(now, version.seen) and _shares(version.value, version.seen, slot.base)
@@ -827,6 +833,7 @@ class Views:
                 continue  # a large table, equal on all ranks
             if all(map(_lasts, mutable.items(slot.installed))):
                 self._note(slot, turn, slot.installed)
+                slot.turns[turn].sent = slot.installed
 
     def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
         """Note what another rank wrote."""
@@ -1112,10 +1119,32 @@ def _remains(content: Any) -> list[Any]:
 
 
 def _adds(before: Any, now: Any) -> bool:
-    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so."""
-    return isinstance(now, dict) and all(
-        now.get(key, MISSING) is item if key in before else type(item) not in _NUMBERS
-        for key, item in (before | now).items()
+    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so.
+
+    Numbers that are only counted up do not matter either: after the step they are added.
+    """
+    if not isinstance(now, dict) or not before.keys() <= now.keys():
+        return False
+    for key, item in now.items():
+        if key not in before:
+            if type(item) in _NUMBERS:
+                return False
+        elif item is not before[key] and not _grows(before[key], item):
+            return False
+    return True
+
+
+def _replaces(before: Any, now: Any) -> bool:
+    """Return whether a plain value that a container had is another one now, and was not only counted up."""
+    if isinstance(before, list) and isinstance(now, list):
+        pairs = list(zip(before, now, strict=False))
+    elif isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(item, now[key]) for key, item in before.items() if key in now]
+    else:
+        return True
+    return any(
+        one is not other and isinstance(one, _PLAIN) and not _equal(one, other) and not _grows(one, other)
+        for one, other in pairs
     )
 
 
