@@ -167,3 +167,92 @@ def test_a_plain_backward_pass_that_makes_the_same_gradients_is_none_of_them() -
     (found,) = run_ranks(1, passes, 1, 1)
     assert {text for text, _ in found.values()} == {"nothing"}
     assert all(map(torch.equal, found["loss.backward"][1], found["model.backward"][1]))
+
+
+class Given(nn.Module):
+    """A module on the other partition, and what its parent gives it."""
+
+    def __init__(self, given: str) -> None:
+        import smdistributed.modelparallel.torch as smp
+
+        super().__init__()
+        self.given, self.first, self.second = given, nn.Linear(4, 4), Taking(given)
+        smp.set_partition(self.second, smp.pp_size() - 1)
+        smp.set_partition(self.second.inner, smp.pp_size() - 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = self.first(x)
+        if self.given == "module":
+            self.act = nn.ReLU() if x.sum() > 0 else nn.Tanh()
+            return self.act(self.second(value))  # type: ignore[no-any-return]
+        if self.given == "nested":
+            value = torch.nested.nested_tensor_from_jagged(value, offsets=torch.tensor([0, 1, len(x)]))
+        if self.given == "coo":
+            value = value.detach().to_sparse()
+        if self.given == "csr":
+            value = value.detach().to_sparse_csr()
+        if self.given == "meta":
+            value = value.to("meta")
+        return self.second(value)  # type: ignore[no-any-return]
+
+
+class Taking(nn.Module):
+    def __init__(self, given: str) -> None:
+        super().__init__()
+        self.given, self.inner = given, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.given == "weight":
+            with torch.no_grad():
+                self.inner.weight.clamp_(-0.2, 0.2)
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def give(given: str) -> tuple[str, str]:
+    """Return what a step says, and what pickling the model says after it."""
+    import io
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({**BY_HAND, "microbatches": 4})
+    model = smp.DistributedModel(Given(given))
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor) -> None:
+        model.backward(model(x).sum())
+
+    def twice() -> None:
+        # The first step runs its microbatches in turn.
+        train(model, torch.ones(8, 4))
+        train(model, torch.ones(8, 4))
+
+    step = said(twice)
+    pickled = said(lambda: torch.save(model, io.BytesIO()))
+    if step == "nothing":
+        model.state_dict()
+    return step, pickled
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            "nested",
+            "cannot send the arguments of module second (Taking) to rank 1 (pp_rank 1): TypeError: a nested tensor",
+        ),
+        ("coo", "TypeError: a tensor of layout torch.sparse_coo is several tensors"),
+        ("csr", "TypeError: a tensor of layout torch.sparse_csr is several tensors"),
+        ("meta", "TypeError: a tensor on the device meta has no values"),
+        ("weight", "parameter 'weight' of module second.inner (Linear) was written in the step"),
+    ],
+)
+def test_what_another_partition_cannot_have_is_named(given: str, words: str) -> None:
+    for step, pickled in run_ranks(2, give, given):
+        assert words in step
+        assert "cannot be pickled" in pickled
+
+
+def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:
+    for step, pickled in run_ranks(2, give, "module"):
+        assert step == "nothing"
+        assert "Save model.state_dict()" in pickled

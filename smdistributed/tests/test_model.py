@@ -588,6 +588,10 @@ def _norms(config: dict[str, Any]) -> list[float]:
         model.zero_grad()
         train(model, X.double())
         local = float(nn.utils.clip_grad_norm_(list(model.local_parameters()), 1e9, kind))
+        for name, part in reference.named_children():
+            there = list(model.module.get_submodule(name).parameters())
+            whole = float(nn.utils.clip_grad_norm_(part.parameters(), 1e9, kind))
+            assert float(nn.utils.clip_grad_norm_(there, 1e9, kind)) == pytest.approx(whole, rel=1e-12)
         expected = copy.deepcopy(reference)
         for p, q in zip(expected.parameters(), reference.parameters(), strict=True):
             p.grad = None if q.grad is None else q.grad.clone()

@@ -378,7 +378,7 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
         assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
 
 
-# -- LAMB and NovoGrad ------------------------------------------------------------------------------------------------
+# -- LAMB, NovoGrad and Adam ---------------------------------------------------------------------------------------
 
 
 def lamb_reference(steps: int, **options: Any) -> list[torch.Tensor]:
@@ -443,6 +443,32 @@ def make_novograd(parameters: Any) -> Any:
     )
 
 
+def make_adam(parameters: Any) -> Any:
+    """Make Adam whose weight decay is in the gradient."""
+    import smdistributed.modelparallel.torch as smp
+
+    return smp.optimizers.FusedAdam(parameters, lr=0.01, adam_w_mode=False, weight_decay=0.1)
+
+
+def make_adamw(parameters: Any) -> Any:
+    """Make AdamW."""
+    import smdistributed.modelparallel.torch as smp
+
+    return smp.optimizers.FusedAdam(parameters, lr=0.01, weight_decay=0.1)
+
+
+def adam_reference(kind: Any) -> list[torch.Tensor]:
+    """Train with torch's own class."""
+    model = network()
+    optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        for half in batch(step).chunk(2):
+            (loss_of(model(half)) / 2).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
 def _fused(config: dict[str, Any]) -> list[Any]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.job.wrapped import wrapped
@@ -450,7 +476,7 @@ def _fused(config: dict[str, Any]) -> list[Any]:
     model = split_model(config)
     train = train_step(model_loss)
     start, results = copy.deepcopy(network().state_dict()), []
-    for make in (make_lamb, make_novograd):
+    for make in (make_lamb, make_novograd, make_adam, make_adamw):
         model.load_state_dict(start)
         wrapped.optimizers.clear()
         optimizer: Any = smp.DistributedOptimizer(make(model.parameters()))
@@ -463,9 +489,15 @@ def _fused(config: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_lamb_and_novograd_follow_their_papers(ranks: int) -> None:
+def test_fused_optimizers_follow_their_papers_and_torch(ranks: int) -> None:
     config = {**BY_HAND, "ddp": True, "shard_optimizer_state": ranks == 4}
-    for lamb, novograd in run_ranks(ranks, _fused, config):
-        for got, want in ((lamb, lamb_reference(3)), (novograd, novograd_reference(3))):
+    wants = [
+        lamb_reference(3),
+        novograd_reference(3),
+        adam_reference(torch.optim.Adam),
+        adam_reference(torch.optim.AdamW),
+    ]
+    for gots in run_ranks(ranks, _fused, config):
+        for got, want in zip(gots, wants, strict=True):
             for value, wanted in zip(got.values(), want, strict=True):
                 assert torch.allclose(value, wanted, atol=1e-10, rtol=0)

@@ -68,6 +68,7 @@ def exchange() -> list[bool]:
     link = runtime.transport
     values = [torch.arange(6).remainder(2).reshape(2, 3).to(dtype) for dtype in DTYPES]
     values += [torch.empty(0, 7), torch.tensor(3.5), torch.arange(6.0).reshape(2, 3).t()]
+    values += [torch.arange(96.0)[48:].reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)]
     link.send(1 - link.me, "all", [*values, None])
     _, _, message, tensors = link.inbox.get(timeout=300)
     assert message == "all"
@@ -75,7 +76,9 @@ def exchange() -> list[bool]:
     assert tensors.pop() is None
     smp.barrier()
     return [
-        now is not None and (now.dtype, now.shape) == (was.dtype, was.shape) and now.tolist() == was.tolist()
+        now is not None
+        and (now.dtype, now.shape, now.stride()) == (was.dtype, was.shape, was.stride())
+        and now.tolist() == was.tolist()
         for was, now in zip(values, tensors, strict=True)
     ]
 
@@ -98,7 +101,7 @@ class Noted(GroupPayload):
 
     def receive(self, peer: int, descriptions: Sequence[Any]) -> list[torch.Tensor]:  # noqa: ARG002
         self.notes.append("receive posted")
-        return [torch.zeros(shape) for _, shape in descriptions]
+        return [torch.zeros(shape) for _, shape, _ in descriptions]
 
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
         pass

@@ -52,10 +52,18 @@ def address(store: HashStore, rank: int) -> tuple[str, int]:
     return host, int(port)
 
 
+LAYOUTS = {(4, 3): (1, 4), (1, 3, 4, 4): (48, 1, 12, 3), (3, 4, 2): (4, 1, 12)}
+"""Strides of the sent tensors that fill their memory in another order than a contiguous one, by shape."""
+
+
 def test_every_kind_of_tensor_arrives_as_it_was_sent() -> None:
     links = start(3, HashStore())
     sent = [
         torch.arange(12, dtype=torch.float64).reshape(3, 4).t(),
+        torch.arange(48.0).reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        torch.arange(24.0).reshape(2, 3, 4).permute(1, 2, 0),
+        torch.arange(24.0).reshape(6, 4)[:, :3],
+        torch.arange(3.0).expand(2, 3),
         None,
         torch.tensor(3.5, dtype=torch.bfloat16),
         torch.empty(0, 7),
@@ -82,6 +90,7 @@ def test_every_kind_of_tensor_arrives_as_it_was_sent() -> None:
             assert now is not None
             assert (now.dtype, now.shape, now.requires_grad) == (was.dtype, was.shape, False)
             assert torch.equal(now, was.detach())
+            assert now.stride() == LAYOUTS.get(tuple(was.shape), now.contiguous().stride())
     assert links[2].bytes_sent == sum(t.numel() * t.element_size() for t in sent if t is not None)
 
 

@@ -20,6 +20,8 @@ from trainworks_smdistributed import emulation
 from trainworks_smdistributed.environment import ranks_of, set_rendezvous
 
 from .exceptions import PeerError, summary
+from .job.agreement import agree_on_configuration
+from .job.collective_calls import calls
 from .job.config import Config, SMPConfigError
 from .job.groups import make_groups
 from .job.state import state
@@ -27,7 +29,7 @@ from .job.topology import CommGroup, Topology
 from .partitioning import placement
 from .pipeline.runtime import Runtime, present, use
 from .sharding import mesh
-from .wire.connect import connect
+from .wire.connect import START_SECONDS, connect
 from .wire.payload import GroupPayload
 from .wire.transport import Transport
 from .wire.watch import Failure, Watch
@@ -49,7 +51,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         config: Keys of the configuration. The JSON in `SM_HP_MP_PARAMETERS` overrides it.
 
     Raises:
-        SMPConfigError: A key has a wrong value.
+        SMPConfigError: A key has a wrong value, or ranks have different configurations.
         StartError: Ranks of the job are missing.
     """
     if state.initialized:
@@ -65,6 +67,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         backend = "cpu:gloo,cuda:nccl" if emulation.cuda_is_available() else "gloo"
         timeout = datetime.timedelta(minutes=GROUP_MINUTES)
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    if size > 1:
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
+        agree_on_configuration(store, rank, size, cfg, START_SECONDS)
     state.cfg, state.topo = cfg, topology
     state.groups = make_groups(topology)
     if mesh.degree() > 1:
@@ -92,7 +97,7 @@ def _connect(cfg: Config, topology: Topology) -> None:
     master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     connections = connect(store, rank, size, links, master=master)
-    _watch = Watch(rank, connections["watch"], lambda peer: _name(topology, peer))
+    _watch = Watch(rank, connections["watch"], lambda peer: _name(topology, peer), calls=calls)
     _install_hook(_watch)
     if cfg.pipeline_parallel_degree > 1:
         pipeline = topology.members(CommGroup.PP_GROUP)

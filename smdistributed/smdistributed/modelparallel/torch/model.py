@@ -18,7 +18,8 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.hooks import RemovableHandle
 
 from . import nn
-from .exceptions import PeerError, StepError, summary
+from .exceptions import PeerError, SMPRuntimeError, StepError, summary
+from .job.collective_calls import calls
 from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
@@ -134,6 +135,19 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         nn.huggingface.answer(self.module)
         if state.cfg.pipeline_parallel_degree == 1:
             self._place(dict.fromkeys((name for name, _ in self.module.named_modules()), 0))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled, as ``torch.save(model)`` does: parts of the model are on other ranks.
+
+        Raises:
+            SMPRuntimeError: The model is on several ranks.
+        """
+        if self.partitioned and present() is not None:
+            raise SMPRuntimeError(
+                "a smp.DistributedModel that is on several ranks cannot be pickled or copied\n"
+                "Save model.state_dict(), which all its ranks must call, or call smp.save_checkpoint()."
+            )
+        return super().__reduce_ex__(protocol)
 
     # -- forward and backward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -331,7 +345,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 answer = [partitioner.partition(tree, pp_size(), state.cfg.memory_weight)]
             else:
                 answer = [summary(failure)]
-        dist.broadcast_object_list(answer, src=0)
+        with calls.inside("smp.DistributedModel, which is divided in the first step", CommGroup.WORLD):
+            dist.broadcast_object_list(answer, src=0)
         if failure is not None:
             raise failure
         if isinstance(answer[0], str):

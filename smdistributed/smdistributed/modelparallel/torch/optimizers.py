@@ -1,4 +1,4 @@
-"""`smp.optimizers`: LAMB and NovoGrad, with the arguments of Apex's fused ones and norms over all partitions."""
+"""`smp.optimizers`: Adam, LAMB and NovoGrad, with the arguments of Apex's fused ones and norms over all partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 class _Fused(torch.optim.Optimizer):
-    """What the two have in common. Options are those of Apex's classes."""
+    """What the three have in common. Options are those of Apex's classes."""
 
     def __init__(self, params: Any, *, amsgrad: bool, set_grad_none: bool, **options: Any) -> None:
         if amsgrad:
@@ -56,6 +56,63 @@ class _Fused(torch.optim.Optimizer):
     ) -> Tensor:
         """Return what is subtracted from a weight, times the learning rate. ``one`` is the parameter's state."""
         raise NotImplementedError
+
+
+class FusedAdam(_Fused):
+    """Adam, or AdamW: the updates of ``torch.optim.Adam`` and ``torch.optim.AdamW``, with the options of Apex's class.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        bias_correction: Correct both moments for their start at zero.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of the second moment.
+        adam_w_mode: Take the weight decay from the weight (AdamW); else add it to the gradient.
+        weight_decay: Factor of the parameters in the update.
+        amsgrad: Not supported.
+        set_grad_none: ``zero_grad`` drops gradients.
+
+    Raises:
+        ValueError: ``amsgrad`` is set.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        self.adam_w_mode = adam_w_mode
+        options: dict[str, Any] = {"lr": lr, "bias_correction": bias_correction, "betas": betas}
+        options |= {"eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
+
+    def _update(
+        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+    ) -> Tensor:
+        del parameter  # no norm over ranks is needed
+        beta1, beta2 = group["betas"]
+        decay = group["weight_decay"]
+        if not one:
+            one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(weight), torch.zeros_like(weight)
+        one["step"] += 1
+        if not self.adam_w_mode:
+            gradient = gradient + decay * weight
+        one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
+        one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first, second = 1.0, 1.0
+        if group["bias_correction"]:
+            first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
+        update: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+        if self.adam_w_mode:
+            update = update + decay * weight
+        return update
 
 
 class FusedLAMB(_Fused):

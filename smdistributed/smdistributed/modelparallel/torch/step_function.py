@@ -7,20 +7,31 @@ import functools
 import inspect
 import io
 import itertools
+import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
+import torch.distributed
 import torch.utils.data
 
 from .exceptions import SMPRuntimeError
+from .job.agreement import agree_on_batch
+from .job.collective_calls import calls
 from .job.state import state
+from .job.topology import CommGroup
 from .job.wrapped import wrapped
 from .pipeline.own_passes import script
 from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
+
+DEBUG_VARIABLE = "SMP_DEBUG"
+"""With this variable the batches of every step are compared over ranks, not only those of the first two."""
+
+_COMPARED = 2
+"""How many calls of a step function have their batches compared: a script's mistake is in the first one already."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +101,7 @@ class StepFunction(Generic[P]):
         self.whole = frozenset(non_split_inputs or ())
         self.axes = dict(input_split_axes or {})
         self.detach_outputs = detach_outputs
+        self.called = 0  # how often it has returned
         self.signature = inspect.signature(function)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -109,19 +121,24 @@ class StepFunction(Generic[P]):
             SMPRuntimeError: ``smp.init`` has not been called.
             StepError: A rank of the pipeline failed.
         """
-        calls = self._calls(args, kwargs, num_microbatches())
-        model, runtime = wrapped.model, present()
-        if model is not None:
-            model.begin_step(calls[0])
+        count = num_microbatches()
+        bound = self.signature.bind(*args, **kwargs)
+        microbatches = self._microbatches(bound, count)
         name = self.function.__qualname__
-        results = _in_turn(calls, model) if runtime is None else runtime.run_step(calls, name)
-        if model is not None:
-            model.end_step()
+        with calls.inside(f"step function {name} (call {self.called + 1})", CommGroup.MP_GROUP) as call:
+            if call is not None and self._compares_batches():
+                store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
+                agree_on_batch(store, name, call, bound.arguments)
+            results = _run(microbatches, name)
+        self.called += 1
         return _gathered(results, detach=self.detach_outputs)
 
-    def _calls(self, args: Any, kwargs: Any, count: int) -> list[Callable[[], Any]]:
+    def _compares_batches(self) -> bool:
+        """Return whether the batch of this call is compared over the ranks of the model."""
+        return self.called < _COMPARED or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+    def _microbatches(self, bound: inspect.BoundArguments, count: int) -> list[Callable[[], Any]]:
         """Return the calls of the function, each with its part of the arguments."""
-        bound = self.signature.bind(*args, **kwargs)
         parts = [inspect.BoundArguments(self.signature, type(bound.arguments)()) for _ in range(count)]
         for position, (name, value) in enumerate(bound.arguments.items()):
             if position == 0 and name in ("self", "cls"):
@@ -191,13 +208,24 @@ def num_microbatches() -> int:
     return state.cfg.microbatches
 
 
-def _in_turn(calls: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
+def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
+    """Run the microbatches of a step, and return what each returned."""
+    model, runtime = wrapped.model, present()
+    if model is not None:
+        model.begin_step(microbatches[0])
+    results = _in_turn(microbatches, model) if runtime is None else runtime.run_step(microbatches, name)
+    if model is not None:
+        model.end_step()
+    return results
+
+
+def _in_turn(microbatches: Sequence[Callable[[], Any]], model: Any) -> list[Any]:
     """Run the microbatches one after another, and tell the model which is the last."""
     results = []
-    for number, call in enumerate(calls, 1):
+    for number, microbatch in enumerate(microbatches, 1):
         if model is not None:
-            model.begin_microbatch(last=number == len(calls))
-        results.append(call())
+            model.begin_microbatch(last=number == len(microbatches))
+        results.append(microbatch())
     return results
 
 

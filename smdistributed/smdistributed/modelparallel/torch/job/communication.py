@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
+from .collective_calls import calls
 from .ranks import rank
 from .state import state
 from .topology import GROUP_OF, CommGroup, RankType
@@ -74,14 +75,16 @@ def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
     members = _members(group)
     packed = _packed(obj).numpy().tobytes()
     found: list[Any] = [None] * len(members)
-    dist.all_gather_object(found, packed, group=state.groups[group])
+    with calls.inside("smp.allgather", group):
+        dist.all_gather_object(found, packed, group=state.groups[group])
     return [_unpacked(torch.frombuffer(bytearray(each), dtype=torch.uint8)) for each in found]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     """Return when all ranks of a group have called this."""
     _members(group)
-    dist.barrier(group=state.groups[group])
+    with calls.inside("smp.barrier", group):
+        dist.barrier(group=state.groups[group])
 
 
 def dp_barrier() -> None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import StepError
 
+from .collective_calls import calls
 from .state import state
 from .topology import CommGroup
 
@@ -31,6 +32,11 @@ def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
     members = state.topo.members(group)
     if len(members) == 1:
         return
+    with calls.inside(call, group):
+        _wait_for_all(call, group, members)
+
+
+def _wait_for_all(call: str, group: CommGroup, members: tuple[int, ...]) -> None:
     base = f"smp/meet/{group.name}/{'.'.join(map(str, members))}/{call}"
     _calls[base] += 1
     keys = {member: f"{base}/{_calls[base]}/{member}" for member in members}

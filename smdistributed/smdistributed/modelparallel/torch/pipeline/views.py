@@ -17,6 +17,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire import mutable
 from smdistributed.modelparallel.torch.wire.nested import flatten, tensors_in
 
-from . import variables
+from . import running, variables
 from .outside import Outside, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
@@ -120,14 +121,18 @@ class _Version:
         looked: When it first read that.
         fetched: Whether the value came from another rank, and was read.
         writer: What wrote it: a run of the step function, or a served call.
+        sent: What another rank got of it with a call, which the microbatch had not written itself.
     """
 
-    __slots__ = ("fetched", "looked", "own", "reads", "seen", "shown", "through", "time", "value", "writer", "writes")
+    __slots__ = (
+        *("fetched", "looked", "own", "reads", "seen", "sent", "shown", "through", "time", "value", "writer", "writes"),
+    )
 
     def __init__(self) -> None:
         self.value: Any = MISSING
         self.shown: Any = MISSING
         self.seen: Any = MISSING
+        self.sent: Any = MISSING
         self.through = self.fetched = False
         self.writer: Any = None
         self.looked = self.time = self.reads = self.own = self.writes = 0
@@ -207,7 +212,11 @@ class _Attribute(mutable.StandIn):
         name = self.name
         if module is not None:
             slot = _slots.get((id(module), name)) if _slots else None
-            value = UNSENT if slot is None or _views is None else _views.read(slot)
+            value: Any = UNSENT
+            if slot is not None and _views is not None:
+                # Who takes a buffer of batch normalization: the module itself, to update it, or another one?
+                updates = name in running.BUFFERS and running.is_update(sys._getframe(1).f_code, module)  # noqa: SLF001
+                value = _views.updated(slot) if updates else _views.read(slot)
             if value is UNSENT:
                 own = module.__dict__
                 for kind in (own, *(own.get(each, {}) for each in ("_parameters", "_buffers", "_modules"))):
@@ -303,6 +312,8 @@ class Views:
         self._function, self._in_turn = "", False
         self._leaves: list[list[Any]] = []
         self._held: dict[int, dict[str, Any]] = {}
+        self._running = running.RunningStatistics()
+        self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
         self._entered: set[Turn] = set()
         self._left: set[Turn] = set()
         self._late: dict[str, str] = {}
@@ -354,6 +365,13 @@ class Views:
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
+        self._parameters = [
+            (number, name, parameter, parameter._version)  # noqa: SLF001
+            for number, module in enumerate(self._modules)
+            if self._owner[number] == self.me
+            for name, parameter in module._parameters.items()  # noqa: SLF001
+            if parameter is not None and not parameter.is_inference()
+        ]
         self._hooks = {n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me}
         self._buffers = [
             (number, name, buffer, buffer._version)  # noqa: SLF001
@@ -383,6 +401,7 @@ class Views:
         global _views
         nn.Module.__setattr__, nn.Module.__delattr__ = _setattr, _delattr  # type: ignore[method-assign]
         _views = None
+        self._running.settle_all()
         for slot in _slots.values():
             self._hot.add(slot.key)
             if slot.turns:
@@ -611,11 +630,31 @@ class Views:
             if isinstance(value, _WEAK):
                 self._weak.append((slot.key[0], name, value))
 
+    def updated(self, slot: _Slot) -> Any:
+        """Return what the running microbatch updates in place of a running statistic; UNSENT: none runs here."""
+        turn = self.turn()
+        if turn is None or turn[1]:
+            return UNSENT
+        return self._running.buffer(slot.where, slot.key[1], turn[0])
+
+    def _settle(self, slot: _Slot) -> None:
+        """Put the updates of running statistics into the buffers, as a microbatch reads them.
+
+        Raises:
+            StepError: Microbatches overlap: those before this one may not have updated them yet.
+        """
+        if not self._in_turn:
+            raise StepError(f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}")
+        self._running.settle(slot.where)
+        self._late[self._function] = self._where(slot)
+
     def read(self, slot: _Slot) -> Any:
         """Return what the running microbatch sees; UNSENT: none runs on this thread."""
         turn = self.turn()
         if turn is None:
             return UNSENT
+        if slot.key[1] in running.BUFFERS and self._running.waits(slot.where):
+            self._settle(slot)
         source, value = slot.find(turn)
         version = slot.turns.get(turn)
         if version is None:
@@ -681,10 +720,19 @@ class Views:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say of an error of torch's in a backward pass which container keeps a tensor whose graph may have ended."""
+        """Say of an error of torch's in a backward pass which parameter was written in this step, or which container
+        keeps a tensor whose graph may have ended.
+        """
         try:
             yield
         except RuntimeError as error:
+            written = self._written_parameter()
+            if type(error) is RuntimeError and written is not None:
+                raise StepError(
+                    f"{written} was written in the step, where other microbatches still need its former value for "
+                    f"their gradients: {error}\n"
+                    'Write it after the step, or set "active_microbatches" to 1, so that microbatches run in turn.'
+                ) from error
             slots = [
                 slot for slot in self._cells.values() if any(_differentiable(v.value) for v in slot.turns.values())
             ]
@@ -696,6 +744,13 @@ class Views:
                 "partition with smp.set_partition."
             ) from error
 
+    def _written_parameter(self) -> str | None:
+        """Return words for a parameter of this rank that was written since the step began, or None."""
+        for number, name, parameter, version in self._parameters:
+            if parameter._version != version:  # noqa: SLF001
+                return f"parameter {name!r} of module {self.title(number)}"
+        return None
+
     def _conflict(self, slot: _Slot) -> StepError | None:
         if len(slot.turns) > 1:
             for turn, version in slot.turns.items():
@@ -704,6 +759,8 @@ class Views:
                 earlier = [(*key, each) for key, each in slot.turns.items() if each.writes and key[0] < turn[0]]
                 if slot.in_place:
                     wrong = any(each.time > version.looked and copy == turn[1] for _, copy, each in earlier)
+                elif len(slot.key) > 2 and version.sent is not MISSING:
+                    wrong = _replaces(version.sent, slot.find(turn, own=False)[1])
                 elif len(slot.key) > 2:
                     now = slot.find(turn, own=False)[1]
                     wrong = not mutable.same(now, version.seen) and _shares(version.value, version.seen, slot.base)
@@ -776,6 +833,7 @@ class Views:
                 continue  # a large table, equal on all ranks
             if all(map(_lasts, mutable.items(slot.installed))):
                 self._note(slot, turn, slot.installed)
+                slot.turns[turn].sent = slot.installed
 
     def unpack(self, turn: Turn, notes: Notes, values: Sequence[Any], peer: int) -> None:
         """Note what another rank wrote."""
@@ -1061,10 +1119,32 @@ def _remains(content: Any) -> list[Any]:
 
 
 def _adds(before: Any, now: Any) -> bool:
-    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so."""
-    return isinstance(now, dict) and all(
-        now.get(key, MISSING) is item if key in before else type(item) not in _NUMBERS
-        for key, item in (before | now).items()
+    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so.
+
+    Numbers that are only counted up do not matter either: after the step they are added.
+    """
+    if not isinstance(now, dict) or not before.keys() <= now.keys():
+        return False
+    for key, item in now.items():
+        if key not in before:
+            if type(item) in _NUMBERS:
+                return False
+        elif item is not before[key] and not _grows(before[key], item):
+            return False
+    return True
+
+
+def _replaces(before: Any, now: Any) -> bool:
+    """Return whether a plain value that a container had is another one now, and was not only counted up."""
+    if isinstance(before, list) and isinstance(now, list):
+        pairs = list(zip(before, now, strict=False))
+    elif isinstance(before, dict) and isinstance(now, dict):
+        pairs = [(item, now[key]) for key, item in before.items() if key in now]
+    else:
+        return True
+    return any(
+        one is not other and isinstance(one, _PLAIN) and not _equal(one, other) and not _grows(one, other)
+        for one, other in pairs
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, SMPRuntimeError, summary
+from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
@@ -112,6 +113,7 @@ def _text(f: Any) -> str:
 # -- Checkpoints ------------------------------------------------------------------------------------------------------
 
 
+@calls.part_of("smp.save_checkpoint()")
 def save_checkpoint(
     path: str,
     tag: str,
@@ -156,6 +158,7 @@ def save_checkpoint(
         _save_full(root, tag, model, user_content, translate_if_full)
 
 
+@calls.part_of("smp.resume_from_checkpoint()")
 def resume_from_checkpoint(
     path: str,
     tag: str | None = None,

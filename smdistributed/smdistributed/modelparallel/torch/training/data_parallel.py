@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
+from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
@@ -38,7 +39,8 @@ def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
     for (group, _), members in batches.items():
         for chunk in _chunks(members, 32 * MIB):
             flat = torch.cat([t.reshape(-1).view(torch.uint8) for t in chunk])
-            dist.broadcast(flat, state.topo.members(group)[source], group=state.groups[group])
+            with calls.inside("the broadcast of parameters and buffers", group):
+                dist.broadcast(flat, state.topo.members(group)[source], group=state.groups[group])
             start = 0
             for tensor in chunk:
                 length = tensor.numel() * tensor.element_size()
@@ -232,9 +234,10 @@ class Reducer:
             late = not zeros and any(self.seen[id(p)] != self.at_send[id(p)] for p in parameters)
             used = [0 if zeros or p.grad is None else 1 for p in parameters]
             flags = torch.tensor([int(late), *used], dtype=torch.int32).to(parameters[0].device)
-            dist.all_reduce(flags, dist.ReduceOp.MAX, group=state.groups[group])
-            for bucket in buckets:
-                bucket.work.wait()
+            with calls.inside("the sum of the gradients over replicas", group):
+                dist.all_reduce(flags, dist.ReduceOp.MAX, group=state.groups[group])
+                for bucket in buckets:
+                    bucket.work.wait()
             again, *anywhere = flags.tolist()
             if again:
                 for bucket in buckets:

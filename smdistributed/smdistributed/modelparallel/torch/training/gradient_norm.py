@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from smdistributed.modelparallel.torch.job.collective_calls import calls
+from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.ranks import pp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
@@ -60,7 +63,8 @@ def total_norm(
     sharers = mesh.group()
     if sharers is not None or len(state.topo.members(group)) > 1:
         over = sharers or state.groups[group]
-        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
+        with calls.inside("the norm of the gradients", CommGroup.WORLD if sharers is not None else group):
+            dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
     # In float64 on every rank, so that all scale by the same factor.
     return total[0] if infinite else total[0] ** (1.0 / norm_type)
 
@@ -159,13 +163,28 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
     model = wrapped.model
     if model is None or not model.partitioned:
         return None
-    if len({owner for p in parameters if (owner := model.partition_of(p)) is not None}) > 1:
+    owners = {model.partition_of(p) for p in parameters} - {None}
+    if len(owners) > 1:
+        return CommGroup.MP_GROUP
+    if owners and pp_size() > 1 and _is_same_list(model, parameters):
         return CommGroup.MP_GROUP
     if any(mesh.is_sharded(p) for p in parameters):
         return CommGroup.MP_GROUP
     if tp_size() > 1 and any(getattr(p, "_smp_distributed", False) for p in parameters):
         return CommGroup.TP_GROUP
     return None
+
+
+def _is_same_list(model: Any, parameters: list[torch.Tensor]) -> bool:
+    """Return whether all ranks of the model passed the same parameters, which are on one partition. Collective.
+
+    ``clip_grad_norm_(model.encoder.parameters(), 1.0)`` is called with the same list everywhere, and the norm must be
+    the owner's on every rank. ``clip_grad_norm_(model.local_parameters(), 1.0)`` is called with another list on each,
+    and each has its own norm. On the owner alone the two cannot be told apart.
+    """
+    positions = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    mine = [positions.get(id(parameter), -1) for parameter in parameters]
+    return all(each == mine for each in allgather(mine, CommGroup.MP_GROUP))
 
 
 nn.utils.clip_grad_norm_ = _clip_grad_norm

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError, SMPRuntimeError
+from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.meeting import meet
 from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rank, rdp_rank, rdp_size, tp_rank, tp_size
@@ -403,12 +404,13 @@ class DistributedOptimizer(_Optimizer):
     def _smp_exchange(self) -> None:
         """Send each updated parameter from the replica that owns it to the others."""
         group, members = state.groups[CommGroup.RDP_GROUP], state.topo.members(CommGroup.RDP_GROUP)
-        sends = [
-            dist.broadcast(self._smp_originals[index].data, src=members[owner], group=group, async_op=True)
-            for index, owner in sorted(self._smp_shards().items())
-        ]
-        for send in sends:
-            send.wait()
+        with calls.inside("optimizer.step()", CommGroup.RDP_GROUP):
+            sends = [
+                dist.broadcast(self._smp_originals[index].data, src=members[owner], group=group, async_op=True)
+                for index, owner in sorted(self._smp_shards().items())
+            ]
+            for send in sends:
+                send.wait()
 
     # -- State --------------------------------------------------------------------------------------------------------
 

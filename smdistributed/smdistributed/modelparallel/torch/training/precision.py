@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
+from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.partitioning import placement
@@ -215,5 +216,6 @@ def any_overflow(gradients: Iterable[Tensor], *, all_replicas: bool = False) -> 
     if sums:
         bad += ~torch.isfinite(torch.stack([one.detach().to(where) for one in sums])).all()
     if len(state.topo.members(group)) > 1:
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=state.groups[group])
+        with calls.inside("the look for gradients that are infinite", group):
+            dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=state.groups[group])
     return bool(bad)

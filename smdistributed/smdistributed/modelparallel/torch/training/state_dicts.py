@@ -130,8 +130,13 @@ def split_axes(module: nn.Module) -> dict[str, int]:
 
 
 def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
-    """Return the partition for every name of a module; ``owner`` has the first one only."""
-    known = {id(part): owner[name] for name, part in module.named_modules()}
+    """Return the partition for every name of a module; ``owner`` has the first one only.
+
+    A module that a forward has made, after the model was divided, is where the module is that holds it.
+    """
+    known: dict[int, int] = {}
+    for name, part in module.named_modules():
+        known[id(part)] = owner[name] if name in owner else _owner(name, owner)
     return {name: known[id(part)] for name, part in module.named_modules(remove_duplicate=False)}
 
 

@@ -68,7 +68,7 @@ class GroupPayload:
         return tensor.device == self.device
 
     def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Launch the sends of contiguous tensors, after what the current stream has to do for them."""
+        """Launch the sends of tensors that fill their memory, after what the current stream has to do for them."""
         target = self.members[peer]
         self._sent = [each for each in self._sent if not each[0].is_completed()]
         with self._on_device():
@@ -77,13 +77,18 @@ class GroupPayload:
                     part = _bytes(tensor)
                     self._sent.append((dist.isend(part, target, group=self._groups[self.rank, target]), part))
 
-    def receive(self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+    def receive(
+        self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]]
+    ) -> list[torch.Tensor]:
         """Post the receives of a header; called by the reader thread of that peer."""
         source = self.members[peer]
         received = []
         with self._on_device(), torch.cuda.stream(self._aside) if self._aside is not None else contextlib.nullcontext():
-            for dtype, shape in descriptions:
-                tensor = torch.empty(shape, dtype=dtype, device=self.device)
+            for dtype, shape, strides in descriptions:
+                if strides is None:
+                    tensor = torch.empty(shape, dtype=dtype, device=self.device)
+                else:
+                    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
                 if tensor.numel():
                     setattr(tensor, _WORK, dist.irecv(_bytes(tensor), source, group=self._groups[source, self.rank]))
                 received.append(tensor)
@@ -111,5 +116,5 @@ class GroupPayload:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor as bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
+    """Return the memory of a tensor as bytes. Its elements fill the memory, in any order."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

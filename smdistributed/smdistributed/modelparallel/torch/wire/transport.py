@@ -40,6 +40,29 @@ _C: Any = torch._C  # noqa: SLF001  torch has no public names for the stacks of 
 _HOST, _GPU, _CARRIED = range(3)
 """How a tensor travels: as bytes for a CPU, as bytes for a GPU, by the payload."""
 
+
+class _Description(NamedTuple):
+    """A tensor of a message, as its header has it.
+
+    Attributes:
+        dtype: Name of its type.
+        shape: Its shape.
+        strides: Its strides, if its elements fill their memory in another order than a contiguous tensor's.
+        way: How it travels.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    way: int
+
+    def empty(self) -> torch.Tensor:
+        """Return a tensor of this kind, whose elements are undefined."""
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=_DTYPES[self.dtype])
+        return torch.empty_strided(self.shape, self.strides, dtype=_DTYPES[self.dtype])
+
+
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -100,9 +123,10 @@ class Transport:
 
         Raises:
             OSError: The connection is lost.
+            TypeError: A tensor is no dense one.
             Exception: What pickle says of something that it does not know.
         """
-        descriptions: list[tuple[str, tuple[int, ...], int] | None] = []
+        descriptions: list[_Description | None] = []
         parts: list[Any] = [b""]
         kept: list[torch.Tensor] = []
         carried: list[torch.Tensor] = []
@@ -112,14 +136,17 @@ class Transport:
                 descriptions.append(None)
                 continue
             tensor = tensor.detach()
+            _check_memory(tensor)
             if tensor.is_conj() or tensor.is_neg():
                 tensor = tensor.resolve_conj().resolve_neg()
-            tensor = tensor.contiguous()
+            strides = dense_strides(tensor)
+            if strides is None:
+                tensor = tensor.contiguous()
             way = _GPU if tensor.is_cuda else _HOST
             if self.payload is not None and self.payload.carries(tensor):
                 way = _CARRIED
                 carried.append(tensor)
-            descriptions.append((str(tensor.dtype), tuple(tensor.shape), way))
+            descriptions.append(_Description(str(tensor.dtype), tuple(tensor.shape), strides, way))
             if way == _CARRIED:
                 continue
             if way == _GPU:
@@ -154,7 +181,7 @@ class Transport:
             self.payload.arrived(tensors)
 
     def tensors(
-        self, peer: int, stream: _Stream, descriptions: Sequence[tuple[str, tuple[int, ...], int] | None]
+        self, peer: int, stream: _Stream, descriptions: Sequence[_Description | None]
     ) -> list[torch.Tensor | None]:
         """Read the tensors of a message."""
         tensors: list[torch.Tensor | None] = []
@@ -163,21 +190,20 @@ class Transport:
             if description is None:
                 tensors.append(None)
                 continue
-            name, shape, way = description
-            if way == _CARRIED:
+            if description.way == _CARRIED:
                 late.append(len(tensors))
                 tensors.append(None)
                 continue
-            tensor = torch.empty(shape, dtype=_DTYPES[name])
+            tensor = description.empty()
             size = tensor.numel() * tensor.element_size()
             if size:
                 stream.fill(_memory(tensor, size))
-            tensors.append(tensor.to(self.device) if way == _GPU and self.device is not None else tensor)
+            if description.way == _GPU and self.device is not None:
+                tensor = tensor.to(self.device)
+            tensors.append(tensor)
         if late and self.payload is not None:
-            wanted = [
-                description for description in descriptions if description is not None and description[2] == _CARRIED
-            ]
-            received = self.payload.receive(peer, [(_DTYPES[name], shape) for name, shape, _ in wanted])
+            wanted = [each for each in descriptions if each is not None and each.way == _CARRIED]
+            received = self.payload.receive(peer, [(_DTYPES[each.dtype], each.shape, each.strides) for each in wanted])
             for index, tensor in zip(late, received, strict=True):
                 tensors[index] = tensor
         return tensors
@@ -265,8 +291,39 @@ class _Stream:
             ready += got
 
 
+def _check_memory(tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose elements are not in one memory.
+
+    Raises:
+        TypeError: It is nested, sparse, or has no memory at all.
+    """
+    if tensor.is_nested:
+        raise TypeError("a nested tensor has no memory of its own. Pass its values() and offsets()")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {tensor.layout} is several tensors. Pass its indices and values")
+    if tensor.is_meta:
+        raise TypeError("a tensor on the device meta has no values")
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a tensor that fills its memory in another order than a contiguous one, else None.
+
+    ``channels_last`` images and transposed matrices are such. Modules read the layout, and kernels are chosen by it.
+    """
+    if tensor.is_contiguous():
+        return None
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return None
+        expected *= size
+    return tuple(tensor.stride())
+
+
 def _memory(tensor: torch.Tensor, size: int) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, without a copy. The tensor must outlive them."""
+    """Return the bytes of a CPU tensor that fills its memory, without a copy. The tensor must outlive them."""
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 

@@ -5,6 +5,9 @@ of a rank that is killed ends without a farewell. The others print one line that
 in a collective or computes cannot raise: after `GRACE` seconds its process ends with status 1. So does the rank that
 failed, if what runs at the end of its process takes longer.
 
+A rank that is in one call for long reports its calls to rank 0, which asks all others, and compares: a call that other
+ranks do not make never ends (job/collective_calls.py).
+
 A rank that ends well says farewell, and the others go on. Rank 0 waits at its end until all others have ended, as it
 also keeps the job's store.
 """
@@ -19,13 +22,19 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from smdistributed.modelparallel.torch.job.collective_calls import CollectiveCalls, Report, first_difference
 
 from .connect import exactly
 
 GRACE = 3.0
 """Seconds in which a rank may end by its own exception before its process is ended."""
+
+LOOK = 5.0
+"""Seconds between two looks at whether this rank is still in the same call."""
 
 _SIZE = struct.Struct("<I")
 _LONGEST = 1 << 16
@@ -47,7 +56,12 @@ class Watch:
     """
 
     def __init__(
-        self, rank: int, connections: Mapping[int, socket.socket], name: Callable[[int], str], grace: float = GRACE
+        self,
+        rank: int,
+        connections: Mapping[int, socket.socket],
+        name: Callable[[int], str],
+        grace: float = GRACE,
+        calls: CollectiveCalls | None = None,
     ) -> None:
         """Start to watch.
 
@@ -56,8 +70,10 @@ class Watch:
             connections: Rank 0: a socket for each other rank. The others: one socket, to rank 0.
             name: Words for a global rank.
             grace: Seconds between the news of a failure and the end of this process.
+            calls: The calls of this rank; None: they are not compared.
         """
-        self.rank, self.name, self.grace = rank, name, grace
+        self.rank, self.name, self.grace, self.calls = rank, name, grace, calls
+        self._reports: dict[int, Report] = {}
         self.failure: Failure | None = None
         self._failed = threading.Event()
         self._alone = threading.Event()
@@ -140,11 +156,20 @@ class Watch:
         for other, connection in self._sockets.items():
             selector.register(connection, selectors.EVENT_READ, other)
         while selector.get_map():
-            for key, _ in selector.select():
+            ready = selector.select(LOOK)
+            if not ready:
+                self._look_at_own_call()
+            for key, _ in ready:
                 peer: int = key.data
                 news = _receive(self._sockets[peer])
                 if news is not None and "failed" in news:
                     self._note(int(news["failed"]), str(news["reason"]), peer)
+                    continue
+                if news is not None and "calls" in news:
+                    self._compare_calls(peer, Report.from_json(news["calls"]), asks=bool(news["asks"]))
+                    continue
+                if news is not None and "report" in news:
+                    self._report_calls(asks=False)
                     continue
                 selector.unregister(key.fileobj)
                 self._sockets.pop(peer)
@@ -153,6 +178,32 @@ class Watch:
                 if not self._sockets:
                     self._alone.set()
         selector.close()
+
+    def _look_at_own_call(self) -> None:
+        """Ask all ranks for their calls if this one has been in the same call since the last look."""
+        if self.calls is not None and self.calls.seconds_in_call(time.monotonic()) >= LOOK and not self.failed:
+            self._report_calls(asks=True)
+
+    def _report_calls(self, *, asks: bool) -> None:
+        """Tell rank 0 the calls of this rank; ``asks``: the others are to tell theirs, too."""
+        if self.calls is None:
+            return
+        report = self.calls.report()
+        if self.rank == 0:
+            self._compare_calls(0, report, asks=asks)
+        else:
+            self._tell({"calls": report.as_json(), "asks": asks})
+
+    def _compare_calls(self, rank: int, report: Report, *, asks: bool) -> None:
+        """On rank 0: keep the report of a rank, and end the job if two ranks cannot go on."""
+        self._reports[rank] = report
+        if asks:
+            if self.calls is not None:
+                self._reports[0] = self.calls.report()
+            self._tell({"report": True}, but=rank)
+        difference = first_difference(self._reports)
+        if difference is not None:
+            self._note(difference.rank, difference.words, origin=0)
 
     def _note(self, rank: int, reason: str, origin: int) -> None:
         if self.rank == 0:

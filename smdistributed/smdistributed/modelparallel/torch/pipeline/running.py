@@ -1,0 +1,91 @@
+"""The running statistics of batch normalization: each microbatch updates its own, and a step joins them in order.
+
+In training, batch normalization normalizes by the batch. It takes its running statistics only to move them by a fixed
+share. So microbatches may overlap, if their updates are put in the order of the microbatches afterwards. Each
+microbatch gets tensors of zeros to update. One update makes ``share * value`` of zero, and ``n`` updates in a row make
+``(1 - share) ** n * before + made`` of what was there before, where ``made`` is what they made of zero.
+
+Without a momentum the share is computed from the number of batches so far, which is read: that is not followed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_Norm = nn.modules.batchnorm._NormBase  # noqa: SLF001  the base of all that have running statistics
+
+BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+"""The buffers of batch normalization."""
+
+_COUNT = "num_batches_tracked"
+
+_UPDATES = frozenset({nn.modules.batchnorm._BatchNorm.forward.__code__, nn.SyncBatchNorm.forward.__code__})  # noqa: SLF001
+"""The code of torch that takes the buffers to update them. What else reads them wants their values.
+
+Instance normalization is not among it: it does not count its batches.
+"""
+
+
+def is_update(code: Any, module: nn.Module) -> bool:
+    """Return whether code that takes a buffer of a module only updates it.
+
+    Args:
+        code: The code object that takes it.
+        module: The module that has it.
+    """
+    if code not in _UPDATES or not isinstance(module, _Norm):
+        return False
+    return module.training and module.momentum is not None and module._buffers.get(_COUNT) is not None  # noqa: SLF001
+
+
+@dataclass
+class _Updates:
+    """What one microbatch made of the buffers of a module, which were zeros before."""
+
+    share: float
+    made: dict[str, torch.Tensor]
+
+
+@dataclass
+class RunningStatistics:
+    """The updates of a step that are not in the modules' buffers yet."""
+
+    _waiting: dict[nn.Module, dict[int, _Updates]] = field(default_factory=dict)
+
+    def buffer(self, module: nn.Module, name: str, microbatch: int) -> torch.Tensor:
+        """Return the tensor that a microbatch updates in place of a buffer."""
+        assert isinstance(module, _Norm)
+        by_microbatch = self._waiting.setdefault(module, {})
+        updates = by_microbatch.get(microbatch)
+        if updates is None:
+            assert module.momentum is not None
+            zeros = {key: torch.zeros_like(each) for key in BUFFERS if (each := module._buffers[key]) is not None}  # noqa: SLF001
+            updates = by_microbatch[microbatch] = _Updates(module.momentum, zeros)
+        return updates.made[name]
+
+    def waits(self, module: nn.Module) -> bool:
+        """Return whether updates of a module are not in its buffers yet."""
+        return module in self._waiting
+
+    @torch.no_grad()
+    def settle(self, module: nn.Module) -> None:
+        """Put the updates of a module into its buffers, in the order of the microbatches."""
+        by_microbatch = self._waiting.pop(module, {})
+        for number in sorted(by_microbatch):
+            updates = by_microbatch[number]
+            count = int(updates.made[_COUNT])
+            for name, made in updates.made.items():
+                buffer = module._buffers[name]  # noqa: SLF001
+                assert buffer is not None
+                if name != _COUNT:
+                    buffer.mul_((1 - updates.share) ** count)
+                buffer.add_(made)
+
+    def settle_all(self) -> None:
+        """Put the updates of all modules into their buffers."""
+        for module in list(self._waiting):
+            self.settle(module)

@@ -1,0 +1,189 @@
+"""Programs drawn at random that keep state: where it lives, how large it is, when it is first written, by whom.
+
+A program is the text of a module, as a user writes it: what smp watches is found in the code of the modules, too.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+FIRST_STEPS = (1, 7, 40)
+"""In which step a program writes its state for the first time."""
+
+SIZES = (1, 300, 5000)
+"""How many items a container has when the model is made."""
+
+WRITERS = ("root before", "root after", "body", "hook")
+READERS = ("root before", "root after", "body")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a number lives.
+
+    Attributes:
+        made: The expression of the object that the root and the remote module hold, or empty.
+        read: The expression that reads it. `self.held` is the object that both hold.
+        write: The statement that writes VALUE.
+        prelude: Statements of the module, before its classes.
+        sizes: What SIZE may be: how many items a container has when the model is made.
+    """
+
+    made: str
+    read: str
+    write: str
+    prelude: str = ""
+    sizes: tuple[int, ...] = (1,)
+
+
+OWN = "class Own:\n    def __init__(self):\n        self.v = 0.0\n        self.items = [0.0] * SIZE\n"
+CLASS = "class Own:\n    v = 0.0\n    items = [0.0] * SIZE\n"
+NESTED = '{"a": [{"b": {"c": [{"d": {"e": [{"v": 0.0}]}}]}}]}'
+DEEP = 'self.held["a"][0]["b"]["c"][0]["d"]["e"][0]["v"]'
+
+# Not here, as they are undefined (docs/smdistributed.md): context variables that are not reset, threading.local,
+# os.environ, containers in objects of installed classes, and attributes that are first written in a later step.
+PLACES: dict[str, Place] = {
+    "list, appended": Place("[0.0] * SIZE", "self.held[-1]", "self.held.append(VALUE)", sizes=SIZES),
+    "list, replaced": Place("[0.0] * SIZE", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
+    "dictionary": Place("dict.fromkeys(range(SIZE), 0.0)", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
+    "new key": Place("dict.fromkeys(range(SIZE), 0.0)", 'self.held.get("v", 0.0)', 'self.held["v"] = VALUE', "", SIZES),
+    "deep": Place(NESTED, DEEP, f"{DEEP} = VALUE"),
+    "many containers": Place(
+        "[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", (1, 300)
+    ),
+    "own object": Place("Own()", "self.held.v", "self.held.v = VALUE", OWN),
+    "list of an own object": Place("Own()", "self.held.items[-1]", "self.held.items.append(VALUE)", OWN, SIZES),
+    "namespace": Place("argparse.Namespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import argparse\n"),
+    "simple namespace": Place("types.SimpleNamespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import types\n"),
+    "counter": Place("collections.Counter()", 'self.held["v"]', 'self.held["v"] = VALUE', "import collections\n"),
+    "deque": Place(
+        "collections.deque([0.0] * SIZE)", "self.held[-1]", "self.held.append(VALUE)", "import collections\n", SIZES
+    ),
+    "class attribute": Place("None", "Own.v", "Own.v = VALUE", CLASS),
+    "list of a class": Place("None", "Own.items[-1]", "Own.items.append(VALUE)", CLASS, SIZES),
+    "object of a class": Place(
+        "None",
+        "Own.inner.v",
+        "Own.inner.v = VALUE",
+        "import types\nclass Own:\n    inner = types.SimpleNamespace(v=0.0)\n",
+    ),
+    "global number": Place("None", "NUMBER", "NUMBER = VALUE", "NUMBER = 0.0\n"),
+    "global list": Place("None", "ITEMS[-1]", "ITEMS.append(VALUE)", "ITEMS = [0.0] * SIZE\n", SIZES),
+    "global dictionary": Place("None", 'TABLE["v"]', 'TABLE["v"] = VALUE', 'TABLE = {"v": 0.0}\n'),
+    "global object": Place("None", "STATE.v", "STATE.v = VALUE", f"{OWN}STATE = Own()\n"),
+    "closure over a list": Place(
+        "None",
+        "get()",
+        "put(VALUE)",
+        "def made():\n    items = [0.0] * SIZE\n    def put(v):\n        items.append(v)\n"
+        "    def get():\n        return items[-1]\n    return put, get\nput, get = made()\n",
+        SIZES,
+    ),
+    "closure over a number": Place(
+        "None",
+        "get()",
+        "put(VALUE)",
+        "def made():\n    number = 0.0\n    def put(v):\n        nonlocal number\n        number = v\n"
+        "    def get():\n        return number\n    return put, get\nput, get = made()\n",
+    ),
+    "attribute of the remote module": Place("None", "BODY.v", "BODY.v = VALUE"),
+    "attribute of the root": Place("None", "ROOT.v", "ROOT.v = VALUE"),
+}
+
+TEXT = """\
+import torch
+from torch import nn
+{prelude}
+
+class Body(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.linear, self.held, self.v = nn.Linear(4, 4), held, 0.0
+
+    def forward(self, h, step):{scope}
+        gain = 0.0
+{body}
+        return torch.tanh(self.linear(h)) * (1 + gain)
+
+
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        held = {made}
+        self.first, self.body, self.last = nn.Linear(4, 4), Body(held), nn.Linear(4, 4)
+        self.held, self.v, self.step = held, 0.0, 0{hook}
+
+    def note(self, module, args, out):{scope}
+        step, h = args[1], out
+{noted}
+
+    def forward(self, x, step):{scope}
+        gain = 0.0
+        h = self.first(x)
+{before}
+        h = self.body(h, step)
+{after}
+        return self.last(h * (1 + gain))
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        place: Where its state lives: a key of PLACES.
+        writer: Who writes it.
+        reader: Who reads it.
+        first: In which step it is first written, from 1.
+        size: How many items its container has.
+    """
+
+    place: str
+    writer: str
+    reader: str
+    first: int
+    size: int
+
+    def text(self) -> str:
+        """Return the program."""
+        place = PLACES[self.place]
+
+        def at(where: str, indent: str = "        ") -> str:
+            """Return the statements of one place in the program."""
+            local = place
+            body = "self" if where == "body" else "self.body"
+            root = "self"
+            read = local.read.replace("BODY", body).replace("ROOT", root)
+            write = local.write.replace("BODY", body).replace("ROOT", root)
+            lines = []
+            value = f"0.5 * {read} + float(h.detach().mean())"
+            if self.writer == where:
+                lines += [f"{indent}if step >= {self.first}:", f"{indent}    {write.replace('VALUE', value)}"]
+            if self.reader == where:
+                lines += [f"{indent}gain = 0.1 * {read}"]
+            return "\n".join(lines) or f"{indent}pass"
+
+        return TEXT.format(
+            prelude=place.prelude.replace("SIZE", str(self.size)),
+            made=place.made.replace("SIZE", str(self.size)),
+            scope="\n        global NUMBER" if self.place == "global number" else "",
+            hook="\n        self.body.register_forward_hook(self.note)" if self.writer == "hook" else "",
+            body=at("body"),
+            noted=at("hook"),
+            before=at("root before"),
+            after=at("root after"),
+        )
+
+
+def drawn(chance: random.Random) -> Program:
+    """Return a program."""
+    name = chance.choice(sorted(PLACES))
+    writers = [each for each in WRITERS if not (name == "attribute of the root" and each == "body")]
+    readers = [each for each in READERS if not (name == "attribute of the root" and each == "body")]
+    # Who has read an attribute of a module is known from the step on in which it is first written.
+    steps = 1 if name.startswith("attribute") else chance.choice(FIRST_STEPS)
+    size = chance.choice(PLACES[name].sizes)
+    return Program(name, chance.choice(writers), chance.choice(readers), steps, size)

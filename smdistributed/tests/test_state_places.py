@@ -1,0 +1,148 @@
+"""Programs that keep state anywhere equal one process, or end with an error: none is silently wrong.
+
+State that changes first in a later step may be refused. State that changes in the first step is followed.
+
+More by hand: SMP_STATE_PROGRAMS=2000.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs import BY_HAND, forget
+from ranks import RankError, run_ranks
+from state_places import Program, drawn
+
+PROGRAMS = int(os.environ.get("SMP_STATE_PROGRAMS", "200"))
+SEED = int(os.environ.get("SMP_STATE_SEED", "1"))
+MICROBATCHES = 4
+REMEDIES = ("smp.set_partition", "Keep it smaller")
+"""What the text of a refusal says, among others: what to do."""
+
+
+def load(folder: str, name: str, program: Program) -> Any:
+    """Write a program to a file and import it, as a user's module is."""
+    file = Path(folder, f"{name}.py")
+    if not file.exists():
+        mine = file.with_suffix(f".{os.getpid()}")
+        mine.write_text(program.text())
+        mine.replace(file)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    both = torch.randn(2, 2 * MICROBATCHES, 4, generator=torch.Generator().manual_seed(step)).double()
+    return both[0], both[1]
+
+
+def one_process(root: torch.nn.Module, steps: int) -> list[float]:
+    """Return the loss of each microbatch, and the sum of all gradients at the end."""
+    losses = []
+    for step in range(1, steps + 1):
+        x, y = batch(step)
+        for xs, ys in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES), strict=True):
+            loss = ((root(xs, step) - ys) ** 2).mean()
+            (loss / MICROBATCHES).backward()
+            losses.append(loss.item())
+    return losses
+
+
+def difference(folder: str, number: int, program: Program) -> float:
+    """Return the largest difference between the losses and gradients of this job and of one process."""
+    import smdistributed.modelparallel.torch as smp
+
+    steps = program.first + 2
+    torch.manual_seed(0)
+    plain = load(folder, f"plain{number}", program).Root().double()
+    expected = one_process(plain, steps)
+    torch.manual_seed(0)
+    root = load(folder, f"program{number}", program).Root().double()
+    smp.set_partition(root.body, 1)
+    model = smp.DistributedModel(root)
+
+    @smp.step
+    def train(model: Any, x: torch.Tensor, y: torch.Tensor, step: int) -> Any:
+        loss = ((model(x, step) - y) ** 2).mean()
+        model.backward(loss)
+        return loss
+
+    losses: list[float] = []
+    for step in range(1, steps + 1):
+        losses += [each.item() for each in train(model, *batch(step), step).outputs]
+    differences = [abs(one - other) for one, other in zip(losses, expected, strict=True)]
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        mine, theirs = parameter.grad, gradients[name]
+        assert mine is not None
+        assert theirs is not None
+        differences.append((mine - theirs).abs().max().item())
+    forget()
+    return max(differences)
+
+
+def train_all(folder: str, programs: list[Program]) -> None:
+    """Write for each program how far it is from one process. The first that is refused ends the job."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({**BY_HAND, "microbatches": MICROBATCHES})
+    for number, program in enumerate(programs):
+        found = difference(folder, number, program)
+        Path(folder, f"difference {number} of rank {smp.rank()}").write_text(repr(found))
+        smp.barrier()
+
+
+@dataclass
+class Results:
+    """What became of programs: those that differ from one process, and those that were refused, with the texts."""
+
+    silent: list[tuple[Program, float]] = field(default_factory=list)
+    refused: list[tuple[Program, str]] = field(default_factory=list)
+
+
+def run_all(folder: Path, programs: list[Program]) -> Results:
+    """Run programs in as few jobs as there are refusals, and one more."""
+    results = Results()
+    left = list(programs)
+    while left:
+        job = folder / f"job{len(left)}"
+        job.mkdir()
+        error = ""
+        try:
+            run_ranks(2, train_all, str(job), left, limit=600 + PROGRAMS)
+        except RankError as raised:
+            error = str(raised)
+        files = [[job / f"difference {number} of rank {rank}" for rank in range(2)] for number in range(len(left))]
+        done = [pair for pair in files if all(file.exists() for file in pair)]
+        for program, pair in zip(left, done, strict=False):
+            worst = max(float(file.read_text()) for file in pair)
+            if worst > 1e-9:
+                results.silent.append((program, worst))
+        if len(done) < len(left):
+            results.refused.append((left[len(done)], error))
+        left = left[len(done) + 1 :]
+    return results
+
+
+@pytest.mark.parametrize("count", [pytest.param(16, marks=pytest.mark.core), PROGRAMS])
+def test_drawn_programs_equal_one_process_or_are_refused(count: int, tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    chance = random.Random(f"{SEED} {count}")
+    programs = [drawn(chance) for _ in range(count)]
+    results = run_all(tmp_path, programs)
+    assert not results.silent, "\n".join(f"{program}: {worst}" for program, worst in results.silent)
+    unclear = [(program, text) for program, text in results.refused if not any(each in text for each in REMEDIES)]
+    assert not unclear, "\n".join(f"{program}: {text}" for program, text in unclear)
+    assert all(program.first > 1 for program, _ in results.refused), "state of the first step is followed"
+    assert len(results.refused) < len(programs) / 2
