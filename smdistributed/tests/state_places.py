@@ -43,7 +43,8 @@ NESTED = '{"a": [{"b": {"c": [{"d": {"e": [{"v": 0.0}]}}]}}]}'
 DEEP = 'self.held["a"][0]["b"]["c"][0]["d"]["e"][0]["v"]'
 
 # Not here, as they are undefined (docs/smdistributed.md): context variables that are not reset, threading.local,
-# os.environ, containers in objects of installed classes, and attributes that are first written in a later step.
+# os.environ, variables of outer functions, containers in objects of installed classes, and attributes that are first
+# written in a later step.
 PLACES: dict[str, Place] = {
     "list, appended": Place("[0.0] * SIZE", "self.held[-1]", "self.held.append(VALUE)", sizes=SIZES),
     "list, replaced": Place("[0.0] * SIZE", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
@@ -73,21 +74,6 @@ PLACES: dict[str, Place] = {
     "global list": Place("None", "ITEMS[-1]", "ITEMS.append(VALUE)", "ITEMS = [0.0] * SIZE\n", SIZES),
     "global dictionary": Place("None", 'TABLE["v"]', 'TABLE["v"] = VALUE', 'TABLE = {"v": 0.0}\n'),
     "global object": Place("None", "STATE.v", "STATE.v = VALUE", f"{OWN}STATE = Own()\n"),
-    "closure over a list": Place(
-        "None",
-        "get()",
-        "put(VALUE)",
-        "def made():\n    items = [0.0] * SIZE\n    def put(v):\n        items.append(v)\n"
-        "    def get():\n        return items[-1]\n    return put, get\nput, get = made()\n",
-        SIZES,
-    ),
-    "closure over a number": Place(
-        "None",
-        "get()",
-        "put(VALUE)",
-        "def made():\n    number = 0.0\n    def put(v):\n        nonlocal number\n        number = v\n"
-        "    def get():\n        return number\n    return put, get\nput, get = made()\n",
-    ),
     "attribute of the remote module": Place("None", "BODY.v", "BODY.v = VALUE"),
     "attribute of the root": Place("None", "ROOT.v", "ROOT.v = VALUE"),
 }

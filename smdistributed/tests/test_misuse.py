@@ -202,9 +202,6 @@ class Taking(nn.Module):
         self.given, self.inner = given, nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.given == "weight":
-            with torch.no_grad():
-                self.inner.weight.clamp_(-0.2, 0.2)
         return self.inner(x)  # type: ignore[no-any-return]
 
 
@@ -243,13 +240,13 @@ def give(given: str) -> tuple[str, str]:
         ("coo", "TypeError: a tensor of layout torch.sparse_coo is several tensors"),
         ("csr", "TypeError: a tensor of layout torch.sparse_csr is several tensors"),
         ("meta", "TypeError: a tensor on the device meta has no values"),
-        ("weight", "parameter 'weight' of module second.inner (Linear) was written in the step"),
     ],
 )
 def test_what_another_partition_cannot_have_is_named(given: str, words: str) -> None:
-    for step, pickled in run_ranks(2, give, given):
-        assert words in step
-        assert "cannot be pickled" in pickled
+    results = run_ranks(2, give, given)
+    # The rank where it happens says so; the other one may see its connection end first.
+    assert any(words in step for step, _ in results), results
+    assert all("cannot be pickled" in pickled for _, pickled in results)
 
 
 def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:

@@ -110,24 +110,35 @@ _KEYS = {
 
 def read_settings() -> Settings:
     """Return what ``pip install`` of this Python would use. Raises SettingsError."""
-    words = (sys.executable, "-I", "-m", "pip", "config", "list", "--disable-pip-version-check")
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split()) or f"pip ended with {done.returncode}"
-        raise SettingsError(f"pip cannot read its settings: {said}")
     by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
+    for line in _ask_pip("list").splitlines():
         name, equals, value = line.partition("=")
         section, _, key = name.rpartition(".")
-        if equals and section in by_section and key in _KEYS:
-            by_section[section][key] = str(ast.literal_eval(value))
+        if not equals or section not in by_section or key not in _KEYS:
+            continue
+        text = str(ast.literal_eval(value))
+        if by_section[section].get(key, text) != text:
+            # Two files say it. They are listed by their names: which of them counts is pip's to say.
+            text = _ask_pip("get", name).rstrip("\n")
+        by_section[section][key] = text
     values: dict[str, Any] = {}
     for section in _ORDER:
         for key, value in by_section[section].items():
-            _set(values, key, value)
+            if value:  # pip leaves out what is empty
+                _set(values, key, value)
     if is_default(values.get("index_url", "")):
         values["index_url"] = ""
     return Settings(**values)
+
+
+def _ask_pip(*words: str) -> str:
+    """Return what ``pip config`` prints. Raises SettingsError."""
+    command = (sys.executable, "-I", "-m", "pip", "config", *words, "--disable-pip-version-check")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split()) or f"pip ended with {done.returncode}"
+        raise SettingsError(f"pip cannot read its settings: {said}")
+    return done.stdout.decode("utf-8", "replace")
 
 
 def is_default(address: str) -> bool:

@@ -34,8 +34,6 @@ class _Code(NamedTuple):
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
         draws: Packages with a generator of random numbers that are named.
-        closures: Functions that use variables of outer functions.
-        rebound: Such variables that are written, by the identity of their cells.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -44,13 +42,6 @@ class _Code(NamedTuple):
     attributes: set[str]
     read: set[str]
     draws: set[str]
-    closures: list[types.FunctionType]
-    rebound: set[int]
-
-    @classmethod
-    def empty(cls) -> _Code:
-        """Return what code names that names nothing."""
-        return cls({}, collections.defaultdict(set), {}, set(), set(), set(), [], set())
 
 
 class Outside:
@@ -86,9 +77,7 @@ class Outside:
             for holder in code.holders.values()
         }
         self.draws = frozenset().union(*(code.draws for code in known.values()))
-        self._rebound = frozenset().union(*(code.rebound for code in known.values()))
         self._names: dict[int, mutable.Names] = {}
-        self._variables: dict[int, mutable.Variable] = {}
 
     def of(self, module: nn.Module) -> Iterator[tuple[str, Any]]:
         """Yield what a module can reach, with names: containers, and what stands for variables that are written."""
@@ -114,20 +103,6 @@ class Outside:
                 value = value.default if isinstance(value, mutable.StandIn) else value
                 if not _is_code(value):
                     yield f"{title}.{name}", value
-        for function in code.closures:
-            yield from self._of_closure(function, home)
-
-    def _of_closure(self, function: types.FunctionType, home: str) -> Iterator[tuple[str, Any]]:
-        """Yield what a function reaches in variables of outer functions, with names."""
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            title = f"{function.__qualname__}, variable {name}"
-            variable = self._variables.setdefault(id(cell), mutable.Variable(name, cell))
-            value = variable.get(name)
-            kind: Any = type(value)
-            if kind in (list, dict, set) or not (_is_code(value) or mutable.foreign(kind, home)):
-                yield f"content of {title}", value
-            if id(cell) in self._rebound:
-                yield title, self._of(variable, frozenset({name}))
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
@@ -164,7 +139,7 @@ def _installed(kind: Any) -> bool:
 
 def _own(kind: Any) -> _Code:
     """Return what the forward of an installed class names itself: its package has registries of its own."""
-    found = _Code.empty()
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
         for value in _named(forward, found):
@@ -173,7 +148,7 @@ def _own(kind: Any) -> _Code:
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:
-    found = _Code.empty()
+    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
     seen: set[int] = set()
     todo = list(start)
     while todo:
@@ -220,9 +195,6 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
     namespace = function.__globals__
     variables = found.variables.setdefault(id(namespace), (namespace, set()))[1]
     yield from mutable.enclosed(function)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    if cells:
-        found.closures.append(function)
     yield getattr(function, "__wrapped__", None)
     codes = [function.__code__]
     while codes:
@@ -235,8 +207,6 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
             elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 variables.add(each.argval)
                 found.stored[id(namespace)].add(each.argval)
-            elif each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in cells:
-                found.rebound.add(id(cells[each.argval]))
             elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.read.add(each.argval)
             elif each.opname == "STORE_ATTR" and code.co_name != "__init__":

@@ -136,31 +136,6 @@ class Names:
             setattr(self.holder, name, value)
 
 
-class Variable(dict[str, Any]):
-    """A variable of an outer function, as a namespace that has one name, for ``Names``."""
-
-    def __init__(self, name: str, cell: types.CellType) -> None:
-        super().__init__()
-        self.name, self.cell = name, cell
-
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: ARG002
-        """Return the value, or the default where the variable is not set."""
-        try:
-            return self.cell.cell_contents
-        except ValueError:
-            return default
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Set the variable."""
-        self.cell.cell_contents = value
-
-    def pop(self, name: str, default: Any = None) -> Any:
-        """Unset the variable, and return the value that it had."""
-        value = self.get(name, default)
-        del self.cell.cell_contents
-        return value
-
-
 def _is_object(value: Any) -> bool:
     """Return whether a value is an object that has a state, and neither code nor of this library."""
     kind: Any = type(value)
