@@ -27,6 +27,15 @@ def train_step(loss_of: Callable[..., Any]) -> Any:
     return train
 
 
+def said(call: Callable[[], Any]) -> str:
+    """Return what a call raises, with the name of its class, or "nothing"."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
 def forget() -> None:
     """Let this process wrap another model."""
     from smdistributed.modelparallel.torch.job.wrapped import wrapped

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ import torch
 from clock import PATIENCE
 from torch import nn
 
-from jobs import BY_HAND
-from ranks import _FORKS, free_port, rank_variables, run_ranks
+from jobs import BY_HAND, said
+from ranks import _FORKS, free_port, run_ranks
 from smdistributed.modelparallel.torch.job.collective_calls import Call, Report, first_difference
 from smdistributed.modelparallel.torch.wire import watch
+from test_faults import as_process
 
 MODEL = "MP_GROUP/0"
 WORLD = "WORLD/0"
@@ -83,6 +82,20 @@ def test_ranks_that_cannot(case: str) -> None:
     assert Report.from_json(reports[1].as_json()) == reports[1]
 
 
+def test_one_of_two_models_is_stuck_among_many_ranks() -> None:
+    """Ranks 0 and 1 have a model, 2 and 3 another one. Rank 3 is in a barrier of all, and the others train."""
+    first, second = "MP_GROUP/0", "MP_GROUP/2"
+    reports = {
+        rank: Report(Call(group, 1, "step"), {group: 1, WORLD: 0}, {group: ["step"]})
+        for rank, group in enumerate((first, first, second))
+    }
+    reports[3] = Report(Call(WORLD, 1, "barrier"), {second: 0, WORLD: 1}, {WORLD: ["barrier"]})
+    found = first_difference(reports)
+    assert found is not None
+    assert found.rank == 3
+    assert found.words.startswith("it is in barrier, where rank 2 is in step")
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         import smdistributed.modelparallel.torch as smp
@@ -139,23 +152,13 @@ def train(folder: str, mistake: str) -> None:
     print("the end was reached")
 
 
-def as_program(rank: int, port: int, folder: str, mistake: str) -> None:
-    os.environ.update(rank_variables(rank, 2, port))
-    for name in ("stdout", "stderr"):
-        os.dup2(os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT), getattr(sys, name).fileno())
-    torch.set_num_threads(1)
-    try:
-        train(folder, mistake)
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())
-        sys.stderr.flush()
-        raise SystemExit(1) from None
-
-
 def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
     """Run a job of two ranks; return the statuses and what both wrote."""
     port = free_port()
-    processes = [_FORKS.Process(target=as_program, args=(r, port, str(folder), mistake)) for r in range(2)]
+    processes = [
+        _FORKS.Process(target=as_process, args=(r, port, str(folder), train, (str(folder), mistake), 2))
+        for r in range(2)
+    ]
     for process in processes:
         process.start()
     end = time.monotonic() + PATIENCE
@@ -197,14 +200,6 @@ def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     statuses, written = run(tmp_path, "slow")
     assert statuses == [0, 0], written
     assert written.count("the end was reached") == 2
-
-
-def said(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def configurations(other: dict[str, Any]) -> str:

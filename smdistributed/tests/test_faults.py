@@ -153,9 +153,11 @@ def train(folder: str, fault: Fault) -> None:
     print("the end was reached")
 
 
-def as_process(rank: int, port: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def as_process(
+    rank: int, port: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...], count: int = RANKS
+) -> None:
     """Run a function as the interpreter runs a script."""
-    os.environ.update(rank_variables(rank, RANKS, port))
+    os.environ.update(rank_variables(rank, count, port))
     for name in ("stdout", "stderr"):
         number = getattr(sys, name).fileno()
         os.dup2(os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT), number)

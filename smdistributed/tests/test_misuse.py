@@ -9,18 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from jobs import BY_HAND
+from jobs import BY_HAND, said
 from ranks import run_ranks
+from smdistributed.modelparallel.torch.exceptions import StepError
+from smdistributed.modelparallel.torch.pipeline.views import Views
 
 HAND = {**BY_HAND, "microbatches": 1}
-
-
-def said(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 class Net(nn.Module):
@@ -253,3 +247,20 @@ def test_a_module_that_a_forward_makes_is_where_its_parent_is() -> None:
     for step, pickled in run_ranks(2, give, "module"):
         assert step == "nothing"
         assert "Save model.state_dict()" in pickled
+
+
+def test_a_parameter_that_is_written_in_a_step_is_named() -> None:
+    """An error of torch's backward pass is explained by what was written since the step began."""
+    net = nn.Linear(4, 4)
+    views = Views(0, lambda: (0, False), lambda: (0,), lambda number: f"number {number} (Linear)")
+    views.install([net], [0])
+    views.begin("train")
+    words = r"parameter 'weight' of module number 0 \(Linear\) was written in the step"
+    try:
+        loss = net(torch.ones(2, 4, requires_grad=True)).sum()
+        with torch.no_grad():
+            net.weight.clamp_(-0.2, 0.2)
+        with pytest.raises(StepError, match=words), views.explained():
+            loss.backward()
+    finally:
+        views.end()

@@ -64,7 +64,7 @@ LISTING = (
     "for each in metadata.distributions()}))"
 )
 JOB = """\
-cp -r /work /tmp/work && cd "/tmp/work/$FOLDER"
+cp -r /project /tmp/project && cd "/tmp/project/$FOLDER"
 python -c "$LISTING"
 if [ -n "$PLAIN" ]; then
     python -c "import json; kept = json.load(open('/opt/trainworks/image.json'))['protected']
@@ -506,7 +506,7 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         "WORDS": case.job,
     }
     shared = [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
-    words = ("docker", "run", "--rm", "--network", "host", "--volume", f"{folder}:/work:ro", *shared)
+    words = ("docker", "run", "--rm", "--network", "host", "--volume", f"{folder}:/project:ro", *shared)
     job = subprocess.run(
         (*words, docker_image.reference, "sh", "-c", JOB), capture_output=True, text=True, check=False, timeout=300
     )

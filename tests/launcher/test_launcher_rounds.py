@@ -130,7 +130,7 @@ def test_a_lost_host_begins_the_count_anew() -> None:
 
 
 def at(line: int, message: str) -> Outcome:
-    return FAILURE._replace(cause=f"ValueError: {message}", frames=f'  File "/work/train.py", line {line}, in step')
+    return FAILURE._replace(cause=f"ValueError: {message}", frames=f'  File "/opt/train.py", line {line}, in step')
 
 
 def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_says() -> None:

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple, NoReturn, Sequence
-from urllib.parse import urlsplit
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _ORDER = ("global", "install", ":env:")
@@ -126,8 +125,6 @@ def read_settings() -> Settings:
         for key, value in by_section[section].items():
             if value:  # pip leaves out what is empty
                 _set(values, key, value)
-    if is_default(values.get("index_url", "")):
-        values["index_url"] = ""
     return Settings(**values)
 
 
@@ -139,12 +136,6 @@ def _ask_pip(*words: str) -> str:
         said = " ".join(done.stderr.decode("utf-8", "replace").split()) or f"pip ended with {done.returncode}"
         raise SettingsError(f"pip cannot read its settings: {said}")
     return done.stdout.decode("utf-8", "replace")
-
-
-def is_default(address: str) -> bool:
-    """Whether an address is that of the index which pip and uv ask without settings."""
-    parts = urlsplit(address)
-    return (parts.netloc, parts.path.rstrip("/")) == ("pypi.org", "/simple")
 
 
 def _set(values: dict[str, Any], key: str, value: str) -> None:

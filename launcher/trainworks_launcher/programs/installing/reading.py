@@ -253,7 +253,7 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     for several in rows.values():
         row = several[0] if len(several) == 1 else next(filter(_is_for_us, several), several[0])
         index = str(row.get("index", "")).rstrip("/")
-        if index and index not in indexes and not pip_files.is_default(index):
+        if index and index not in indexes:
             indexes.add(index)
             yield Line(str(file), f"--extra-index-url {index}")
         text = _text_of_row(row, file.parent)

@@ -97,19 +97,10 @@ class FusedAdam(_Fused):
         self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
     ) -> Tensor:
         del parameter  # no norm over ranks is needed
-        beta1, beta2 = group["betas"]
         decay = group["weight_decay"]
-        if not one:
-            one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(weight), torch.zeros_like(weight)
-        one["step"] += 1
         if not self.adam_w_mode:
             gradient = gradient + decay * weight
-        one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1)
-        one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        first, second = 1.0, 1.0
-        if group["bias_correction"]:
-            first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
-        update: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+        update = _adam_direction(group, one, gradient, added=1 - group["betas"][0])
         if self.adam_w_mode:
             update = update + decay * weight
         return update
@@ -169,20 +160,12 @@ class FusedLAMB(_Fused):
     def _update(
         self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
     ) -> Tensor:
-        beta1, beta2 = group["betas"]
         limit, decay = group["max_grad_norm"], group["weight_decay"]
         gradient = gradient * (limit / self._norm).clamp(max=1.0) if limit else gradient
-        if not one:
-            one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(weight), torch.zeros_like(weight)
-        one["step"] += 1
         if decay and not self.adam_w_mode:
             gradient = gradient + decay * weight
-        one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-        one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        first, second = 1.0, 1.0
-        if group["bias_correction"]:
-            first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
-        update: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+        added = 1 - group["betas"][0] if group["grad_averaging"] else 1.0
+        update = _adam_direction(group, one, gradient, added=added)
         if decay and self.adam_w_mode:
             update = update + decay * weight
         if decay or self.use_nvlamb:
@@ -267,6 +250,29 @@ class FusedNovoGrad(_Fused):
 
 
 FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
+
+
+def _adam_direction(group: dict[str, Any], one: dict[str, Any], gradient: Tensor, *, added: float) -> Tensor:
+    """Move both moments of a parameter by its gradient, and return the first over the root of the second.
+
+    Args:
+        group: The options.
+        one: The parameter's state.
+        gradient: Its gradient.
+        added: Factor of the gradient in the first moment.
+    """
+    beta1, beta2 = group["betas"]
+    if not one:
+        one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(gradient), torch.zeros_like(gradient)
+    one["step"] += 1
+    one["exp_avg"].mul_(beta1).add_(gradient, alpha=added)
+    one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    first, second = 1.0, 1.0
+    if group["bias_correction"]:
+        first = 1 - beta1 ** one["step"]
+        second = 1 - beta2 ** one["step"]
+    direction: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+    return direction
 
 
 def _global_norm(parameters: list[Tensor]) -> Tensor:

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from .state import state
@@ -131,13 +130,13 @@ class CollectiveCalls:
         finally:
             self._outer.pop()
 
-    def seconds_in_call(self, now: float) -> float:
-        """Return for how long this rank has been in the innermost call; 0 outside of all."""
+    def since(self) -> float | None:
+        """Return when this rank entered the innermost call (monotonic clock); None outside of all."""
         try:
             _, since = self._entered[-1]
         except IndexError:
-            return 0.0
-        return now - since
+            return None
+        return since
 
     def report(self) -> Report:
         """Return what this rank says of its calls. The thread of the watch calls this."""
@@ -168,41 +167,65 @@ class Difference:
 def first_difference(reports: Mapping[int, Report]) -> Difference | None:
     """Return two ranks whose calls cannot meet, or None.
 
+    Each rank is compared with the first one of each of its groups, and not with all: a job may have thousands of ranks.
+
     Args:
         reports: What ranks said of their calls, by global rank.
     """
-    for first, second in combinations(sorted(reports), 2):
-        words = _other_name(first, reports[first], reports[second]) or _crossed(first, reports[first], reports[second])
-        if words is not None:
-            return Difference(second, f"{words}. {_RULE}")
+    first_of: dict[str, int] = {}
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for rank in sorted(reports):
+        report = reports[rank]
+        for group in report.counts:
+            first = first_of.setdefault(group, rank)
+            words = None if first == rank else _other_name(group, first, reports[first], report)
+            if words is not None:
+                return Difference(rank, f"{words}. {_RULE}")
+        if report.waits_in is not None:
+            waiting[report.waits_in.group].append(rank)
+    for rank in sorted(reports):
+        crossed = _crossed(rank, reports, waiting)
+        if crossed is not None:
+            return crossed
     return None
 
 
 _RULE = "Every rank of a model must make these calls, in the same order."
 
 
-def _other_name(first: int, one: Report, other: Report) -> str | None:
+def _other_name(group: str, first: int, one: Report, other: Report) -> str | None:
     """Return words if the same call of a group has two names."""
-    for group in sorted(set(one.counts) & set(other.counts)):
-        begin = max(one.oldest(group), other.oldest(group))
-        end = min(one.counts[group], other.counts[group])
-        for number in range(begin, end + 1):
-            mine, theirs = one.name_of(group, number), other.name_of(group, number)
-            if mine != theirs:
-                return f"it called {theirs}, where rank {first} called {mine}"
+    begin = max(one.oldest(group), other.oldest(group))
+    end = min(one.counts[group], other.counts[group])
+    for number in range(begin, end + 1):
+        mine, theirs = one.name_of(group, number), other.name_of(group, number)
+        if mine != theirs:
+            return f"it called {theirs}, where rank {first} called {mine}"
     return None
 
 
-def _crossed(first: int, one: Report, other: Report) -> str | None:
-    """Return words if two ranks wait for each other, in calls of two groups."""
-    mine, theirs = one.waits_in, other.waits_in
-    if mine is None or theirs is None or mine.group == theirs.group:
+def _crossed(rank: int, reports: Mapping[int, Report], waiting: Mapping[str, list[int]]) -> Difference | None:
+    """Return words if a rank and another one wait for each other, in calls of two groups.
+
+    Args:
+        rank: The rank.
+        reports: What all said.
+        waiting: Those that are in a call, by the call's group.
+    """
+    mine = reports[rank].waits_in
+    if mine is None:
         return None
-    if mine.group not in other.counts or theirs.group not in one.counts:
-        return None  # no call that both must make
-    if other.counts[mine.group] >= mine.number or one.counts[theirs.group] >= theirs.number:
-        return None  # one of them has come to the other's call
-    return f"it is in {theirs.name}, where rank {first} is in {mine.name}"
+    for group, count in reports[rank].counts.items():
+        # One of those that wait there is enough: they are in the same call, or it has two names.
+        other = next((each for each in waiting.get(group, ()) if mine.group in reports[each].counts), None)
+        if other is None or group == mine.group:
+            continue
+        theirs = reports[other].waits_in
+        assert theirs is not None
+        if reports[other].counts[mine.group] < mine.number and count < theirs.number:
+            (low, low_call), (high, high_call) = sorted([(rank, mine.name), (other, theirs.name)])
+            return Difference(high, f"it is in {high_call}, where rank {low} is in {low_call}. {_RULE}")
+    return None
 
 
 calls = CollectiveCalls()

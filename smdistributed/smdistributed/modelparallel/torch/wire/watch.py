@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import socket
@@ -34,7 +35,10 @@ GRACE = 3.0
 """Seconds in which a rank may end by its own exception before its process is ended."""
 
 LOOK = 5.0
-"""Seconds between two looks at whether this rank is still in the same call."""
+"""Seconds after which a rank that is still in the same call asks for the calls of the others."""
+
+LONGEST_LOOK = 60.0
+"""Seconds between two such questions at most: a step may be long."""
 
 _SIZE = struct.Struct("<I")
 _LONGEST = 1 << 16
@@ -74,6 +78,8 @@ class Watch:
         """
         self.rank, self.name, self.grace, self.calls = rank, name, grace, calls
         self._reports: dict[int, Report] = {}
+        self._asked_at = -math.inf
+        self._call_since, self._patience = 0.0, LOOK
         self.failure: Failure | None = None
         self._failed = threading.Event()
         self._alone = threading.Event()
@@ -158,6 +164,7 @@ class Watch:
         while selector.get_map():
             ready = selector.select(LOOK)
             if not ready:
+                self._compare_reports()  # of those that have answered: a rank may be in code that holds its interpreter
                 self._look_at_own_call()
             for key, _ in ready:
                 peer: int = key.data
@@ -166,7 +173,9 @@ class Watch:
                     self._note(int(news["failed"]), str(news["reason"]), peer)
                     continue
                 if news is not None and "calls" in news:
-                    self._compare_calls(peer, Report.from_json(news["calls"]), asks=bool(news["asks"]))
+                    if news["asks"]:
+                        self._ask_all()
+                    self._take_report(peer, Report.from_json(news["calls"]))
                     continue
                 if news is not None and "report" in news:
                     self._report_calls(asks=False)
@@ -180,8 +189,14 @@ class Watch:
         selector.close()
 
     def _look_at_own_call(self) -> None:
-        """Ask all ranks for their calls if this one has been in the same call since the last look."""
-        if self.calls is not None and self.calls.seconds_in_call(time.monotonic()) >= LOOK and not self.failed:
+        """Ask all ranks for their calls if this one stays in the same call: after LOOK, then after twice as long ..."""
+        since = None if self.calls is None else self.calls.since()
+        if since is None or self.failed:
+            return
+        if since != self._call_since:
+            self._call_since, self._patience = since, LOOK
+        if time.monotonic() - since >= self._patience:
+            self._patience = min(2 * self._patience, self._patience + LONGEST_LOOK)
             self._report_calls(asks=True)
 
     def _report_calls(self, *, asks: bool) -> None:
@@ -189,20 +204,32 @@ class Watch:
         if self.calls is None:
             return
         report = self.calls.report()
-        if self.rank == 0:
-            self._compare_calls(0, report, asks=asks)
-        else:
+        if self.rank != 0:
             self._tell({"calls": report.as_json(), "asks": asks})
-
-    def _compare_calls(self, rank: int, report: Report, *, asks: bool) -> None:
-        """On rank 0: keep the report of a rank, and end the job if two ranks cannot go on."""
-        self._reports[rank] = report
+            return
         if asks:
-            if self.calls is not None:
-                self._reports[0] = self.calls.report()
-            self._tell({"report": True}, but=rank)
-        difference = first_difference(self._reports)
-        if difference is not None:
+            self._ask_all()
+        self._take_report(0, report)
+
+    def _ask_all(self) -> None:
+        """On rank 0: ask every rank for its calls, unless they have just been asked."""
+        now = time.monotonic()
+        if self.calls is None or now - self._asked_at < LOOK:
+            return
+        self._asked_at = now
+        self._reports = {0: self.calls.report()}
+        self._tell({"report": True})
+
+    def _take_report(self, rank: int, report: Report) -> None:
+        """On rank 0: keep the report of a rank. When all have answered, end the job if two ranks cannot go on."""
+        self._reports[rank] = report
+        if self._reports.keys() >= {0, *self._sockets}:
+            self._compare_reports()
+
+    def _compare_reports(self) -> None:
+        reports, self._reports = self._reports, {}
+        difference = first_difference(reports)
+        if difference is not None and not self.failed:
             self._note(difference.rank, difference.words, origin=0)
 
     def _note(self, rank: int, reason: str, origin: int) -> None:
