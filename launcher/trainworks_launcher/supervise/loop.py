@@ -31,15 +31,21 @@ class Loop:
 
     def watch(self, descriptor: Watched, events: int, callback: Callable[[int], None]) -> None:
         """Call ``callback(events)`` whenever the descriptor is ready; replaces an earlier watch of it."""
-        if descriptor in self._selector.get_map():
+        if self._is_watched(descriptor):
             self._selector.modify(descriptor, events, callback)
         else:
             self._selector.register(descriptor, events, callback)
 
     def unwatch(self, descriptor: Watched) -> None:
         """Forget a descriptor; no error if it is not watched."""
-        if descriptor in self._selector.get_map():
+        if self._is_watched(descriptor):
             self._selector.unregister(descriptor)
+
+    def _is_watched(self, descriptor: object) -> bool:
+        try:
+            return descriptor in self._selector.get_map()
+        except ValueError:  # a socket that was closed has no number any more
+            return False
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, this many seconds from now."""
@@ -86,7 +92,7 @@ class Loop:
             timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self._selector.select(timeout):
                 # An earlier callback of this round may have closed the descriptor.
-                if not self._is_stopped() and key.fileobj in self._selector.get_map():
+                if not self._is_stopped() and self._is_watched(key.fileobj):
                     key.data(events)
 
     def stop(self) -> None:
