@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
+
+import pytest
 
 from trainworks.assemble.image import ImageSpec, unchanged_image
 from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.own_layers import compare_layers, layers_of
+from trainworks.assemble.own_layers import compare_bytes, compare_layers, layers_of
+from trainworks.engine.entries import entries_of
 from trainworks.engine.protocol import BuiltImage, Engine, Layer
+from trainworks.errors import EngineError
 from trainworks.host.settings import read_host_settings
 from trainworks.render.dockerfile import INPUTS_LABEL, LAYERS_LABEL, Rendering
 
@@ -32,7 +38,7 @@ IMAGE = replace(IMAGE, labels={LAYERS_LABEL: layers_of(IMAGE)})
 class Layers:
     """The one thing that is asked of an engine: what is in each layer, as types of members by their names."""
 
-    content: Mapping[str, Mapping[str, bytes]]
+    content: Mapping[str, Mapping[str, bytes | tarfile.TarInfo]]
 
     @contextmanager
     def layers(self, _reference: str) -> Iterator[Iterator[Layer]]:
@@ -49,10 +55,13 @@ class Store:
         return self.image
 
 
-def packed(members: Mapping[str, bytes]) -> tarfile.TarFile:
+def packed(members: Mapping[str, bytes | tarfile.TarInfo]) -> tarfile.TarFile:
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, kind in members.items():
+            if isinstance(kind, tarfile.TarInfo):
+                archive.addfile(kind, io.BytesIO(bytes(kind.size)))
+                continue
             member = tarfile.TarInfo(name)
             member.type = kind
             member.linkname = "UTC" if kind == tarfile.SYMTYPE else ""
@@ -62,13 +71,17 @@ def packed(members: Mapping[str, bytes]) -> tarfile.TarFile:
     return tarfile.open(fileobj=stream, mode="r|")
 
 
-def lines(image: BuiltImage, top: Mapping[str, bytes] | None = None) -> list[str]:
+def lines(image: BuiltImage, top: Mapping[str, bytes | tarfile.TarInfo] | None = None) -> list[str]:
     base = {"etc": tarfile.DIRTYPE, "etc/localtime": tarfile.REGTYPE, "tmp": tarfile.DIRTYPE}
-    content = {BASE: base, SYSTEM: {"etc/motd": tarfile.REGTYPE}, TOP: top or {}}
+    content: dict[str, Mapping[str, bytes | tarfile.TarInfo]] = {}
+    content |= {BASE: base, SYSTEM: {"etc/motd": tarfile.REGTYPE}, TOP: top or {}}
     outcome = compare_layers(image, cast("Engine", Layers(content=content)))
     assert outcome is not None
     assert outcome.passed == (not outcome.detail)
-    return outcome.detail.splitlines()
+    found = outcome.detail.splitlines()
+    if len(image.layers) != 2:
+        assert found.pop(0) == f"the image has {len(image.layers)} layers, and was built with 2"
+    return found
 
 
 def test_an_image_of_the_layers_that_its_label_names_is_the_one_that_was_built() -> None:
@@ -83,7 +96,7 @@ def test_layers_that_are_other_ones_or_missing_are_counted() -> None:
 
 
 def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces() -> None:
-    top = {
+    top: dict[str, bytes | tarfile.TarInfo] = {
         "etc": tarfile.DIRTYPE,
         "etc/localtime": tarfile.SYMTYPE,
         "etc/motd": tarfile.REGTYPE,
@@ -103,6 +116,131 @@ def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces() -> N
         "/opt/data has nothing left of what was in it (layer 1 on top)",
         "/tmp has mode 0644, was 1777 (layer 1 on top)",
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """The one thing that is asked of an engine: an archive of an image; ``words`` is why it ends too early."""
+
+    name: str = "docker"
+    content: bytes
+    words: str = ""
+
+    @contextmanager
+    def archive(self, _reference: str) -> Iterator[io.BytesIO]:
+        yield io.BytesIO(self.content)
+        if self.words:
+            raise EngineError(self.words)
+
+
+def saved(*layers: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for number, layer in enumerate(layers):
+            member = tarfile.TarInfo(f"{number}/layer.tar")
+            member.size = len(layer)
+            archive.addfile(member, io.BytesIO(layer))
+    return stream.getvalue()
+
+
+def a_layer(content: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        member = tarfile.TarInfo("etc/one")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+ONE, TWO = a_layer(b"one"), a_layer(b"two")
+STORED = replace(IMAGE, layers=tuple(f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in (ONE, TWO)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        (Archive(content=saved(ONE, TWO)), ""),
+        (Archive(content=saved(gzip.compress(ONE), TWO)), ""),
+        (Archive(content=saved(ONE, a_layer(b"twO"))), "layer 2 of 2 has other bytes than its digest says"),
+        (Archive(content=saved(ONE)), "layer 2 of 2 has other bytes than its digest says"),
+        (Archive(content=saved(gzip.compress(ONE)[:-9], TWO)), "the engine's copy of the image cannot be read"),
+        (Archive(content=b"\1" * 5000), "the engine's copy of the image cannot be read"),
+        (
+            Archive(content=saved(ONE), words='file integrity checksum failed for "etc/two"'),
+            'file integrity checksum failed for "etc/two"',
+        ),
+    ],
+)
+def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expected: str) -> None:
+    found = compare_bytes(STORED, cast("Engine", engine))
+    assert found.passed == (not expected)
+    assert found.detail.startswith(expected)
+
+
+def test_an_engine_that_fails_for_another_reason_says_nothing_of_the_image() -> None:
+    with pytest.raises(EngineError):
+        compare_bytes(STORED, cast("Engine", Archive(content=saved(ONE, TWO), words="the daemon is busy")))
+
+
+def changed(name: str, kind: bytes, **facts: Any) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    for fact, value in facts.items():
+        setattr(member, fact, value)
+    return member
+
+
+LINKED = "etc/localtime"
+CAPABILITY = {"SCHILY.xattr.security.capability": "x"}
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        (changed("etc", tarfile.DIRTYPE, uid=1000), "/etc has owner 1000, was 0"),
+        (changed("etc", tarfile.DIRTYPE, gid=1000), "/etc has group 1000, was 0"),
+        (changed("etc", tarfile.DIRTYPE, mode=0o777), "/etc has mode 0777, was 0644"),
+        (
+            changed("etc", tarfile.DIRTYPE, mtime=DAY),
+            "/etc has time 1970-01-02T00:00:00+00:00, was 1970-01-01T00:00:00+00:00",
+        ),
+        (changed(LINKED, tarfile.REGTYPE, uid=1000), "/etc/localtime has owner 1000, was 0"),
+        (changed(LINKED, tarfile.REGTYPE, gid=1000), "/etc/localtime has group 1000, was 0"),
+        (changed(LINKED, tarfile.REGTYPE, size=3), "/etc/localtime has size 3 B, was 0 B"),
+        (changed(LINKED, tarfile.REGTYPE, mtime=DAY), "/etc/localtime is written again"),
+        (
+            changed(LINKED, tarfile.REGTYPE, pax_headers=CAPABILITY),
+            "/etc/localtime has attributes security.capability, was none",
+        ),
+        (changed(LINKED, tarfile.FIFOTYPE), "/etc/localtime has type pipe, was file"),
+        (
+            changed(LINKED, tarfile.CHRTYPE, devmajor=1, devminor=3),
+            "/etc/localtime has type character device, was file, target 1, 3, was none",
+        ),
+        (
+            changed("etc", tarfile.DIRTYPE),
+            "layer 1 on top changes no file: it has the folders of the image once more, or nothing",
+        ),
+    ],
+)
+def test_each_fact_of_a_path_is_compared(member: tarfile.TarInfo, expected: str) -> None:
+    image = replace(IMAGE, layers=(BASE, SYSTEM, TOP))
+    (told,) = lines(image, {member.name: member})
+    assert told.removesuffix(" (layer 1 on top)") == expected
+
+
+def test_an_empty_layer_on_top_is_told() -> None:
+    (told,) = lines(replace(IMAGE, layers=(BASE, SYSTEM, TOP)))
+    assert told.startswith("layer 1 on top changes no file")
+
+
+def test_a_hard_link_has_the_facts_of_its_file() -> None:
+    file = changed("opt/one", tarfile.REGTYPE, uid=7, size=5)
+    link = changed("opt/two", tarfile.LNKTYPE, linkname="opt/one")
+    entries = entries_of([file, link])
+    assert entries["/opt/two"] == entries["/opt/one"]
+    assert entries["/opt/two"].owner == 7
 
 
 def test_what_was_made_from_an_image_is_not_taken_for_it() -> None:

@@ -316,8 +316,8 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
     before = passed_before(image, os.environ, decided_by=_decides(spec, image, engine))
     if before is not None:
         say(
-            f"{len(before.results)} checks passed on {before.when}, nothing changed since: "
-            "`--junit FILE` asks them again"
+            f"known by its identifier: {len(before.results)} checks passed on {before.when}; "
+            f"`check --image` and `--junit FILE` ask them again"
         )
     return before
 
@@ -333,7 +333,7 @@ def test_image(
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
         every_line: Whether checks that pass get a line, too.
-        whole: Whether these are all checks of the image: one that passes them is known by its content from then on.
+        whole: Whether these are all checks of the image: a build knows one that passes them by its identifier.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks

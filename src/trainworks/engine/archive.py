@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -13,13 +14,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 from trainworks.engine.protocol import Layer
 from trainworks.errors import BuildError, OutputError
 from trainworks.facts.rows import Architecture
 
 _BLOCK: Final = 512
+_GZIP: Final = b"\x1f\x8b"
 _CAPABILITY: Final = "security.capability"
 
 
@@ -139,6 +141,19 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
                 yield Layer(name=short, archive=inner)
 
 
+def digests_of(stream: IO[bytes]) -> Iterator[str]:
+    """Yield the digest of each layer of an archive as its bytes are, uncompressed: ``sha256:`` and 64 digits."""
+    for _, content, is_layer in files_of(stream):
+        if not is_layer:
+            continue
+        compressed = cast("io.BufferedReader", content).peek(2)[:2] == _GZIP
+        plain = cast("IO[bytes]", gzip.GzipFile(fileobj=content)) if compressed else content
+        digest = hashlib.sha256()
+        while chunk := plain.read(1 << 20):
+            digest.update(chunk)
+        yield f"sha256:{digest.hexdigest()}"
+
+
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
     """Yield each file of an archive: name, content, and whether it is a layer. Read it before the next one."""
     with tarfile.open(fileobj=stream, mode="r|") as outer:
@@ -150,7 +165,7 @@ def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
             peeking = io.BufferedReader(_Raw(content), 1 << 16)
             head = peeking.peek(_BLOCK)[:_BLOCK]
             empty = member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
-            yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or empty
+            yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == _GZIP or empty
     # tarfile stops at the end mark. The engine's padding after it must be read, or the engine gets a broken pipe.
     while stream.read(1 << 16):
         pass
