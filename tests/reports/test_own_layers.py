@@ -15,107 +15,14 @@ import pytest
 
 from trainworks.assemble.image import ImageSpec, unchanged_image
 from trainworks.assemble.order import BuildOptions
-from trainworks.assemble.own_layers import compare_bytes, compare_layers, layers_of
+from trainworks.assemble.own_layers import compare_layers, layers_of
 from trainworks.engine.entries import entries_of
-from trainworks.engine.protocol import BuiltImage, Engine, Layer
+from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import EngineError
 from trainworks.host.settings import read_host_settings
 from trainworks.render.dockerfile import INPUTS_LABEL, LAYERS_LABEL, Rendering
 
-BASE, SYSTEM, TOP = (f"sha256:{digit * 64}" for digit in "123")
-IMAGE = BuiltImage(
-    reference="one:1",
-    identifier="sha256:a",
-    size=1,
-    labels={},
-    environment={},
-    layers=(BASE, SYSTEM),
-)
-IMAGE = replace(IMAGE, labels={LAYERS_LABEL: layers_of(IMAGE)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """The one thing that is asked of an engine: what is in each layer, as types of members by their names."""
-
-    content: Mapping[str, Mapping[str, bytes | tarfile.TarInfo]]
-
-    @contextmanager
-    def layers(self, _reference: str) -> Iterator[Iterator[Layer]]:
-        yield (Layer(name=name, archive=packed(members)) for name, members in self.content.items())
-
-
-@dataclass(frozen=True)
-class Store:
-    """The one thing that is asked of an engine: the image of a name."""
-
-    image: BuiltImage
-
-    def inspect(self, _reference: str) -> BuiltImage:
-        return self.image
-
-
-def packed(members: Mapping[str, bytes | tarfile.TarInfo]) -> tarfile.TarFile:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, kind in members.items():
-            if isinstance(kind, tarfile.TarInfo):
-                archive.addfile(kind, io.BytesIO(bytes(kind.size)))
-                continue
-            member = tarfile.TarInfo(name)
-            member.type = kind
-            member.linkname = "UTC" if kind == tarfile.SYMTYPE else ""
-            member.mode = 0o1777 if (name, len(members)) == ("tmp", 3) else member.mode
-            archive.addfile(member)
-    stream.seek(0)
-    return tarfile.open(fileobj=stream, mode="r|")
-
-
-def lines(image: BuiltImage, top: Mapping[str, bytes | tarfile.TarInfo] | None = None) -> list[str]:
-    base = {"etc": tarfile.DIRTYPE, "etc/localtime": tarfile.REGTYPE, "tmp": tarfile.DIRTYPE}
-    content: dict[str, Mapping[str, bytes | tarfile.TarInfo]] = {}
-    content |= {BASE: base, SYSTEM: {"etc/motd": tarfile.REGTYPE}, TOP: top or {}}
-    outcome = compare_layers(image, cast("Engine", Layers(content=content)))
-    assert outcome is not None
-    assert outcome.passed == (not outcome.detail)
-    found = outcome.detail.splitlines()
-    if len(image.layers) != 2:
-        assert found.pop(0) == f"the image has {len(image.layers)} layers, and was built with 2"
-    return found
-
-
-def test_an_image_of_the_layers_that_its_label_names_is_the_one_that_was_built() -> None:
-    assert lines(IMAGE) == []
-    assert compare_layers(replace(IMAGE, labels={}), cast("Engine", Layers(content={}))) is None
-
-
-def test_layers_that_are_other_ones_or_missing_are_counted() -> None:
-    assert lines(replace(IMAGE, layers=(TOP, SYSTEM))) == ["layer 1 of 2 is not the one that was built"]
-    assert lines(replace(IMAGE, layers=(BASE,))) == ["layer 2 of 2 is not the one that was built"]
-    assert len(lines(replace(IMAGE, layers=(TOP,)))) == 2
-
-
-def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces() -> None:
-    top: dict[str, bytes | tarfile.TarInfo] = {
-        "etc": tarfile.DIRTYPE,
-        "etc/localtime": tarfile.SYMTYPE,
-        "etc/motd": tarfile.REGTYPE,
-        "etc/.wh.passwd": tarfile.REGTYPE,
-        "etc/pipe.conf": tarfile.FIFOTYPE,
-        "tmp": tarfile.DIRTYPE,
-        "opt/data/.wh..wh..opq": tarfile.REGTYPE,
-        "opt/bad\nname": tarfile.REGTYPE,
-    }
-    image = replace(IMAGE, layers=(BASE, SYSTEM, TOP))
-    assert lines(image, top) == [
-        "/etc/passwd is removed (layer 1 on top)",
-        "/etc/localtime has type link, was file, target UTC, was none (layer 1 on top)",
-        "/etc/motd is written again (layer 1 on top)",
-        "/etc/pipe.conf is new (layer 1 on top)",
-        "/opt/bad\\nname is new (layer 1 on top)",
-        "/opt/data has nothing left of what was in it (layer 1 on top)",
-        "/tmp has mode 0644, was 1777 (layer 1 on top)",
-    ]
+Members = Mapping[str, bytes | tarfile.TarInfo]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +40,100 @@ class Archive:
             raise EngineError(self.words)
 
 
+@dataclass(frozen=True)
+class Store:
+    """The one thing that is asked of an engine: the image of a name."""
+
+    image: BuiltImage
+
+    def inspect(self, _reference: str) -> BuiltImage:
+        return self.image
+
+
+def packed(members: Members) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, kind in members.items():
+            if isinstance(kind, tarfile.TarInfo):
+                archive.addfile(kind, io.BytesIO(bytes(kind.size)))
+                continue
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.linkname = "UTC" if kind == tarfile.SYMTYPE else ""
+            member.mode = 0o1777 if (name, len(members)) == ("tmp", 3) else member.mode
+            archive.addfile(member)
+    return stream.getvalue()
+
+
+def digest_of(layer: bytes) -> str:
+    return f"sha256:{hashlib.sha256(layer).hexdigest()}"
+
+
+BASE = packed({"etc": tarfile.DIRTYPE, "etc/localtime": tarfile.REGTYPE, "tmp": tarfile.DIRTYPE})
+SYSTEM = packed({"etc/motd": tarfile.REGTYPE})
+OTHER = packed({"etc/other": tarfile.REGTYPE})
+IMAGE = BuiltImage(
+    reference="one:1",
+    identifier="sha256:a",
+    size=1,
+    labels={},
+    environment={},
+    layers=(digest_of(BASE), digest_of(SYSTEM)),
+)
+IMAGE = replace(IMAGE, labels={LAYERS_LABEL: layers_of(IMAGE)})
+
+
+def lines(*layers: bytes) -> list[str]:
+    """Return what is told of an image of these layers, which was built with two."""
+    image = replace(IMAGE, layers=tuple(map(digest_of, layers)))
+    intact, outcome = compare_layers(image, cast("Engine", Archive(content=saved(*layers))))
+    assert intact.passed
+    assert outcome.passed == (not outcome.detail)
+    found = outcome.detail.splitlines()
+    if len(layers) != 2:
+        assert found.pop(0) == f"the image has {len(layers)} layers, and was built with 2"
+    return found
+
+
+def on_top(members: Members) -> list[str]:
+    """Return what is told of the image that was built and a layer on top of it."""
+    return lines(BASE, SYSTEM, packed(members))
+
+
+def test_an_image_of_the_layers_that_its_label_names_is_the_one_that_was_built() -> None:
+    assert lines(BASE, SYSTEM) == []
+    nameless = replace(IMAGE, labels={})
+    assert len(compare_layers(nameless, cast("Engine", Archive(content=saved(BASE, SYSTEM))))) == 1
+
+
+def test_layers_that_are_other_ones_or_missing_are_counted() -> None:
+    assert lines(OTHER, SYSTEM) == ["layer 1 of 2 is not the one that was built"]
+    assert lines(BASE) == ["layer 2 of 2 is not the one that was built"]
+    assert len(lines(OTHER)) == 2
+
+
+def test_a_layer_on_top_is_told_with_what_it_changes_removes_and_replaces() -> None:
+    top: Members = {
+        "etc": tarfile.DIRTYPE,
+        "etc/localtime": tarfile.SYMTYPE,
+        "etc/motd": tarfile.REGTYPE,
+        "etc/.wh.passwd": tarfile.REGTYPE,
+        "etc/pipe.conf": tarfile.FIFOTYPE,
+        "tmp": tarfile.DIRTYPE,
+        "opt/data/.wh..wh..opq": tarfile.REGTYPE,
+        "opt/bad\nname": tarfile.REGTYPE,
+    }
+    assert on_top(top) == [
+        "/etc/passwd is removed (layer 1 on top)",
+        "/etc/localtime has type link, was file, target UTC, was none (layer 1 on top)",
+        "/etc/motd is written again (layer 1 on top)",
+        "/etc/pipe.conf is new (layer 1 on top)",
+        "/opt/bad\\nname is new (layer 1 on top)",
+        "/opt/data has nothing left of what was in it (layer 1 on top)",
+        "/tmp has mode 0644, was 1777 (layer 1 on top)",
+    ]
+
+
 def saved(*layers: bytes) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
@@ -143,43 +144,30 @@ def saved(*layers: bytes) -> bytes:
     return stream.getvalue()
 
 
-def a_layer(content: bytes) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        member = tarfile.TarInfo("etc/one")
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
-
-
-ONE, TWO = a_layer(b"one"), a_layer(b"two")
-STORED = replace(IMAGE, layers=tuple(f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in (ONE, TWO)))
-
-
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
-        (Archive(content=saved(ONE, TWO)), ""),
-        (Archive(content=saved(gzip.compress(ONE), TWO)), ""),
-        (Archive(content=saved(ONE, a_layer(b"twO"))), "layer 2 of 2 has other bytes than its digest says"),
-        (Archive(content=saved(ONE)), "layer 2 of 2 has other bytes than its digest says"),
-        (Archive(content=saved(gzip.compress(ONE)[:-9], TWO)), "the engine's copy of the image cannot be read"),
+        (Archive(content=saved(BASE, SYSTEM)), ""),
+        (Archive(content=saved(gzip.compress(BASE), SYSTEM)), ""),
+        (Archive(content=saved(BASE, OTHER)), "layer 2 of 2 has other bytes than its digest says"),
+        (Archive(content=saved(BASE)), "layer 2 of 2 has other bytes than its digest says"),
+        (Archive(content=saved(gzip.compress(BASE)[:-9], SYSTEM)), "the engine's copy of the image cannot be read"),
         (Archive(content=b"\1" * 5000), "the engine's copy of the image cannot be read"),
         (
-            Archive(content=saved(ONE), words='file integrity checksum failed for "etc/two"'),
+            Archive(content=saved(BASE), words='file integrity checksum failed for "etc/two"'),
             'file integrity checksum failed for "etc/two"',
         ),
     ],
 )
 def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expected: str) -> None:
-    found = compare_bytes(STORED, cast("Engine", engine))
+    found, _ = compare_layers(IMAGE, cast("Engine", engine))
     assert found.passed == (not expected)
     assert found.detail.startswith(expected)
 
 
 def test_an_engine_that_fails_for_another_reason_says_nothing_of_the_image() -> None:
     with pytest.raises(EngineError):
-        compare_bytes(STORED, cast("Engine", Archive(content=saved(ONE, TWO), words="the daemon is busy")))
+        compare_layers(IMAGE, cast("Engine", Archive(content=saved(BASE, SYSTEM), words="the daemon is busy")))
 
 
 def changed(name: str, kind: bytes, **facts: Any) -> tarfile.TarInfo:
@@ -225,13 +213,12 @@ DAY = 86_400
     ],
 )
 def test_each_fact_of_a_path_is_compared(member: tarfile.TarInfo, expected: str) -> None:
-    image = replace(IMAGE, layers=(BASE, SYSTEM, TOP))
-    (told,) = lines(image, {member.name: member})
+    (told,) = on_top({member.name: member})
     assert told.removesuffix(" (layer 1 on top)") == expected
 
 
 def test_an_empty_layer_on_top_is_told() -> None:
-    (told,) = lines(replace(IMAGE, layers=(BASE, SYSTEM, TOP)))
+    (told,) = on_top({})
     assert told.startswith("layer 1 on top changes no file")
 
 
@@ -247,12 +234,15 @@ def test_what_was_made_from_an_image_is_not_taken_for_it() -> None:
     rendering = Rendering(dockerfile="FROM x\n", files=(), stage_components={})
     spec = ImageSpec(name="one", tags=("one:1",), rendering=rendering, settings=read_host_settings({}), secrets={})
     built = replace(IMAGE, labels={**IMAGE.labels, INPUTS_LABEL: rendering.digest})
-    for image, taken in ((built, True), (replace(built, layers=(*built.layers, TOP)), False), (IMAGE, False)):
+    for image, taken in (
+        (built, True),
+        (replace(built, layers=(*built.layers, digest_of(OTHER))), False),
+        (IMAGE, False),
+    ):
         found = unchanged_image(spec, cast("Engine", Store(image)), BuildOptions())
         assert (found is not None) == taken
 
 
 def test_a_large_layer_is_told_in_few_lines() -> None:
-    image = replace(IMAGE, layers=(BASE, SYSTEM, TOP))
-    found = lines(image, {f"opt/{number:03}": tarfile.REGTYPE for number in range(300)})
+    found = on_top({f"opt/{number:03}": tarfile.REGTYPE for number in range(300)})
     assert found == ["/opt/ (300 files, as /opt/000) is new (layer 1 on top)"]

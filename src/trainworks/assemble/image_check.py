@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainworks.assemble.image import ImageResult, test_image
-from trainworks.assemble.own_layers import compare_bytes, compare_layers
+from trainworks.assemble.own_layers import compare_layers
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
 from trainworks.assemble.tested import now
@@ -89,10 +89,7 @@ def check_image(
             hint="`--any` asks what holds for every image; `python build.py extend` with the same options and --junit "
             "FILE runs its own tests, and builds nothing",
         )
-    compared = [compare_bytes(image, engine)]
-    layers = compare_layers(image, engine)
-    if layers is not None:
-        compared.append(layers)
+    compared = compare_layers(image, engine)
     for each in compared:
         say(line(each))
     if not as_now:

@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainworks.engine.archive import digests_of
-from trainworks.engine.entries import OPAQUE, WHITEOUT, Entry, entries_of
+from trainworks.engine.archive import stored_layers
+from trainworks.engine.entries import OPAQUE, WHITEOUT, Entry
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import EngineError
 from trainworks.imagetest.results import CheckResult, folded
@@ -29,56 +29,47 @@ def layers_of(image: BuiltImage) -> str:
     return " ".join(name.rpartition(":")[2][:DIGITS] for name in image.layers)
 
 
-def compare_layers(image: BuiltImage, engine: Engine) -> CheckResult | None:
-    """Compare an image with the layers that it was built with: a line for each file that is another one.
-
-    Only the same layers, and as many of them, are a pass: what an additional one changes decides the lines alone.
+def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]:
+    """Read an image, and compare it with its digests and with the layers that it was built with.
 
     Returns:
-        The result; ``None`` for an image whose label does not name its layers.
-    """
-    built, found = image.labels.get(LAYERS_LABEL, "").split(), layers_of(image).split()
-    if not built:
-        return None
-    other = [number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]]
-    lines = []
-    if len(found) != len(built):
-        lines.append(f"the image has {len(found)} layers, and was built with {len(built)}")
-    lines += [f"layer {number} of {len(built)} is not the one that was built" for number in other]
-    if not other and found != built:
-        lines += _on_top(image, engine, len(built))
-    return CheckResult(
-        component="content",
-        title=f"its {len(built)} layers are those that were built, and no others",
-        passed=found == built,
-        detail="\n".join(lines),
-        seconds=0,
-    )
-
-
-def compare_bytes(image: BuiltImage, engine: Engine) -> CheckResult:
-    """Read every byte of an image's layers, and compare each layer with the digest that the image names it by.
-
-    An engine does not look at its store's bytes again once it has them: a bad disk changes an image, and not its name.
+        Whether its bytes are those of its digests, and, where its label names its layers, whether it has these and no
+        others: a line for each file that is another one.
 
     Raises:
         EngineError, EngineUnavailableError: The engine cannot say.
     """
-    found: set[str] = set()
-    lines: list[str] = []
+    stored, damage = _read(image, engine)
+    results = [_bytes(image, engine, stored, damage)]
+    if image.labels.get(LAYERS_LABEL):
+        results.append(_layers(image, stored))
+    return tuple(results)
+
+
+def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
+    """Return what each layer that can be read has, by the digest of its bytes, and why no more could be read."""
+    stored: dict[str, Mapping[str, Entry]] = {}
+    damage = ""
     try:
         with engine.archive(image.reference) as stream:
             try:
-                found.update(digests_of(stream))
+                for layer in stored_layers(stream):
+                    stored[layer.digest] = layer.entries
             except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
                 # The engine's own words, which come at its end, say more than an archive that is cut off.
-                lines.append(f"the engine's copy of the image cannot be read: {error}")
+                damage = f"the engine's copy of the image cannot be read: {error}"
     except EngineError as error:
         if not _DAMAGE.search(error.message):
             raise
-        lines = [error.message]
+        damage = error.message
+    return stored, damage
+
+
+def _bytes(image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str) -> CheckResult:
+    """Hold each layer to its digest: a bad disk changes an image, and not its name."""
+    lines = [damage] if damage else []
     for number, name in enumerate(image.layers, start=1):
-        if name not in found and not lines:
+        if name not in stored and not damage:
             lines.append(f"layer {number} of {len(image.layers)} has other bytes than its digest says, {name}")
     if lines:
         lines.append(f"the store of {engine.name} is damaged: remove the image, and pull or build it again")
@@ -86,6 +77,28 @@ def compare_bytes(image: BuiltImage, engine: Engine) -> CheckResult:
         component="content",
         title=f"the bytes of its {len(image.layers)} layers are those of their digests",
         passed=not lines,
+        detail="\n".join(lines),
+        seconds=0,
+    )
+
+
+def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
+    """Compare the layers with those that the label names.
+
+    Only the same ones, and as many of them, are a pass: what an additional one changes decides the lines alone.
+    """
+    built, found = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
+    lines = []
+    if len(found) != len(built):
+        lines.append(f"the image has {len(found)} layers, and was built with {len(built)}")
+    other = [number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]]
+    lines += [f"layer {number} of {len(built)} is not the one that was built" for number in other]
+    if not other:
+        lines += _on_top(image, stored, len(built))
+    return CheckResult(
+        component="content",
+        title=f"its {len(built)} layers are those that were built, and no others",
+        passed=found == built,
         detail="\n".join(lines),
         seconds=0,
     )
@@ -104,13 +117,11 @@ class _Change:
     only_time: bool = False
 
 
-def _on_top(image: BuiltImage, engine: Engine, built: int) -> Iterator[str]:
+def _on_top(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int) -> Iterator[str]:
     """Yield what the layers on top of those that were built change: at least a line for each of them."""
-    with engine.layers(image.reference) as layers:
-        entries = {_key(layer.name): entries_of(layer.archive) for layer in layers}
     there: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):
-        inside = entries.get(_key(name))
+        inside = stored.get(name)
         if number > 0 and inside is None:
             yield f"layer {number} on top, {name}, cannot be read"
         elif number > 0:
@@ -131,10 +142,6 @@ def _told(changes: list[_Change], number: int) -> Iterator[str]:
         alike.setdefault(change.how, []).append(change.path)
     for how, paths in alike.items():
         yield from (f"{path} {how} (layer {number} on top)" for path in folded(paths))
-
-
-def _key(name: str) -> str:
-    return name.rpartition(":")[2]
 
 
 def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterator[_Change]:
