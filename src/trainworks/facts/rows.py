@@ -389,6 +389,25 @@ class PrivilegedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Right:
+    """Paths that some users may not read, or that a group may change; see ``images/rights.toml``.
+
+    Attributes:
+        name: What these paths are.
+        paths: Patterns of paths.
+        mode: The most that their mode may be.
+        group: The group that they may belong to, besides root's.
+        source: Who says so.
+    """
+
+    name: forms.Name
+    paths: tuple[forms.PathPattern, ...]
+    mode: forms.Mode
+    source: str
+    group: forms.Group = "root"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
     """One row of ``images/built.toml``: a build that really happened, with every image test green.
 
@@ -618,6 +637,7 @@ class Facts:
     privileged_files: tuple[PrivilegedFiles, ...] = _table(
         "privileged-files", "privileged", PrivilegedFiles, names=lambda row: (row.package,)
     )
+    rights: tuple[Right, ...] = _table("rights", "right", Right)
     built: tuple[Built, ...] = _table("built", "built", Built, names=lambda row: (row.target,), optional=True)
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]

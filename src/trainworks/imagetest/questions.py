@@ -31,7 +31,9 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-INSIDE = tuple(f"inside.{each}" for each in ("packages", "files", "libraries", "delivered", "answers"))
+INSIDE = tuple(
+    f"inside.{each}" for each in ("packages", "files", "libraries", "bytecode", "settings", "delivered", "answers")
+)
 """The program that answers checks: its modules, each after what it imports."""
 
 _HINT = (

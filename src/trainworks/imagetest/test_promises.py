@@ -307,6 +307,10 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
 
 def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
     """A Debian package is there; its upstream version begins with the declared one."""
+    said = host.run("dpkg-query --show --showformat='${Package}\\t${Status}\\n'")
+    if said.rc != 0:
+        # testinfra would raise an error of its own for each package.
+        _broken(f"dpkg cannot read its database: {_tail(said.stderr or said.stdout)}")
     package = host.package(check.package)
     if not package.is_installed:
         # A library whose ABI changed has another package name, and provides the old one (64-bit time in Debian 13).

@@ -187,6 +187,15 @@ class OwnedFilesCheck(_Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PathRights:
+    """Patterns of paths, the most that their mode may be (octal), and the group that they may belong to."""
+
+    paths: tuple[str, ...]
+    mode: str
+    group: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeliveredFilesCheck(_Promise):
     """Every file is as its maker delivered it: there, with its contents, and readable for every user.
 
@@ -202,6 +211,7 @@ class DeliveredFilesCheck(_Promise):
             of ``digests`` has no other.
         links: Links that no package lists: path, and what each leads to (``""`` is anything).
         privileged: Packages and paths of files that have rights of their own, where the package is installed.
+        rights: Who may read or change some paths: rows of ``images/rights.toml``.
     """
 
     removed: tuple[str, ...]
@@ -211,6 +221,7 @@ class DeliveredFilesCheck(_Promise):
     sourced: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     privileged: tuple[tuple[str, str], ...]
+    rights: tuple[PathRights, ...] = ()
     kind: Literal["delivered-files"] = "delivered-files"
 
 

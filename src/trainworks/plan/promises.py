@@ -345,6 +345,7 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
                 *(pair for recipe in recipes for pair in recipe.links.items()),
             ),
             privileged=tuple(allowed),
+            rights=tuple(checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
         checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),

@@ -114,13 +114,12 @@ def largest(image: Image) -> list[tuple[str, int]]:
 
 def look_at_files(image: Image, owners: Owners, owned: list[str], delivered: dict[str, Any] | None) -> InstalledFiles:
     """Say what is wrong with the files, ``owned`` and ``delivered`` as in ``Request``."""
-    folders = {path: (stat.S_IMODE(s.st_mode), s.st_uid) for path, s in image.files() if stat.S_ISDIR(s.st_mode)}
     rest = [(path, status) for path, status in image.files() if not stat.S_ISDIR(status.st_mode)]
     declared = pattern_of(owned)
     damaged: list[DamagedFile] = []
     if delivered is not None:
         owners.read_sums()
-        damaged = damaged_files(delivered, owners, rest, folders)
+        damaged = damaged_files(delivered, image, owners)
     return {
         "files": len(rest),
         "packages": len(owners.names),
