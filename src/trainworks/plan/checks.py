@@ -286,7 +286,7 @@ class LabelCheck(_Promise):
 class ConfigurationCheck(_Promise):
     """The image's configuration is the one that was rendered, and nothing was added.
 
-    User, signal and volumes are the engine's defaults.
+    Everything that is not named here is the engine's default: user, signal, volumes, whatever else a configuration has.
 
     Attributes:
         environment: Names and values of its variables, sorted.
@@ -295,6 +295,8 @@ class ConfigurationCheck(_Promise):
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
         others: Whether the base image may have variables and labels of its own.
+        architecture: What its programs run on; ``""`` where that is not known.
+        steps: The instructions that made the last layers, as ``render.steps.image_steps`` has them: its history.
     """
 
     environment: tuple[tuple[str, str], ...]
@@ -303,6 +305,8 @@ class ConfigurationCheck(_Promise):
     command: tuple[str, ...]
     working_folder: str
     others: bool = False
+    architecture: str = ""
+    steps: tuple[str, ...] = ()
     kind: Literal["configuration"] = "configuration"
 
 

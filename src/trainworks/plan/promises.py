@@ -283,6 +283,7 @@ def _checks_of_configuration(
             working_folder=WORKING_FOLDER,
             # Images of CUDA have many variables that say what is in them.
             others=bool(target.row.image),
+            architecture=target.base.architecture,
         ),
     ]
 
