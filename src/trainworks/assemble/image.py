@@ -24,6 +24,7 @@ from trainworks.errors import ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
 from trainworks.host.archives import RECORD, Found, find_archive, line_of
 from trainworks.host.settings import HostSettings
+from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL, Rendering
@@ -57,6 +58,7 @@ class ImageSpec:
         architecture: What its programs run on; another one than this machine's needs emulation.
         isolated: Whether its tests run its programs isolated: another maker's may be in it.
         archive: What its label will say of the package archive, as far as that is known before the build.
+        makers: Gives the lists of files that the makers of its packages sent.
         network: What its steps reach; ``None``: what those reach that download with this machine's settings.
     """
 
@@ -74,6 +76,7 @@ class ImageSpec:
     archive: str = ""
     network: Network | None = None
     isolated: Isolation = ""
+    makers: Makers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,6 +357,7 @@ def test_image(
             forbidden=spec.forbidden,
             base=spec.extends,
             isolated=spec.isolated,
+            makers=spec.makers,
             report=report,
             junit=junit,
         )

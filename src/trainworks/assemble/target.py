@@ -16,6 +16,7 @@ from trainworks.engine import choose
 from trainworks.engine.protocol import Engine
 from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
+from trainworks.inputs.makers import MakersLists
 from trainworks.inputs.mirror import check_mirror
 from trainworks.inputs.source_code import describe_left_out, reachable_plan
 from trainworks.inputs.sources import Unreachable
@@ -141,6 +142,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         forbidden=settings.forbidden_texts(plan.wheel_index),
         base=own_base(plan),
         architecture=plan.base.architecture,
+        makers=MakersLists(plan=plan, settings=settings, environment=os.environ, report=say),
     )
 
 

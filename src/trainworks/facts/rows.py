@@ -519,6 +519,9 @@ class FrontMatter:
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
+        trims: Patterns of files that it removes from wheels, below site-packages: what its ``trim-python-packages``
+            is given; a folder with all that is in it.
+        strips: Patterns of libraries of wheels whose symbols it removes, likewise.
         links: Links among its files, path to what each leads to; ``""`` is anything.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
         answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
@@ -531,6 +534,8 @@ class FrontMatter:
     programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
     owns: tuple[forms.PathPattern, ...] = ()
     removes: tuple[forms.PathPattern, ...] = ()
+    trims: tuple[str, ...] = ()
+    strips: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[forms.Module, ...] = ()
     answers: tuple[str, ...] = ()

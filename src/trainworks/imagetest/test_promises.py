@@ -27,6 +27,7 @@ from trainworks.imagetest import imports, questions, secrets
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.lanes import Lanes
+from trainworks.imagetest.makers import Makers, list_problems
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
@@ -60,7 +61,7 @@ _OUTPUT_LIMIT = 2000
 class ImageUnderTest:
     """An image in an engine's store, with its promises, forbidden strings, and the image that it extends.
 
-    ``isolated`` is whether another maker's programs may be in it.
+    ``isolated`` is whether another maker's programs may be in it; ``makers`` gives the lists of packages' makers.
     """
 
     engine: Engine
@@ -69,6 +70,7 @@ class ImageUnderTest:
     forbidden: tuple[str, ...]
     base: BuiltImage | None = None
     isolated: Isolation = ""
+    makers: Makers | None = None
 
 
 SUBJECT = pytest.StashKey[ImageUnderTest]()
@@ -120,7 +122,12 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = questions.request_of(checks, image)
 
-    files: Request = {"files": request.pop("files")} if "files" in request else {}
+    # One walk over the files answers both.
+    files: Request = {}
+    if "files" in request:
+        files["files"] = request.pop("files")
+    if "lists" in request:
+        files["lists"] = request.pop("lists")
 
     def ask_files(container: Container) -> Answer:
         return questions.ask(container, files) if files else {}
@@ -376,6 +383,12 @@ def test_delivered_files(
         )
 
 
+def test_makers_lists(check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest) -> None:
+    """The image has the plan's packages, and these their makers' lists of files."""
+    if problems := list_problems(check, answer["lists"], subject.makers):
+        _broken(f"{_lines(problems)}\nbuild the image again; what a recipe removes from wheels is in its `trims`")
+
+
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
     """Return a line for each damaged file; of many that have the same damage the first ones, and how many there are."""
     alike: dict[tuple[str, str], list[DamagedFile]] = {}
@@ -540,6 +553,7 @@ PROMISES: dict[str, Callable[..., None]] = {
     "debian-package": test_debian_package,
     "owned-files": test_owned_files,
     "delivered-files": test_delivered_files,
+    "makers-lists": test_makers_lists,
     "world-writable": test_world_writable,
     "privileged-files": test_privileged_files,
     "secrets": test_secrets,

@@ -226,6 +226,24 @@ class DeliveredFilesCheck(_Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MakersListsCheck(_Promise):
+    """Each package is one of the plan's, and its list of files the one that its maker sent with it.
+
+    Attributes:
+        distributions: Names of the Python distributions that the image may have.
+        debian: The Debian packages that are asked for; others are needed by these.
+        trims: Patterns of files that recipes remove from wheels, below site-packages (``trims``).
+        strips: Patterns of libraries whose symbols recipes remove, likewise (``strips``).
+    """
+
+    distributions: tuple[str, ...]
+    debian: tuple[str, ...]
+    trims: tuple[str, ...] = ()
+    strips: tuple[str, ...] = ()
+    kind: Literal["makers-lists"] = "makers-lists"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorldWritableCheck(_Promise):
     """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
 
@@ -346,6 +364,7 @@ Check = (
     | DuplicatePackagesCheck
     | OwnedFilesCheck
     | DeliveredFilesCheck
+    | MakersListsCheck
     | WorldWritableCheck
     | PrivilegedFilesCheck
     | SearchPathCheck
