@@ -127,6 +127,7 @@ def damaged(root: Path, **parts: object) -> dict[str, str]:
     request: dict[str, object] = {
         "removed": [],
         "rights": [],
+        "shared": ["/tmp", "/var/tmp"],
         "digests": [],
         "copies": [],
         "closed": [],

@@ -167,14 +167,17 @@ def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
         architecture="amd64",
         members={"md5sums": "a", "postinst": "b"},
         conffiles={"/etc/git.conf": "c", "/etc/more.conf": "d"},
+        links={"/usr/bin/g": "git"},
     )
     assert list(debian_problems(found, DebianContent(members=found["members"], conffiles={"/etc/git.conf": "c"}))) == []
-    content = DebianContent(members={"md5sums": "x", "prerm": "y"}, conffiles={"/etc/git.conf": "z"})
+    links = {"/usr/bin/g": "git-1", "/usr/share/doc/left-out": "x"}
+    content = DebianContent(members={"md5sums": "x", "prerm": "y"}, conffiles={"/etc/git.conf": "z"}, links=links)
     assert list(debian_problems(found, content)) == [
         "/var/lib/dpkg/info/git.md5sums is not the one of package git 1",
         "/var/lib/dpkg/info/git.postinst is there, and package git 1 does not have it",
         "/var/lib/dpkg/info/git.prerm is missing, and package git 1 has it",
         "/var/lib/dpkg/status has another sum of /etc/git.conf than package git 1",
+        "/usr/bin/g is a link to git, and to git-1 in package git 1",
     ]
 
 
@@ -202,7 +205,9 @@ def test_packages_that_nothing_of_the_plan_needs_are_named(tmp_path: Path) -> No
     info = tmp_path / "var/lib/dpkg/info"
     info.mkdir(parents=True)
     (info / "git.postinst").write_text("x")
-    (info / "git.list").write_text("")
+    (info / "git.list").write_text("/etc/link\n")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/link").symlink_to("a")
     (info / "git.lfs.postinst").write_text("of another package")
     status = "Package: git\nStatus: install ok installed\nVersion: 1\nArchitecture: amd64\n"
     status += "Conffiles:\n /etc/a 0\n /etc/b 0 obsolete\n"
@@ -211,7 +216,9 @@ def test_packages_that_nothing_of_the_plan_needs_are_named(tmp_path: Path) -> No
     (one, other) = sorted(found["python"], key=lambda each: each["name"], reverse=True)
     assert one["files"].keys() == {f"{SITE}/one/a.py", "/opt/venv/bin/one", RECORD}
     (debian,) = found["debian"]
-    assert (debian["members"].keys(), debian["conffiles"]) == ({"postinst"}, {"/etc/a": "0"})
+    assert {*debian["members"]} == {"postinst"}
+    assert debian["conffiles"] == {"/etc/a": "0"}
+    assert debian["links"] == {"/etc/link": "a"}
     assert list_problems(CHECK, found, None) == [
         f"{other['record']}: no package of the plan is called extra-part",
     ]
@@ -231,7 +238,9 @@ def test_what_no_maker_is_known_of_is_left_to_the_image() -> None:
     other = PythonList(
         name="one", version="1", record=RECORD, files={**listed()["files"], f"{SITE}/one/a.py": "sha256=b"}
     )
-    package = DebianList(name="git", version="1", architecture="amd64", members={"postinst": "a"}, conffiles={})
+    package = DebianList(
+        name="git", version="1", architecture="amd64", members={"postinst": "a"}, conffiles={}, links={}
+    )
     found = PackageLists(python=[other], debian=[package], unneeded=["telnetd"])
     assert list_problems(CHECK, found, Known()) == [
         "Debian package telnetd: nothing of the plan needs it",

@@ -169,8 +169,10 @@ def _how(entry: Entry, before: Entry, differences: list[str]) -> str:
     """Return how a path differs: of another kind of thing only what it is now."""
     if "type" in differences:
         differences = [name for name in differences if name in ("type", "target")]
-    elif entry.type == "file" and differences == ["time"]:
-        # The same size at another time: the content decides, and that was written.
+    elif "time" in differences and len(differences) > 1:
+        # Whatever is written has another time.
+        differences = [name for name in differences if name != "time"]
+    elif entry.type != "folder" and differences == ["time"]:
         return "is written again"
     new, old = entry.words(), before.words()
     parts = []

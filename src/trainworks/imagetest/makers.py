@@ -14,6 +14,7 @@ from typing import Protocol
 
 from trainworks.imagetest.inside.files import pattern_of
 from trainworks.imagetest.inside.lists import DebianList, PackageLists, PythonList
+from trainworks.imagetest.results import folded
 from trainworks.plan.checks import MakersListsCheck
 
 _WRITTEN_HERE = re.compile(r".*(\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)|\.pyc)")
@@ -50,10 +51,11 @@ class WheelList:
 
 @dataclass(frozen=True, kw_only=True)
 class DebianContent:
-    """What a Debian package has of itself: ``members`` and ``conffiles`` as ``inside.lists.DebianList``."""
+    """What a Debian package has of itself, as ``inside.lists.DebianList``."""
 
     members: Mapping[str, str]
     conffiles: Mapping[str, str]
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 class Makers(Protocol):
@@ -98,6 +100,7 @@ def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList)
         # The one program that installers give another name besides: pip3.11.
         written[posixpath.basename(posixpath.dirname(site_packages)).replace("python", "pip")] = written["pip"]
     wanted |= {f"{_environment(site_packages)}/bin/{name}": digest for name, digest in written.items()}
+    lacks: list[str] = []
     for path, digest in wanted.items():
         inside = path.removeprefix(site_packages)
         there = found["files"].get(path)
@@ -105,9 +108,10 @@ def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList)
             continue
         if there is None:
             if not trimmed.fullmatch(inside):
-                yield f"{found['record']} lacks {path}, which its wheel has"
+                lacks.append(path)
         elif there != digest and not stripped.fullmatch(inside):
             yield f"{found['record']} has another sum of {path} than its wheel"
+    yield from (f"{found['record']} lacks {path}, which its wheel has" for path in folded(lacks))
     for path in found["files"]:
         if path not in wanted and not _WRITTEN_HERE.fullmatch(path):
             yield f"{found['record']} has {path}, which its wheel does not have"
@@ -126,6 +130,10 @@ def debian_problems(found: DebianList, content: DebianContent) -> Iterator[str]:
     for path, digest in content.conffiles.items():
         if found["conffiles"].get(path, digest) != digest:
             yield f"/var/lib/dpkg/status has another sum of {path} than package {found['name']} {found['version']}"
+    for path, target in content.links.items():
+        there = found["links"].get(path, target)
+        if there != target:
+            yield f"{path} is a link to {there}, and to {target} in package {found['name']} {found['version']}"
 
 
 def debian_name(found: DebianList) -> DebianName:

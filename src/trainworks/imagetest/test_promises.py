@@ -364,8 +364,9 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> Non
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
-            f"{_lines(folded(stock['unowned']))}\nbelong to no package, no Python distribution and no recipe: remove "
-            "them in the step that makes them, or declare them (`owns` in the recipe's front matter)"
+            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\n"
+            "belong to no package, no Python distribution and no recipe: remove them in the step that makes "
+            "them, or declare them (`owns` in the recipe's front matter)"
         )
 
 
@@ -386,7 +387,8 @@ def test_delivered_files(
 def test_makers_lists(check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest) -> None:
     """The image has the plan's packages, and these their makers' lists of files."""
     if problems := list_problems(check, answer["lists"], subject.makers):
-        _broken(f"{_lines(problems)}\nbuild the image again; what a recipe removes from wheels is in its `trims`")
+        lines = _lines(problems, 5 * LINE_LIMIT)
+        _broken(f"{lines}\nbuild the image again; what a recipe removes from wheels is in its `trims`")
 
 
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:

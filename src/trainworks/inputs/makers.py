@@ -18,7 +18,7 @@ import re
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -126,11 +126,11 @@ class MakersLists:
             with suppress(UnreachableError):
                 places = [(snapshot_address(base, suite, self.settings), suite) for suite in base.archives]
         found: dict[DebianName, _Place] = {}
+        names = {name.name for name in wanted}
         for uri, suite in dict.fromkeys(places):
             with suppress(LockError, HostError):
-                for name, place in packages_of(client, uri, suite, base.architecture):
-                    if name in wanted:
-                        found.setdefault(name, place)
+                for name, place in packages_of(client, f"{uri.rstrip('/')} {suite}", base.architecture, names):
+                    found.setdefault(name, place)
         return found
 
     def _cached(self, kind: str, name: str) -> Path | None:
@@ -157,14 +157,23 @@ _UNPACK: Mapping[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz"
 """The forms of a list of packages, by the ends of their names, the smallest first."""
 
 
-def packages_of(client: Client, uri: str, suite: str, architecture: str) -> Iterator[tuple[DebianName, _Place]]:
-    """Yield the packages of a suite, as its list has them; the suite's signed file has the sum of that list.
+def packages_of(
+    client: Client, archive: str, architecture: str, names: Container[str]
+) -> Iterator[tuple[DebianName, _Place]]:
+    """Yield packages of a suite, as its list has them; the suite's signed file has the sum of that list.
+
+    Args:
+        client: Downloads both.
+        archive: Address and suite, with a blank between them.
+        architecture: Whose packages.
+        names: The packages that are wanted; a list has tens of thousands.
 
     Raises:
         UnreachableError: The archive does not answer.
         HostError: The list is not the one that the suite names.
     """
-    head = f"{uri.rstrip('/')}/dists/{suite}"
+    uri, suite = archive.split(" ")
+    head = f"{uri}/dists/{suite}"
     release = client.get(f"{head}/InRelease").text
     sums = {name: digest for digest, name in re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)}
     plain = f"main/binary-{architecture}/Packages"
@@ -176,10 +185,12 @@ def packages_of(client: Client, uri: str, suite: str, architecture: str) -> Iter
         raise HostError(f"{head}/{name} is not the list that {suite} names")
     text = _UNPACK[name.removeprefix(plain)](content).decode("utf-8", "replace")
     for paragraph in text.split("\n\n"):
+        if paragraph.partition("\n")[0].removeprefix("Package: ") not in names:
+            continue
         fields = dict(re.findall(r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", paragraph, re.MULTILINE))
         if len(fields) == 5:
             key = DebianName(name=fields["Package"], version=fields["Version"], architecture=fields["Architecture"])
-            yield key, _Place(address=f"{uri.rstrip('/')}/{fields['Filename']}", sha256=fields["SHA256"])
+            yield key, _Place(address=f"{uri}/{fields['Filename']}", sha256=fields["SHA256"])
 
 
 def wheel_list(path: Path) -> WheelList:
@@ -253,17 +264,19 @@ def debian_content(path: Path) -> DebianContent:
     try:
         with path.open("rb") as package:
             parts = dict(_archive_members(package))
-            control = _unpacked(parts, "control.tar")
+            control = _unpacked(parts, "control.tar", None)
             members = {name: content for name, content in control.items() if name != "control"}
             listed = members.get("conffiles", b"").decode("utf-8", "surrogateescape").split("\n")
             # A line may begin with a word, such as remove-on-upgrade: the package does not have that file.
             paths = {line.lstrip("/") for line in listed if line.startswith("/")}
-            content = _unpacked(parts, "data.tar", paths) if paths else {}
+            content = _unpacked(parts, "data.tar", paths)
+            links = _links(parts)
     except (tarfile.TarError, lzma.LZMAError, OSError, ValueError) as error:
         raise LockError(f"{path.name} cannot be read: {error}") from error
     return DebianContent(
         members={name: hashlib.sha256(each).hexdigest() for name, each in members.items()},
         conffiles={f"/{name}": hashlib.md5(each, usedforsecurity=False).hexdigest() for name, each in content.items()},
+        links=links,
     )
 
 
@@ -278,17 +291,27 @@ def _archive_members(package: IO[bytes]) -> Iterator[tuple[str, bytes]]:
         package.read(size % 2)
 
 
-def _unpacked(parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None = None) -> dict[str, bytes]:
-    """Return the plain files of a part, or those of them that are wanted, by their names without ``./``."""
+def _part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
     (name,) = (each for each in parts if each.startswith(beginning))
+    return tarfile.open(fileobj=io.BytesIO(parts[name]), mode="r:*")
+
+
+def _unpacked(parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None) -> dict[str, bytes]:
+    """Return the plain files of a part, or those of them that are wanted, by their names without ``./``."""
     found = {}
-    with tarfile.open(fileobj=io.BytesIO(parts[name]), mode="r:*") as archive:
+    with _part(parts, beginning) as archive:
         for member in archive:
             path = member.name.removeprefix("./")
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is not None and (wanted is None or path in wanted):
+            file = archive.extractfile(member) if member.isreg() and (wanted is None or path in wanted) else None
+            if file is not None:
                 found[path] = file.read()
     return found
+
+
+def _links(parts: Mapping[str, bytes]) -> dict[str, str]:
+    """Return where each link of a package leads: no list of sums has it."""
+    with _part(parts, "data.tar") as archive:
+        return {f"/{member.name.removeprefix('./')}": member.linkname for member in archive if member.issym()}
 
 
 def _all_of(wanted: Iterable[_Wanted], read: Callable[[_Wanted], _Found | None]) -> dict[_Wanted, _Found]:

@@ -211,6 +211,7 @@ class DeliveredFilesCheck(_Promise):
             of ``digests`` has no other.
         links: Links that no package lists: path, and what each leads to (``""`` is anything).
         privileged: Packages and paths of files that have rights of their own, where the package is installed.
+        shared: Folders in which every user makes files, and changes nobody else's.
         rights: Who may read or change some paths: rows of ``images/rights.toml``.
     """
 
@@ -221,6 +222,7 @@ class DeliveredFilesCheck(_Promise):
     sourced: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     privileged: tuple[tuple[str, str], ...]
+    shared: tuple[str, ...] = ()
     rights: tuple[PathRights, ...] = ()
     kind: Literal["delivered-files"] = "delivered-files"
 

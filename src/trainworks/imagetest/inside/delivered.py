@@ -31,11 +31,9 @@ from trainworks.imagetest.inside.settings import (
     authentication_problems,
     certificate_problems,
     environment_problems,
+    locale_problems,
     rights_problems,
 )
-
-SHARED = frozenset({"/tmp", "/var/tmp"})  # noqa: S108 - the image's own folders are looked at
-"""The folders in which every user makes files, and changes nobody else's."""
 
 
 def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list[DamagedFile]:
@@ -88,7 +86,7 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
             tell("package " + package, path, "" if rights else "has no rights of its own, and should have")
     for path, problem in rights_problems(root, request["rights"], closed, [*files, *folders]):
         tell(owners.name(path), path, problem)
-    rules = [account_problems(root, {row["group"] for row in request["rights"]})]
+    rules = [locale_problems(root), account_problems(root, {row["group"] for row in request["rights"]})]
     rules += [authentication_problems(root), certificate_problems(root), environment_problems(image)]
     rules += [bytecode_problems(image)]
     for path, problem in itertools.chain(*rules):
@@ -133,8 +131,8 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
             tell(owners.name(path), path, "cannot be executed, as the other programs of its folder can")
     for path, status in folders:
         mode = stat.S_IMODE(status.st_mode)
-        if path in SHARED and mode != 0o1777:
-            tell("", path, f"has mode {mode:04o}, and should have 1777: every user has temporary files there")
+        if path in request["shared"] and mode != 0o1777:
+            tell("", path, f"has mode {mode:04o}, and should have 1777: every user has files there")
         if mode & 0o005 != 0o005 and not closed.fullmatch(path):
             tell("", path, f"has mode {mode:04o}: only some users can enter the folder")
     for each in owners.problems:

@@ -13,7 +13,7 @@ import stat
 from typing import TypedDict
 
 from trainworks.imagetest.inside.files import Image, digest_of, distribution_of
-from trainworks.imagetest.inside.packages import debian_fields
+from trainworks.imagetest.inside.packages import debian_fields, lines_of
 
 _RECORD = re.compile(r".*/site-packages/[^/]+\.dist-info/RECORD")
 
@@ -39,6 +39,7 @@ class DebianList(TypedDict):
     architecture: str
     members: dict[str, str]
     conffiles: dict[str, str]
+    links: dict[str, str]
 
 
 class PackageLists(TypedDict):
@@ -74,12 +75,17 @@ def _python_list(root: str, record: str) -> PythonList:
 def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
     name, architecture = fields.get("Package", ""), fields.get("Architecture", "")
     members = {}
+    links: dict[str, str] = {}
     for start in (name, name + ":" + architecture):
         # A package's name has dots, and a member's has none: `python3.11.list` is not of `python3`.
         for path in glob.glob(glob.escape(root + "/var/lib/dpkg/info/" + start) + ".*"):
             member = path[len(root + "/var/lib/dpkg/info/" + start) + 1 :]
-            # dpkg makes this one itself, of the content.
-            if "." not in member and member != "list":
+            # dpkg makes the list itself, of the content.
+            if member == "list":
+                for line in lines_of(path):
+                    if os.path.islink(root + line):
+                        links[line] = os.readlink(root + line)
+            elif "." not in member:
                 members[member] = digest_of(path)
     conffiles = {}
     for line in fields.get("Conffiles", "").splitlines():
@@ -93,6 +99,7 @@ def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
         "architecture": architecture,
         "members": members,
         "conffiles": conffiles,
+        "links": links,
     }
 
 
