@@ -360,6 +360,15 @@ class EndOfPatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdvisoryService:
+    """A service that knows published advisories about Python distributions; see ``images/advisories.toml``."""
+
+    name: forms.Name
+    url: forms.Url
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
     """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
 
@@ -637,6 +646,7 @@ class Facts:
     ends: tuple[EndOfPatch, ...] = _table(
         "end-of-patch", "ended", EndOfPatch, names=lambda row: (f"{row.framework} {row.version}",)
     )
+    advisories: tuple[AdvisoryService, ...] = _table("advisories", "service", AdvisoryService, optional=True)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
     privileged_files: tuple[PrivilegedFiles, ...] = _table(
