@@ -27,7 +27,8 @@ from trainworks.imagetest.makers import (
     wheel_problems,
 )
 from trainworks.inputs.makers import debian_content, wheel_list
-from trainworks.plan.checks import MakersListsCheck
+from trainworks.inspect.targets import plan_of_target
+from trainworks.plan.checks import DeliveredFilesCheck, MakersListsCheck
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 RECORD = f"{SITE}/one-1.dist-info/RECORD"
@@ -152,6 +153,7 @@ def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path
     control["conffiles"] = "/etc/git.conf\nremove-on-upgrade /etc/old.conf\n"
     package = make_package(tmp_path / "git.deb", control, {"etc/git.conf": "safe", "usr/bin/git": "x"})
     found = debian_content(package)
+    assert found.links == {}
     assert found.members.keys() == {"md5sums", "postinst", "conffiles"}
     assert found.members["postinst"] == hashlib.sha256(b"#!/bin/sh\n").hexdigest()
     assert found.conffiles == {"/etc/git.conf": hashlib.md5(b"safe", usedforsecurity=False).hexdigest()}
@@ -260,3 +262,27 @@ def test_recipes_declare_what_they_trim(facts: Facts) -> None:
             assert (given["--remove"], given["--strip"]) == ({*recipe.trims}, {*recipe.strips}), recipe.name
             declared += len(recipe.trims)
     assert declared >= 10
+
+
+def test_links_of_a_debian_package_are_read(tmp_path: Path) -> None:
+    package = tmp_path / "linked.deb"
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        link = tarfile.TarInfo("./usr/lib/libnuma.so.1")
+        link.type, link.linkname = tarfile.SYMTYPE, "libnuma.so.1.0.0"
+        archive.addfile(link)
+    make_package(package, {"control": "Package: linked"}, {})
+    content = package.read_bytes()
+    data = lzma.compress(stream.getvalue())
+    begin = content.index(b"data.tar.xz")
+    head = content[begin : begin + 48] + f"{len(data):<10}`\n".encode()
+    package.write_bytes(content[:begin] + head + data + b"\n" * (len(data) % 2))
+    assert debian_content(package).links == {"/usr/lib/libnuma.so.1": "libnuma.so.1.0.0"}
+
+
+def test_the_folders_of_all_users_are_in_the_promise(facts: Facts) -> None:
+    plan = plan_of_target("pytorch-2.13.0-cpu-py311-debian12", facts)
+    assert plan is not None
+    (check,) = (each for each in plan.checks if isinstance(each, DeliveredFilesCheck))
+    assert {"/tmp", "/var/tmp", "/opt/ml/model"} <= {*check.shared}
+    assert "/etc/shadow" in {path for row in check.rights for path in row.paths}

@@ -37,6 +37,9 @@ from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import DebianContent, DebianName, WheelList
 from trainworks.plan.model import ImagePlan
 
+FORM = "2"
+"""Which form the cached lists have: what an older builder kept lacks links."""
+
 AT_ONCE = 8
 """How many files are downloaded at once: most of them are small."""
 
@@ -135,7 +138,7 @@ class MakersLists:
 
     def _cached(self, kind: str, name: str) -> Path | None:
         with suppress(RuntimeError):
-            return cache_folder(self.environment, "makers", kind, f"{name}.json")
+            return cache_folder(self.environment, "makers", FORM, kind, f"{name}.json")
         return None
 
     def _tell(self, what: str, wanted: int, found: int) -> None:

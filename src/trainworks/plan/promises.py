@@ -62,6 +62,9 @@ RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
 FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock", *RESULTS)  # noqa: S108  (names of folders in an image)
 """Where every user of a Linux system may write, and of an image; with the sticky bit: files stay their owner's."""
 
+SHARED_FOLDERS = ("/tmp", "/var/tmp", *RESULTS)  # noqa: S108  (names of folders in an image)
+"""Folders in which every user makes files, and changes nobody else's."""
+
 FOR_SOME_USERS = (
     *(
         "/root/**",
@@ -346,6 +349,7 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
                 *(pair for recipe in recipes for pair in recipe.links.items()),
             ),
             privileged=tuple(allowed),
+            shared=SHARED_FOLDERS,
             rights=tuple(checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
