@@ -5,6 +5,7 @@
   stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
+- Which later decisions change each decision of docs/adr.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from decisions import DecisionError, decision_pages  # noqa: E402
 from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
@@ -241,6 +243,10 @@ def main() -> int:
         library / "job" / "parameters.json"
     ).read_text(encoding="utf-8")
     wanted |= {ROOT / "images" / "schema" / name: text for name, text in schema_files().items()}
+    try:
+        wanted |= decision_pages(ROOT)
+    except DecisionError as error:
+        sys.exit(str(error))
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
