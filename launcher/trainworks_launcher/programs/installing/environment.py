@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
-from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
+from trainworks_launcher.programs.installing.standards import Requirement, Version, sys_tags
 
 RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 MANIFEST_VARIABLE, MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
@@ -66,8 +65,6 @@ class Here:
 
     def tags(self) -> Iterable[Any]:
         """Return the tags of wheels that fit."""
-        from pip._vendor.packaging.tags import sys_tags  # type: ignore[import-not-found, unused-ignore]
-
         return sys_tags()  # type: ignore[no-any-return, unused-ignore]
 
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:

@@ -336,15 +336,19 @@ class Task:
         """Read and answer.
 
         Args:
-            given: The manifest, and whether the answer may change a line (``strict``).
+            given: The manifest, whether the answer may change a line (``strict``), and what is kept
+                without a manifest (``keep``).
             words: Of the installation.
             folder: A private one.
 
         Raises:
             RefusedError: A line cannot be read, or asks for what the image cannot give.
         """
-        is_there = given.manifest.is_file()
-        self._manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if is_there else {}
+        self._manifest: Mapping[str, Any]
+        if given.manifest.is_file():
+            self._manifest = json.loads(given.manifest.read_text(encoding="utf-8"))
+        else:
+            self._manifest = {"protected": dict(row.split("==", 1) for row in given.keep)}
         self._words, self._folder = words, folder
         uv = here().uv()
         self.installation = Installation(uv, folder) if uv else None

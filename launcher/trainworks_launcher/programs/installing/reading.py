@@ -10,9 +10,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from pip._vendor.packaging.markers import Marker  # type: ignore[import-not-found, unused-ignore]
-from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[import-not-found, unused-ignore]
-
 from trainworks_launcher.programs.installing import pip_files
 from trainworks_launcher.programs.installing.environment import (
     RUNTIME_DIRECTORY,
@@ -21,6 +18,12 @@ from trainworks_launcher.programs.installing.environment import (
     here,
     normalised,
     say,
+)
+from trainworks_launcher.programs.installing.standards import (
+    Marker,
+    SpecifierSet,
+    parse_wheel_filename,
+    tomllib,
 )
 
 _CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
@@ -120,8 +123,6 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
-        from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
-
         file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
         try:
             name, version, _, tags = parse_wheel_filename(file)
@@ -156,10 +157,6 @@ def _with_private_copy(text: str) -> str:
 
 def table_of(file: Path) -> Mapping[str, Any]:
     """Return the content of a TOML file, or of the table in a script's head. Raises RefusedError."""
-    try:
-        import tomllib  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        from pip._vendor import tomli as tomllib  # type: ignore[import-not-found, no-redef, unused-ignore]
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
