@@ -239,24 +239,10 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         home=home,
         temporary=temporary,
         locale=locale,
-        contained=_is_contained(),
+        contained=limits.is_contained(),
         warnings=tuple(warnings),
         problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code, *of_secret),
     )
-
-
-def _is_contained() -> bool:
-    """Return whether the process ids of this process are those of a container, which ends with its process 1.
-
-    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of process ids always has that number.
-    """
-    try:
-        return os.readlink("/proc/self/ns/pid") != _PIDS_OF_THE_HOST
-    except OSError:  # a laptop without /proc
-        return False
-
-
-_PIDS_OF_THE_HOST = f"pid:[{0xEFFFFFFC}]"
 
 
 def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
