@@ -15,7 +15,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
 
-.PHONY: image test test-quick test-all gpu check fix proof arm64 release docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu check fix proof arm64 release docs site golden lock-tools benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -71,12 +71,15 @@ site: setup  ## write the documentation as a site, build/site/docs/index.html
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest --quiet -k golden
 
+lock-tools: setup  ## write tools/*.lock anew: the newest versions of what `make setup` installs, with their hashes
+	tools/lock-tools
+
 benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, print ratios
 	$(BIN)/python benchmarks/builds.py
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml tools/set-up-python tools/install-packages
+.venv/complete: pyproject.toml launcher/pyproject.toml tools/requirements.lock tools/uv.lock tools/set-up-python tools/install-packages
 	PYTHON=$(PYTHON) tools/set-up-python
 	@touch $@
 
