@@ -6,6 +6,7 @@
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
 - Which later decisions change each decision of docs/adr.
+- What AWS's pages describe, and where it is: docs/coverage.md, from tests/coverage.toml.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from coverage_table import page_markdown, read_table  # noqa: E402
 from decisions import DecisionError, decision_pages  # noqa: E402
 from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
@@ -228,6 +230,7 @@ def main() -> int:
         "variables": variables(),
         "exit-statuses": exit_statuses(),
         "evidence": evidence(),
+        "coverage": page_markdown(read_table((ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8"))),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)

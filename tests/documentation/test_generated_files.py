@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-WRITTEN = ("README.md", "docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
+FOLDERS = ("docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
+WRITTEN = ("README.md", "tests/coverage.toml", *FOLDERS)
 """What `tools/generate.py` reads, runs and writes."""
 
 
@@ -21,6 +22,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
         if (root / name).is_dir():
             shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copy(root / name, tmp_path / name)
     # Of records only those that git has: a run on this machine leaves others.
     (tmp_path / "evidence").mkdir()
