@@ -576,6 +576,26 @@ def test_a_script_says_what_it_requires(image: Image) -> None:
     assert "train.py has no requirements in its head" in image.program("-r", "train.py").stderr
 
 
+def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
+    """They are of one machine. Those of other programs in that folder count: git and keyring read them there."""
+    own = image.base / ".config" / "uv" / "uv.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('constraint-dependencies = ["core<2"]\n')
+    (image.base / "r.txt").write_text("core\n")
+    done = image.program("-r", "r.txt")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "core": "2.0"}
+    assert f"{own} is not used: name an index in pip's settings" in done.stderr
+    # Those of a project do.
+    (image.base / "pyproject.toml").write_text(
+        '[project]\nname = "a"\nversion = "1"\ndependencies = ["core"]\n[tool.uv]\n'
+        'constraint-dependencies = ["core<2"]\n'
+    )
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    assert image.versions()["core"] == "1.0"
+
+
 def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
     (image.base / "pyproject.toml").write_text(SELF)

@@ -44,6 +44,33 @@ def settings_of_pip() -> Any:
         raise RefusedError(str(error)) from error
 
 
+def uv_settings_of_user() -> Path:
+    """Return where uv would read the user's own settings."""
+    return _user_settings() / "uv" / "uv.toml"
+
+
+def _user_settings() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _without_uv_of_user(folder: Path) -> Path:
+    """Return a folder that stands for the user's settings without uv's.
+
+    They would change what is resolved on one machine and not on the next one. git and keyring read theirs there.
+    """
+    own = folder / "of-user"
+    own.mkdir(exist_ok=True)
+    try:
+        there = [each for each in _user_settings().iterdir() if each.name != "uv"]
+    except OSError:
+        there = []
+    for each in there:
+        link = own / each.name
+        if not link.is_symlink():
+            link.symlink_to(each.absolute())
+    return own
+
+
 def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     """Return what pip would use as variables and options of uv; what may have a password is in a file of this folder.
 
@@ -72,6 +99,7 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     bundle = next(filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
     found = {
         "XDG_CONFIG_DIRS": str(folder / "settings"),
+        "XDG_CONFIG_HOME": str(_without_uv_of_user(folder)),
         "UV_PROJECT": str(folder),
         "UV_NO_PROGRESS": "1",
         "UV_SYSTEM_CERTS": "1",
@@ -126,6 +154,9 @@ class Installation:
         variables, more = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
         self.options = more
+        if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
+            way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
+            say(f"{uv_settings_of_user()} is not used: {way}")
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
