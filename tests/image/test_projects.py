@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from image.indexes import USER, Index, serving, wheel_of
+from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
 from lock.servers import git_repositories
 from lock.servers import serving as serving_files
@@ -483,6 +483,12 @@ CASES = {
         plain=f"{UV} -r requirements.txt",
         expected={"mine": "1.4.0", "alpha": "1.5", "beta": "1.0"},
     ),
+    "what nvcc compiles, without a wheel": Case(
+        files={"requirements.txt": "delta\nflash-attn==2.8.3\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        refused="requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no wheel fits",
+    ),
     "an editable folder": Case(
         files={"requirements.txt": "-e ./lib\n", **below("lib", project_of("delta", "99.1", "alpha"))},
         words=("-r", "requirements.txt"),
@@ -565,7 +571,9 @@ def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def index(build_tools: dict[str, bytes]) -> Iterator[Index]:
     files = dict(wheel_of(name, version, "", *requires) for name, version, *requires in WHEELS)
-    with serving(Index({**build_tools, **files})) as server:
+    # Its build would run code that is not there; who refuses it first never asks.
+    name, content = sdist_of("flash_attn", "2.8.3", "import torch_that_is_not_there\n")
+    with serving(Index({**build_tools, **files, name: content})) as server:
         yield server
 
 

@@ -565,6 +565,23 @@ def test_a_project_is_uvs_to_read(image: Image) -> None:
     assert "pyproject.toml: requires-python is <3.8, and this image has Python 3." in done.stderr
 
 
+def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
+    image.document["needs"] = {"kernels": "nvcc", "others": "nvcc"}
+    text = '[project]\nname = "a"\nversion = "1"\ndependencies = ["plain", "kernels; sys_platform == \'linux\'"]\n'
+    (image.base / "pyproject.toml").write_text(text)
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 1
+    assert "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits" in done.stderr
+    # What a project has from a place of its own is uv's to find.
+    wheel_of_theirs, content = wheel("kernels", "", "1.0", ())
+    (image.base / wheel_of_theirs).write_bytes(content)
+    source = f'[tool.uv.sources]\nkernels = {{path = "{wheel_of_theirs}"}}\n'
+    (image.base / "pyproject.toml").write_text(text + source)
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "plain": "1.0", "kernels": "1.0"}
+
+
 def test_a_script_says_what_it_requires(image: Image) -> None:
     (image.base / "train.py").write_text(
         "# /// script\n# dependencies = ['torch==2.1', 'plain']\n# ///\nimport plain\n"

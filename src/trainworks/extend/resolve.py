@@ -218,6 +218,13 @@ class Session:
             raise self.installer.RefusedError(f"uv cannot use {words[1]}: {_last(self.resolver.log)}")
         return dict(changes.added)
 
+    def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
+        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        log = self.resolver.log
+        done = self.resolver.ask("pip", "install", *self.words, *words, environment=installation.environment)
+        self.resolver.log = log
+        return done.returncode == 1
+
     def wheels(self) -> list[Path]:
         """Return all wheels."""
         return [self.wheel_of(each) for each in self.fetched.values()]

@@ -30,7 +30,7 @@ from trainworks_launcher.programs.installing.environment import (
     say,
     versions,
 )
-from trainworks_launcher.programs.installing.reading import SOURCES, Line, read_words
+from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
 
 _CONSTRAINTS = "constraints.txt"
 """Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
@@ -198,11 +198,23 @@ class Installation:
         """Install, and return uv's status."""
         return int(here().install(self, (*self.options, *words), quiet=quiet))
 
-    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str]) -> int:
+    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading) -> int:
         """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
 
-        Return uv's status. Raises RefusedError for what would be compiled, and cannot be.
+        Args:
+            words: For uv.
+            answer: Lines, and what is kept.
+            needs: Names of what is compiled, to what compiles it.
+            reading: What projects ask for themselves.
+
+        Returns:
+            uv's status.
+
+        Raises:
+            RefusedError: For what would be compiled, and cannot be.
         """
+        # What a project has from a place of its own is there as a wheel, or is built in another way.
+        of_projects = [line for line in reading.looked_at if line.name not in reading.sources]
         kept = [f"{name}=={version}" for name, version in answer.kept.items()]
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
         excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
@@ -221,7 +233,8 @@ class Installation:
                 ["-r", self.file("wanted.txt", [line.text for line in lines if not line.constraint])] if lines else []
             )
             given += ["-c", self.file("limits.txt", limits)] if limits else []
-            self._refuse_compiled([line for line in lines if line.name in needs], options, needs)
+            compiled = [line for line in (*lines, *of_projects) if line.name in needs]
+            self._refuse_compiled(compiled, options, needs)
             status = self.install(*words, *given, *excluded, *self._kept)
             dead = [line for line in asked if status and line in lines and not self._answers(line.text.split(" ")[1])]
             if not dead:
@@ -237,7 +250,7 @@ class Installation:
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
             dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self.folder / "none"))
-            if self.call("pip", "install", *here().words, *dry, "-r", one, quiet=True).returncode == 1:
+            if here().lacks_wheel(self, (*dry, "-r", one)):
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
@@ -400,7 +413,8 @@ class Task:
         installation.options += [f"--no-sources-package={name}" for name in self.answer.without_source]
         if self.reading.project is not None:
             installation.environment["UV_PROJECT"] = str(self.reading.project)
-        status = installation.first([*self.reading.words, *more], self.answer, manifest.get("needs", {}))
+        words = [*self.reading.words, *more]
+        status = installation.first(words, self.answer, manifest.get("needs", {}), self.reading)
         if status:
             return status
         installation.mend(self.answer, manifest.get("companions", {}))
