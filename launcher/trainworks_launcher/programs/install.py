@@ -37,6 +37,7 @@ try:
         use,
     )
     from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
+    from trainworks_launcher.programs.installing.reading import refuse_python
 except ModuleNotFoundError as error:
     if error.name not in ("packaging", "tomli"):
         raise
@@ -47,7 +48,7 @@ except ModuleNotFoundError as error:
 
 sys.path.pop(0)
 
-__all__ = ["RefusedError", "Task", "for_uv", "main", "settings_of_pip", "use"]
+__all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_of_pip", "use"]
 """The builder uses these, too."""
 
 

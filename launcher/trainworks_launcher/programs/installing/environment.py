@@ -80,6 +80,10 @@ class Here:
             raise RefusedError(f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}")
         return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
 
+    def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
+        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        return bool(installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1)
+
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules as a script would, and return the last words of it; ``""`` for success."""
         return import_error(*modules)

@@ -169,14 +169,31 @@ def table_of(file: Path) -> Mapping[str, Any]:
         raise RefusedError(f"cannot read {file}: {error}") from error
 
 
-def refuse_python(file: Path) -> None:
-    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them."""
+def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
+    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them.
+
+    Args:
+        file: The file.
+        is_asked_for: Whether its requirements are to be installed. A script without a head says nothing otherwise.
+    """
+    if not is_asked_for and file.suffix == ".py" and not has_head(file):
+        return
     table = table_of(file)
     wanted = str(table.get("project", table).get("requires-python", ""))
     have = here().markers().get("python_full_version") or platform.python_version()
-    if wanted and not SpecifierSet(wanted).contains(have, prereleases=True):
+    try:
+        fits = not wanted or SpecifierSet(wanted).contains(have, prereleases=True)
+    except ValueError as error:
+        raise RefusedError(f"{file}: requires-python is {wanted}: {error}") from error
+    if not fits:
         advice = f"choose an image with Python {wanted}"
-        raise RefusedError(f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}")
+        what = f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}"
+        raise RefusedError(what, newer={"python": wanted})
+
+
+def has_head(script: Path) -> bool:
+    """Whether a script says in its head what it requires (PEP 723)."""
+    return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:
