@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 import pytest
 
 from engine.helpers import BASE, request
+from trainworks.assemble.own_layers import compare_layers
 from trainworks.engine.archive import layers_of
 from trainworks.engine.docker import layer_folders
+from trainworks.engine.entries import WHITEOUT, Entry, entries_of
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.protocol import Engine, Layer
 
@@ -19,8 +23,20 @@ DOCKERFILE = f"""\
 FROM {BASE}
 RUN mkdir -p /d/e && echo a > /d/one && echo b > /d/e/two && ln -s one /d/link && ln /d/one /d/hard
 RUN rm /d/one && rm -r /d/e && mkdir /d/e && echo c > /d/e/three
-RUN chmod 600 /etc/passwd
+RUN chmod 600 /etc/passwd && chown 1000:1001 /d /d/link -h && chgrp 1002 /d/hard && mkfifo /d/pipe
+RUN touch -d @172800 /d/e
 """
+
+
+def facts(layers: Iterator[Layer]) -> list[dict[str, Entry]]:
+    """Return all facts of every path, of all layers, in an order of their own."""
+    found = []
+    for layer in layers:
+        entries = entries_of(layer.archive)
+        # The root itself, which some archives have.
+        entries.pop("/", None)
+        found.append(entries)
+    return sorted(found, key=lambda entries: sorted(entries))
 
 
 def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
@@ -59,9 +75,53 @@ def test_folders_have_what_the_engine_streams(engine: Engine, tag: str, tmp_path
         assert child.stdout is not None
         streamed = contents(layers_of(child.stdout))
     assert read == streamed
+    compared, expected = facts(iter(listed)), saved(tag)
+    for here, there in zip(compared, expected, strict=True):
+        marks = {path for path in here if posixpath.basename(path).startswith(WHITEOUT)}
+        assert here.keys() == there.keys()
+        for path in here.keys() - marks:
+            assert here[path] == there[path]
+    told = {path: entry for entries in compared for path, entry in entries.items()}
+    assert (told["/d/link"].owner, told["/d/link"].group, told["/d/link"].target) == (1000, 1001, "one")
+    assert told["/d/e"].time == 172_800
+    assert told["/d/pipe"].type == "pipe"
     names = [name for members in read for name, _, _ in members]
     assert "d/.wh.one" in names
     assert "d/e/.wh..wh..opq" in names
+
+
+@pytest.mark.engine
+def test_a_byte_that_changed_on_the_disk_is_seen(engine: Engine, tag: str, tmp_path: Path) -> None:
+    if engine.name != "docker":
+        pytest.skip(f"{engine.name} has no folder of a layer that a test can find")
+    # By a name of its own: the engine's cache would give the damaged layer to the next run.
+    steps = f"FROM {BASE}\nRUN : {tag} && head -c 100000 /dev/urandom > /damaged\n"
+    image = engine.build(request(tmp_path / "context", steps, tags=(tag,)), lambda _event: None)
+    with engine.layers(tag) as layers:
+        folders = [layer.archive for layer in layers]
+    if not all(isinstance(folder, LayerFolder) for folder in folders):
+        pytest.skip("NOT TESTED: this daemon's layers cannot be changed by a test")
+    assert all(each.passed for each in compare_layers(image, engine))
+    (store,) = (path for path in layer_paths(tag) if (path / "damaged").exists())
+    with (store / "damaged").open("r+b") as file:
+        file.seek(50_000)
+        (byte,) = file.read(1)
+        file.seek(50_000)
+        file.write(bytes([byte ^ 1]))
+    found = compare_layers(image, engine)[0]
+    assert not found.passed
+    assert "damaged" in found.detail
+
+
+def layer_paths(tag: str) -> list[Path]:
+    described = subprocess.run(("docker", "inspect", tag), stdout=subprocess.PIPE, check=True).stdout
+    return list(layer_folders(json.loads(described)[0]).values())
+
+
+def saved(tag: str) -> list[dict[str, Entry]]:
+    with subprocess.Popen(("docker", "save", tag), stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        return facts(layers_of(child.stdout))
 
 
 def described(**changes: Any) -> dict[str, Any]:

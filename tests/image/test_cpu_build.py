@@ -87,7 +87,7 @@ def test_checks_that_an_unchanged_image_has_passed_are_not_asked_again(image: Bu
         image.report["checks"],
         image.report["tested"],
     )
-    assert f"{len(again['checks'])} checks passed on {again['tested']}, nothing changed since" in done.stderr
+    assert f"known by its identifier: {len(again['checks'])} checks passed on {again['tested']}" in done.stderr
     assert not any(line.startswith("ok  ") for line in done.stderr.splitlines())
 
 

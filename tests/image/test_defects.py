@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import marshal
 import os
 import py_compile
 import re
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+import venv
 from pathlib import Path
 
 import pytest
@@ -124,6 +126,8 @@ def damaged(root: Path, **parts: object) -> dict[str, str]:
     """Return what is not as it was delivered, by path."""
     request: dict[str, object] = {
         "removed": [],
+        "rights": [],
+        "shared": ["/tmp", "/var/tmp"],
         "digests": [],
         "copies": [],
         "closed": [],
@@ -339,13 +343,111 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
 
 def test_the_environment_is_one_of_its_own_and_activates_itself(tmp_path: Path) -> None:
     settings = "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.2\n"
-    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings, "/opt/venv/bin/activate": 'VIRTUAL_ENV="/opt/venv"\n'})
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "opt/venv")
+    for script in (tmp_path / "opt/venv/bin").glob("activate*"):
+        script.write_text(script.read_text().replace(str(tmp_path), ""))
+    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings, "/usr/bin/python3": ""})
+    (tmp_path / "usr/bin/python3").chmod(0o755)
     assert damaged(tmp_path) == {}
-    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings.replace("false", "true"), "/opt/venv/bin/activate": ""})
+    other = settings.replace("false", "true").replace("/usr/bin", "/nowhere")
+    write(tmp_path, {"/opt/venv/pyvenv.cfg": other, "/opt/venv/bin/activate.csh": ""})
+    with (tmp_path / "opt/venv/bin/activate").open("a") as activate:
+        activate.write("export PYTHONPATH=/elsewhere\n")
+    (tmp_path / "opt/venv/bin/activate.fish").unlink()
     assert damaged(tmp_path) == {
         "/opt/venv/pyvenv.cfg": ": lets the packages of the system's Python in",
-        "/opt/venv/bin/activate": ": does not name /opt/venv",
+        **{f"/opt/venv/bin/activate{name}": ": is not what Python's venv makes" for name in ("", ".csh", ".fish")},
     }
+    write(tmp_path, {"/opt/venv/pyvenv.cfg": settings.replace("/usr/bin", "/nowhere")})
+    assert damaged(tmp_path)["/opt/venv/pyvenv.cfg"] == ": says that its Python is in /nowhere, which is no folder"
+
+
+def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_path: Path) -> None:
+    rights = [
+        {"paths": ["/etc/shadow"], "mode": "0640", "group": "shadow"},
+        {"paths": ["/var/mail"], "mode": "2775", "group": "mail"},
+    ]
+    write(tmp_path, {"/etc/group": "root:x:0:\nmail:x:8:\nshadow:x:42:\n", "/etc/shadow": "", "/opt/venv/bin/run": ""})
+    (tmp_path / "var/mail").mkdir(parents=True)
+
+    def give(path: str, group: int, mode: int) -> None:
+        os.chown(tmp_path / path, 0, group)
+        (tmp_path / path).chmod(mode)
+
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root may give files to groups")
+    give("etc/shadow", 42, 0o640)
+    give("var/mail", 8, 0o2775)
+    give("opt/venv/bin", 1000, 0o755)
+    closed = ["/etc/shadow"]
+    assert damaged(tmp_path, rights=rights, closed=closed) == {}
+    give("etc/shadow", 42, 0o644)
+    give("opt/venv/bin", 1000, 0o775)
+    give("opt/venv/bin/run", 1000, 0o664)
+    write(tmp_path, {"/etc/group": "root:x:0:www-data\nmail:x:8:\nshadow:x:42:games\n"})
+    found = damaged(tmp_path, rights=rights, closed=closed)
+    assert found.pop("/etc/group").startswith(": makes www-data a member of root")
+    assert found == {
+        "/etc/shadow": ": has mode 0644, and may have at most 0640",
+        "/opt/venv/bin": ": has mode 0775 and group 1000: that group may change what root runs",
+        "/opt/venv/bin/run": ": has mode 0664 and group 1000: that group may change what root runs",
+    }
+    give("etc/shadow", 1000, 0o640)
+    assert damaged(tmp_path, rights=rights, closed=closed)["/etc/shadow"] == (
+        ": belongs to group 1000, and should belong to shadow"
+    )
+
+
+def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
+    state = "Module: null\n[default=1]\t\tpam_permit.so\nModule: unix\nrequired\tpam_unix.so\n"
+    fallback = ["session requisite pam_deny.so", "session required pam_permit.so"]
+    lines = ["# comment", "session [default=1] pam_permit.so", *fallback, "session required pam_unix.so "]
+    path = "/etc/pam.d/common-session"
+
+    def said(lines: list[str]) -> dict[str, str]:
+        write(tmp_path, {"/var/lib/pam/session": state, path: "\n".join(lines)})
+        return damaged(tmp_path)
+
+    assert said(lines) == {}
+    told = {path: ": does not ask the modules of /var/lib/pam/session, in this order"}
+    assert said(["session requisite pam_deny.so", *lines]) == told
+    assert said(lines[:-1]) == told
+    assert said([*lines, "session optional pam_exec.so /tmp/x"]) == told
+    assert said([line.replace("required", "sufficient") for line in lines]) == told
+
+
+def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
+    original = "/usr/share/ca-certificates/mozilla/One.crt"
+    bundle = "/etc/ssl/certs/ca-certificates.crt"
+    write(tmp_path, {"/etc/ca-certificates.conf": "mozilla/One.crt\n", original: "one\n", bundle: "one\n"})
+    (tmp_path / "etc/ssl/certs/One.pem").symlink_to(original)
+    link = tmp_path / "etc/ssl/certs/0a1b2c3d.0"
+    link.symlink_to("One.pem")
+    assert damaged(tmp_path) == {}
+    link.unlink()
+    (tmp_path / "etc/ssl/certs/99999999.0").symlink_to("Two.pem")
+    told = ": is not found by its hash: the folder has no link to it"
+    assert damaged(tmp_path) == {"/etc/ssl/certs/One.pem": told}
+
+
+def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
+    """With the hash of its source, the time of its source, or the number of another Python: other code is told."""
+    write(tmp_path, {f"/opt/part/{name}.py": "def mean(data):\n    return sum(data)\n" for name in "abcd"})
+    folder = tmp_path / "opt/part"
+    for name, mode in zip("abcd", (*2 * ("UNCHECKED_HASH",), "TIMESTAMP", "CHECKED_HASH"), strict=True):
+        py_compile.compile(str(folder / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode[mode])
+    assert damaged(tmp_path) == {}
+    other = marshal.dumps(compile("def mean(data):\n    return 0\n", "x", "exec"))
+    expected = {}
+    for name in "bcd":
+        (path,) = folder.glob(f"__pycache__/{name}.*")
+        head = path.read_bytes()[:16]
+        path.write_bytes((b"\x01\x02\x0d\x0a" + head[4:] if name == "d" else head) + other)
+        said = "is not what its source compiles to"
+        if name == "d":
+            said = "is bytecode of another Python than its name says, and is compiled anew at each start"
+        expected[f"/{path.relative_to(tmp_path)}"] = f": {said}"
+    assert damaged(tmp_path) == expected
 
 
 def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
@@ -370,6 +472,17 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         *(f"/info/{number}.md5sums is missing (component system, package {number})" for number in range(8)),
         "/info/8.md5sums is missing (component system, package 8), and so are 3 others in /info",
     ]
+
+
+def test_a_folder_of_packages_that_was_moved_behind_a_link_is_named(tmp_path: Path) -> None:
+    info = "/var/lib/dpkg/info"
+    installed = "Package: perl\nStatus: install ok installed\n"
+    lists = {f"{info}/perl.list": "/usr/share/perl5/A.pm\n/lib/x\n", f"{info}/perl.md5sums": ""}
+    write(tmp_path, {"/usr/share/perl6/A.pm": "", "/usr/lib/x": "", "/var/lib/dpkg/status": installed, **lists})
+    (tmp_path / "lib").symlink_to("usr/lib")
+    (tmp_path / "usr/share/perl5").symlink_to("perl6")
+    assert damaged(tmp_path)["/usr/share/perl5"] == "package perl: is a link to perl6, and was a folder"
+    assert "/lib" not in damaged(tmp_path)
 
 
 def test_programs_are_executable(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ from trainworks.plan.checks import (
     SizeCheck,
     StartCheck,
 )
+from trainworks.render.steps import image_steps
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (
@@ -306,6 +307,49 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     assert [line.split()[0].rpartition("/")[2] for line in circle] == ["libround.so.1", "libthere.so.1"]
 
 
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+DOCKERFILE = """\
+FROM base AS system
+RUN --mount=type=cache,target=/x \\
+    # A comment.
+    apt-get install one
+FROM system AS builder
+RUN make
+FROM system AS image
+COPY --from=builder /opt/root /
+RUN echo   a && b
+LABEL x=y
+"""
+
+
+def test_a_history_has_the_steps_that_were_rendered() -> None:
+    steps = image_steps(DOCKERFILE)
+    assert steps == ("RUN apt-get install one", "COPY", "RUN echo a && b")
+    of_docker = [
+        "trainworks: root file system",
+        "RUN /bin/sh -c apt-get install one # buildkit",
+        "COPY /opt/root / # buildkit",
+        "RUN /bin/sh -c echo   a && b # buildkit",
+        "LABEL x=y",
+    ]
+    of_buildah = [
+        "/bin/sh -c #(nop) ADD file:1 in / ",
+        "|1 https_proxy=http://proxy /bin/sh -c apt-get install one",
+        "/bin/sh -c #(nop) COPY dir:2 in / ",
+        "/bin/sh -c echo a && b",
+        "/bin/sh -c #(nop) LABEL x=y",
+    ]
+    for texts in (of_docker, of_buildah):
+        history = [HistoryEntry(created_by=text, size=0) for text in texts]
+        assert promises.history_problems(steps, history) == []
+        assert "should have 3" in promises.history_problems(steps, history[3:])[0]
+        assert promises.history_problems(steps, []) != []
+        other = [*history, HistoryEntry(created_by="RUN /bin/sh -c rm -rf / # buildkit", size=0)]
+        assert "history says of step 1" in promises.history_problems(steps, other)[0]
+
+
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
@@ -319,6 +363,7 @@ def configured(image: BuiltImage, *, others: bool = False) -> str:
         command=("train",),
         working_folder="/code",
         others=others,
+        architecture="amd64",
     )
     (result,) = run_checks(LocalEngine(), image, (check,), report=lambda _: None)
     assert result.passed == (result.detail == "")
@@ -334,6 +379,9 @@ CONFIGURED = dataclasses.replace(
     working_folder="/code",
     stop_signal="SIGTERM",
     user="root",
+    architecture="amd64",
+    system="linux",
+    configuration={"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["train"], "ArgsEscaped": True},
 )
 
 
@@ -350,6 +398,11 @@ CONFIGURED = dataclasses.replace(
         ({"configuration": {"Healthcheck": {"Test": ["CMD", "false"]}}}, "HEALTHCHECK is {'Test': ['CMD', 'false']}"),
         ({"configuration": {"ExposedPorts": {"22/tcp": {}}}}, "EXPOSE is {'22/tcp': {}}"),
         ({"configuration": {"Shell": ["/bin/false"]}}, "SHELL is ['/bin/false']"),
+        ({"configuration": {"StopTimeout": 1}}, "StopTimeout is 1, and should be None"),
+        ({"configuration": {"Hostname": "algo-1"}}, "Hostname is 'algo-1', and should be None"),
+        ({"configuration": {"NetworkDisabled": True}}, "NetworkDisabled is True"),
+        ({"architecture": "arm64"}, "architecture is 'arm64', and should be 'amd64'"),
+        ({"system": "plan9"}, "os is 'plan9', and should be 'linux'"),
         ({"environment": {"PATH": "/usr/bin:/bin"}}, "ENV LANG is missing"),
         ({"labels": {"title": "x", "trainworks.inputs": "y", "evil": "z"}}, "LABEL evil is 'z', and nothing sets it"),
         ({"environment": {**CONFIGURED.environment, "LANG": "POSIX"}}, "ENV LANG is 'POSIX', and should be 'C.UTF-8'"),

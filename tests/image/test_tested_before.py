@@ -60,9 +60,9 @@ def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
     assert known(tmp_path) is None
     keep(tmp_path)
     assert known(tmp_path, forbidden=("an-index", "a-proxy")) == PASSED
-    whenever = passed_before(IMAGE, {"XDG_CACHE_HOME": str(tmp_path)})
-    assert whenever is not None
-    assert datetime.fromisoformat(whenever.when) <= datetime.now(UTC)
+    passed = passed_before(IMAGE, {"XDG_CACHE_HOME": str(tmp_path)}, decided_by=decides())
+    assert passed is not None
+    assert datetime.fromisoformat(passed.when) <= datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError):
         Path.home()
     remember(IMAGE, PassedChecks(results=PASSED, when=now()), {}, decided_by=decides())
-    assert passed_before(IMAGE, {}) is None
+    assert passed_before(IMAGE, {}, decided_by=decides()) is None

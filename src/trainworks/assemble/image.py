@@ -24,6 +24,7 @@ from trainworks.errors import ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
 from trainworks.host.archives import RECORD, Found, find_archive, line_of
 from trainworks.host.settings import HostSettings
+from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL, Rendering
@@ -57,6 +58,7 @@ class ImageSpec:
         architecture: What its programs run on; another one than this machine's needs emulation.
         isolated: Whether its tests run its programs isolated: another maker's may be in it.
         archive: What its label will say of the package archive, as far as that is known before the build.
+        makers: Gives the lists of files that the makers of its packages sent.
         network: What its steps reach; ``None``: what those reach that download with this machine's settings.
     """
 
@@ -74,6 +76,7 @@ class ImageSpec:
     archive: str = ""
     network: Network | None = None
     isolated: Isolation = ""
+    makers: Makers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +319,8 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
     before = passed_before(image, os.environ, decided_by=_decides(spec, image, engine))
     if before is not None:
         say(
-            f"{len(before.results)} checks passed on {before.when}, nothing changed since: "
-            "`--junit FILE` asks them again"
+            f"known by its identifier: {len(before.results)} checks passed on {before.when}; "
+            f"`check --image` and `--junit FILE` ask them again"
         )
     return before
 
@@ -333,7 +336,7 @@ def test_image(
         engine: The engine that has it.
         junit: File that gets the results as JUnit XML; ``None`` for no file.
         every_line: Whether checks that pass get a line, too.
-        whole: Whether these are all checks of the image: one that passes them is known by its content from then on.
+        whole: Whether these are all checks of the image: a build knows one that passes them by its identifier.
     """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
@@ -354,6 +357,7 @@ def test_image(
             forbidden=spec.forbidden,
             base=spec.extends,
             isolated=spec.isolated,
+            makers=spec.makers,
             report=report,
             junit=junit,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from trainworks.assemble.image import ImageResult, test_image
 from trainworks.assemble.own_layers import compare_layers
 from trainworks.assemble.session import BuildSession
 from trainworks.assemble.target import image_spec
-from trainworks.assemble.tested import now, passed_before
+from trainworks.assemble.tested import now
 from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.engine.tree import read_tree
@@ -38,10 +37,10 @@ def check_image(
     static: bool = False,
     without_plan: bool = False,
 ) -> ImageResult:
-    """Say that an image was tested on this machine; else compare it with its build, and run the image tests on it.
+    """Compare an image with its digests and with its build, and run the image tests on it.
 
-    An image with the same layers and configuration is the one that was tested, and nothing more is asked. One with more
-    layers than it was built with gets a line for each file that these change, and is tested.
+    A person who asks wants the bytes to be asked: only a build remembers what an image of one identifier has passed. An
+    image with more layers than it was built with gets a line for each file that these change.
 
     What the image should have is decided by its name, or else by the title that its labels have: a target, with what
     the image has besides or lacks. An image of another maker is asked what can be asked without a plan.
@@ -63,9 +62,6 @@ def check_image(
     engine = choose(engine_name, report=say)
     reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
-    if (passed := passed_before(image, os.environ)) and junit is None and not without_plan:
-        say(f"{reference} is, layer by layer, the image that passed {len(passed.results)} checks on {passed.when}")
-        return ImageResult(image=image, engine=engine, checks=(), tested=passed.when, seconds=0, looked_at=True)
     title = image.labels.get(TITLE_LABEL, "")
     named = image_named(reference, facts) or image_named(title, facts)
     if named is None and image.labels.get(INPUTS_LABEL):
@@ -94,8 +90,8 @@ def check_image(
             "FILE runs its own tests, and builds nothing",
         )
     compared = compare_layers(image, engine)
-    if compared is not None:
-        say(line(compared))
+    for each in compared:
+        say(line(each))
     if not as_now:
         say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
     # That it is ours is what its own labels say: its programs run isolated, or none of them does.
@@ -110,7 +106,7 @@ def check_image(
     return ImageResult(
         image=image,
         engine=engine,
-        checks=(*([compared] if compared else ()), *checked.results),
+        checks=(*compared, *checked.results),
         tested=checked.when,
         seconds=0,
         looked_at=True,

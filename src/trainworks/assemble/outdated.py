@@ -1,9 +1,13 @@
-"""Finds what a rebuild of an image would bring, by its files and today's archives: no program of the image runs."""
+"""Finds what an image lacks, by its files and what archives, indexes and advisories say today.
+
+No program of the image runs.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -15,21 +19,30 @@ from trainworks.engine import choose, image_in
 from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.tree import ImageTree, read_tree
 from trainworks.errors import HostError, LockError, UnknownNameError
-from trainworks.facts.rows import Base, Facts
+from trainworks.facts.rows import Base, EndOfPatch, Facts, LockedPackage, TargetRow
 from trainworks.host import foreign_apt
+from trainworks.host.advisories import Advisory, advisories_of
 from trainworks.host.archives import LIMITS, newer_than, todays_states
 from trainworks.host.downloads import Client, UnreachableError
 from trainworks.host.foreign_apt import read_foreign, release_of
 from trainworks.host.index import newest_release
 from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.imagetest.interpreter import MANIFEST
 from trainworks.imagetest.job_files import JobFiles
 from trainworks.inspect.targets import find_image
 from trainworks.plan.model import IMAGE_TIME
-from trainworks.plan.variants import TITLE_LABEL, image_named
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
-READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg")
+OSV = "TRAINWORKS_OSV"
+"""Variable: the address of a service with OSV's interface, in the place of the row's; an empty one asks none."""
+
+FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
+"""The distribution of each framework: in an image of another maker, its version says how old the framework is."""
+
+READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg|{re.escape(MANIFEST)}")
 """The files of an image whose content is asked for."""
 
 _PYTHON = re.compile(r"(?P<prefix>.*)/bin/python(?P<version>\d+\.\d+)")
@@ -69,7 +82,11 @@ class OutdatedReport:
         others: What the other suites have newer, such as those of a point release.
         python: Python packages of which the index has a newer release.
         locked: Python packages in other versions than today's lock; empty for an image of no target.
+        ended: The framework, where its project makes no more patches for its version.
+        advisories: Published advisories about Python packages in their installed versions.
+        parts: Components in other versions than today's rows; empty for an image of no target.
         archives: Each suite that has moved since it was locked, in words: what the next image brings.
+        unknown: What could not be compared, a sentence each, and is no reason to fail.
         days: Whole days since the build; None for an image with a constant time.
     """
 
@@ -80,8 +97,29 @@ class OutdatedReport:
     others: tuple[Update, ...] = ()
     python: tuple[Update, ...] = ()
     locked: tuple[Update, ...] = ()
+    ended: EndOfPatch | None = None
+    advisories: tuple[Advisory, ...] = ()
+    parts: tuple[Update, ...] = ()
     archives: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     days: int | None = None
+
+    def missing(self, *, allow_ended: bool = False) -> list[str]:
+        """Return what makes the image one to replace, a part of a sentence each.
+
+        Args:
+            allow_ended: Whether a framework without patches is accepted, with the advisories about itself.
+        """
+        found = []
+        if self.updates:
+            found.append(f"security updates are missing: {', '.join(each.name for each in self.updates)}")
+        if self.ended is not None and not allow_ended:
+            found.append(_ended_words(self.ended))
+        accepted = FRAMEWORKS.get(self.ended.framework, "") if self.ended and allow_ended else ""
+        told = [f"{each.name} ({each.identifier})" for each in self.advisories if each.name != accepted]
+        if told:
+            found.append(f"advisories are published about {', '.join(told)}")
+        return found
 
     def as_values(self) -> dict[str, object]:
         """Return the report for programs."""
@@ -90,15 +128,27 @@ class OutdatedReport:
     def as_text(self) -> str:
         """Return the report for people: a line for each package."""
         number = len(self.updates)
-        lines = [f"{self.name}: {number or 'no'} security update{'' if number == 1 else 's'} missing"]
+        first = [f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution missing"]
+        if self.ended is not None:
+            first.append(_ended_words(self.ended))
+        if self.advisories:
+            count = len(self.advisories)
+            first.append(f"{count} published advisor{'y' if count == 1 else 'ies'} about Python packages")
+        lines = [f"{self.name}: {'; '.join(first)}"]
+        for advisory in self.advisories:
+            fix = f"fixed in {advisory.fixed}" if advisory.fixed else "without a fix"
+            words = f": {advisory.summary}" if advisory.summary else ""
+            lines.append(f"  {advisory.name} {advisory.installed} {advisory.identifier}, {fix}{words}")
         for rows, end in (
             (self.updates, ""),
             (self.others, " (no security update)"),
+            (self.parts, " (component)"),
             (self.locked, " (locked)"),
             (self.python, " (newest of the index)"),
         ):
             lines += [f"  {each.name} {each.installed or 'absent'} -> {each.update}{end}" for each in rows]
         lines += [f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives]
+        lines += self.unknown
         if self.days is not None:
             lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
         lines.append(f"compared: {self.packages} packages of the distribution")
@@ -139,21 +189,85 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
     changes = [*CHANGE.finditer(upgrade_outside(foreign, settings, facts, engine))]
     python, installed = installed_distributions(tree, image)
     lock = facts.locks.get(facts.name_of(named.row)) if named else None
+    advisories, unknown = published_advisories(installed, facts, settings, environment)
     return OutdatedReport(
         name=reference,
         identity=image.identifier,
         packages=foreign.packages,
-        updates=tuple(_update(each) for each in changes if "-security" in each["suites"].lower()),
-        others=tuple(_update(each) for each in changes if "-security" not in each["suites"].lower()),
+        updates=tuple(_update(each) for each in changes if is_security(each)),
+        others=tuple(_update(each) for each in changes if not is_security(each)),
         python=newest_distributions(python, installed, settings, named.row.wheel_index if named else ""),
-        locked=tuple(
-            Update(name=each.name, installed=installed[each.name], update=each.version)
-            for each in (lock.packages if lock else ())
-            if not each.build and installed.get(each.name, each.version) != each.version
-        ),
+        locked=moved_distributions(installed, lock.packages if lock else ()),
+        ended=ended_framework(named.row if named else None, installed, facts),
+        advisories=advisories,
+        parts=moved_components(tree.read(MANIFEST) or b"", named, facts),
+        unknown=unknown,
         archives=moved_archives(base, facts, settings) if base else (),
         days=days_since(image.created),
     )
+
+
+def is_security(change: re.Match[str]) -> bool:
+    """Return whether a suite of security updates has the newer version."""
+    return "-security" in change["suites"].lower()
+
+
+def moved_distributions(installed: Mapping[str, str], locked: Iterable[LockedPackage]) -> tuple[Update, ...]:
+    """Return the installed distributions of which a lock has another version; what only builds is in no image."""
+    return tuple(
+        Update(name=each.name, installed=installed[each.name], update=each.version)
+        for each in locked
+        if not each.build and each.name in installed and installed[each.name] != each.version
+    )
+
+
+def ended_framework(row: TargetRow | None, installed: Mapping[str, str], facts: Facts) -> EndOfPatch | None:
+    """Return since when the image's framework gets no patches: that of its target, else the one that is installed."""
+    if row is not None:
+        return facts.end_of_patch(row)
+    minors = {}
+    for framework, distribution in FRAMEWORKS.items():
+        if distribution in installed:
+            minors[framework] = ".".join(installed[distribution].split(".")[:2])
+    return next((end for end in facts.ends if minors.get(end.framework) == end.version), None)
+
+
+def _ended_words(end: EndOfPatch) -> str:
+    successor = f", take {end.successor} or newer" if end.successor else ""
+    return f"{end.framework} {end.version} has had no patches since {end.date}{successor}"
+
+
+def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> tuple[Update, ...]:
+    """Return the components that the image's manifest has in other versions than today's rows, by their names."""
+    try:
+        there = {str(name): str(each["version"]) for name, each in json.loads(manifest)["components"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    request = request_of(named.row, named.variant, facts) if named else None
+    if request is None:
+        return ()
+    today = {step.component: step.version for step in make_plan(request, facts).steps}
+    return tuple(
+        Update(name=name, installed=version, update=today[name])
+        for name, version in sorted(there.items())
+        if today.get(name, version) != version
+    )
+
+
+def published_advisories(
+    installed: Mapping[str, str], facts: Facts, settings: HostSettings, environment: Mapping[str, str]
+) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
+    """Return the advisories about distributions, and why there are none where no service could be asked."""
+    rows = [service.url for service in facts.advisories]
+    address = environment.get(OSV, rows[0] if rows else "").rstrip("/")
+    if not address:
+        return (), ("advisories about Python packages were not compared: no service is named",)
+    with Client(settings, limits=LIMITS) as client:
+        try:
+            return advisories_of(installed, address, client), ()
+        except UnreachableError as error:
+            sentence = f"advisories about Python packages were not compared: {error.message}"
+            return (), (f"{sentence}; {OSV} names another service with OSV's interface",)
 
 
 def installed_distributions(tree: ImageTree, image: BuiltImage) -> tuple[str, dict[str, str]]:

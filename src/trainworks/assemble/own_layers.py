@@ -1,16 +1,22 @@
 """Says what was done to an image since it was built: its label names its layers, and their digests all that is in them.
 
 So nothing has to be known of the build. An image of more layers is the one that was built, with the files that these
-change or hide.
+change or hide. That the bytes are those of the digests is asked, too.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from trainworks.engine.archive import stored_layers
+from trainworks.engine.entries import OPAQUE, WHITEOUT, Entry
 from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.errors import EngineError
 from trainworks.imagetest.results import CheckResult, folded
 from trainworks.render.dockerfile import LAYERS_LABEL
 
@@ -23,81 +29,156 @@ def layers_of(image: BuiltImage) -> str:
     return " ".join(name.rpartition(":")[2][:DIGITS] for name in image.layers)
 
 
-def compare_layers(image: BuiltImage, engine: Engine) -> CheckResult | None:
-    """Compare an image with the layers that it was built with: a line for each file that is another one.
+def compare_layers(image: BuiltImage, engine: Engine) -> tuple[CheckResult, ...]:
+    """Read an image, and compare it with its digests and with the layers that it was built with.
 
     Returns:
-        The result; ``None`` for an image whose label does not name its layers.
+        Whether its bytes are those of its digests, and, where its label names its layers, whether it has these and no
+        others: a line for each file that is another one.
+
+    Raises:
+        EngineError, EngineUnavailableError: The engine cannot say.
     """
-    built, found = image.labels.get(LAYERS_LABEL, "").split(), layers_of(image).split()
-    if not built:
-        return None
-    other = [number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]]
-    lines = [f"layer {number} of {len(built)} is not the one that was built" for number in other]
-    if not other and found != built:
-        lines = [*_on_top(image, engine, len(built))]
+    stored, damage = _read(image, engine)
+    results = [_bytes(image, engine, stored, damage)]
+    if image.labels.get(LAYERS_LABEL):
+        results.append(_layers(image, stored))
+    return tuple(results)
+
+
+def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Entry]], str]:
+    """Return what each layer that can be read has, by the digest of its bytes, and why no more could be read."""
+    stored: dict[str, Mapping[str, Entry]] = {}
+    damage = ""
+    try:
+        with engine.archive(image.reference) as stream:
+            try:
+                for layer in stored_layers(stream):
+                    stored[layer.digest] = layer.entries
+            except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                # The engine's own words, which come at its end, say more than an archive that is cut off.
+                damage = f"the engine's copy of the image cannot be read: {error}"
+    except EngineError as error:
+        if not _DAMAGE.search(error.message):
+            raise
+        damage = error.message
+    return stored, damage
+
+
+def _bytes(image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str) -> CheckResult:
+    """Hold each layer to its digest: a bad disk changes an image, and not its name."""
+    lines = [damage] if damage else []
+    for number, name in enumerate(image.layers, start=1):
+        if name not in stored and not damage:
+            lines.append(f"layer {number} of {len(image.layers)} has other bytes than its digest says, {name}")
+    if lines:
+        lines.append(f"the store of {engine.name} is damaged: remove the image, and pull or build it again")
     return CheckResult(
         component="content",
-        title=f"its {len(built)} layers are those that were built, and no others",
+        title=f"the bytes of its {len(image.layers)} layers are those of their digests",
         passed=not lines,
         detail="\n".join(lines),
         seconds=0,
     )
 
 
-def _on_top(image: BuiltImage, engine: Engine, built: int) -> Iterator[str]:
-    """Yield what the layers on top of those that were built change."""
-    with engine.layers(image.reference) as layers:
-        members = {_key(layer.name): [(_path_of(each), each) for each in layer.archive] for layer in layers}
-    there: dict[str, tarfile.TarInfo] = {}
+def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> CheckResult:
+    """Compare the layers with those that the label names.
+
+    Only the same ones, and as many of them, are a pass: what an additional one changes decides the lines alone.
+    """
+    built, found = image.labels[LAYERS_LABEL].split(), layers_of(image).split()
+    lines = []
+    if len(found) != len(built):
+        lines.append(f"the image has {len(found)} layers, and was built with {len(built)}")
+    other = [number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]]
+    lines += [f"layer {number} of {len(built)} is not the one that was built" for number in other]
+    if not other:
+        lines += _on_top(image, stored, len(built))
+    return CheckResult(
+        component="content",
+        title=f"its {len(built)} layers are those that were built, and no others",
+        passed=found == built,
+        detail="\n".join(lines),
+        seconds=0,
+    )
+
+
+_DAMAGE = re.compile(r"integrity|checksum|digest|no such file|corrupt|unexpected EOF", re.IGNORECASE)
+"""Words with which an engine says that what it has stored is not what it has stored once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """A path that a layer changes: how, and whether that is more than the time of a folder."""
+
+    path: str
+    how: str
+    only_time: bool = False
+
+
+def _on_top(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int) -> Iterator[str]:
+    """Yield what the layers on top of those that were built change: at least a line for each of them."""
+    there: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):
-        inside = members.get(_key(name))
+        inside = stored.get(name)
         if number > 0 and inside is None:
             yield f"layer {number} on top, {name}, cannot be read"
         elif number > 0:
-            alike: dict[str, list[str]] = {}
-            for path, how in _changed(inside or (), there):
-                alike.setdefault(how, []).append(path)
-            for how, paths in alike.items():
-                yield from (f"{path} {how} (layer {number} on top)" for path in folded(paths))
-        there.update(inside or ())
+            yield from _told(list(_changed(inside or {}, there)), number)
+        there.update(inside or {})
 
 
-def _key(name: str) -> str:
-    return name.rpartition(":")[2]
+def _told(changes: list[_Change], number: int) -> Iterator[str]:
+    """Yield the lines for the changes of a layer, alike ones together.
+
+    A new file sets the time of its folder: that says nothing, unless it is all that there is to say.
+    """
+    changes = [change for change in changes if not change.only_time] or changes
+    if not changes:
+        yield f"layer {number} on top changes no file: it has the folders of the image once more, or nothing"
+    alike: dict[str, list[str]] = {}
+    for change in changes:
+        alike.setdefault(change.how, []).append(change.path)
+    for how, paths in alike.items():
+        yield from (f"{path} {how} (layer {number} on top)" for path in folded(paths))
 
 
-def _path_of(member: tarfile.TarInfo) -> str:
-    return posixpath.normpath(f"/{member.name}")
-
-
-def _changed(
-    members: Sequence[tuple[str, tarfile.TarInfo]], there: Mapping[str, tarfile.TarInfo]
-) -> Iterator[tuple[str, str]]:
-    """Yield the paths that a layer changes, and how; folders that are as before are left out."""
-    for path, member in sorted(members, key=lambda pair: pair[0]):
+def _changed(entries: Mapping[str, Entry], there: Mapping[str, Entry]) -> Iterator[_Change]:
+    """Yield what a layer changes of the paths that are there; a folder that is as before is left out."""
+    for path, entry in sorted(entries.items()):
         folder, name = posixpath.split(path)
-        if name == ".wh..wh..opq":
-            yield folder, "has nothing left of what was in it"
-        elif name.startswith(".wh."):
-            yield posixpath.join(folder, name[len(".wh.") :]), "is removed"
-        elif path not in there:
-            yield path, "is new"
+        before = there.get(path)
+        if name == OPAQUE:
+            yield _Change(path=folder, how="has nothing left of what was in it")
+        elif name.startswith(WHITEOUT):
+            yield _Change(path=posixpath.join(folder, name[len(WHITEOUT) :]), how="is removed")
+        elif before is None:
+            yield _Change(path=path, how="is new")
+        elif differences := entry.differences(before):
+            yield _Change(
+                path=path,
+                how=_how(entry, before, differences),
+                only_time=entry.type == "folder" and differences == ["time"],
+            )
+        elif entry.type != "folder":
+            yield _Change(path=path, how="is written again")
+
+
+def _how(entry: Entry, before: Entry, differences: list[str]) -> str:
+    """Return how a path differs: of another kind of thing only what it is now."""
+    if "type" in differences:
+        differences = [name for name in differences if name in ("type", "target")]
+    elif "time" in differences and len(differences) > 1:
+        # Whatever is written has another time.
+        differences = [name for name in differences if name != "time"]
+    elif entry.type != "folder" and differences == ["time"]:
+        return "is written again"
+    new, old = entry.words(), before.words()
+    parts = []
+    for name in differences:
+        if new[name] == old[name]:
+            parts.append(f"other {name} {new[name]}")
         else:
-            pairs = zip(_FACTS, _facts(member), _facts(there[path]), strict=True)
-            different = [(what, new, old) for what, new, old in pairs if new != old]
-            if member.type != there[path].type:
-                different = [each for each in different if each[0] in ("type", "target")]
-            how = [f"{what} {new or 'none'}, was {old or 'none'}" for what, new, old in different]
-            if how or not member.isdir():
-                yield path, f"has {', '.join(how)}" if how else "is written again"
-
-
-_FACTS = ("type", "mode", "owner", "size", "target")
-
-
-def _facts(member: tarfile.TarInfo) -> tuple[str, ...]:
-    kind = "folder" if member.isdir() else "link" if member.issym() else "file" if member.isfile() else "other"
-    mode = "" if member.issym() else f"{member.mode & 0o7777:04o}"
-    owner = f"{member.uid}:{member.gid}"
-    return (kind, mode, owner, f"{member.size} B" if member.isreg() else "", member.linkname)
+            parts.append(f"{name} {new[name]}, was {old[name]}")
+    return f"has {', '.join(parts)}"

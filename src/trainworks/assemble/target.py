@@ -16,10 +16,11 @@ from trainworks.engine import choose
 from trainworks.engine.protocol import Engine
 from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
+from trainworks.inputs.makers import MakersLists
 from trainworks.inputs.mirror import check_mirror
 from trainworks.inputs.source_code import describe_left_out, reachable_plan
 from trainworks.inputs.sources import Unreachable
-from trainworks.plan.checks import DeliveredFilesCheck
+from trainworks.plan.checks import Check, ConfigurationCheck, DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan, without_pulled_bases
@@ -137,16 +138,21 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         settings=settings,
         secrets=settings.secrets(suite, plan.wheel_index, addresses),
         add_files=add_files,
-        checks=tuple(
-            replace(check, digests=(*check.digests, *rendering.copied))
-            if isinstance(check, DeliveredFilesCheck)
-            else check
-            for check in plan.checks
-        ),
+        checks=tuple(_rendered(check, rendering) for check in plan.checks),
         forbidden=settings.forbidden_texts(plan.wheel_index),
         base=own_base(plan),
         architecture=plan.base.architecture,
+        makers=MakersLists(plan=plan, settings=settings, environment=os.environ, report=say),
     )
+
+
+def _rendered(check: Check, rendering: Rendering) -> Check:
+    """Return a check of the plan with what only the rendering knows."""
+    if isinstance(check, DeliveredFilesCheck):
+        return replace(check, digests=(*check.digests, *rendering.copied))
+    if isinstance(check, ConfigurationCheck):
+        return replace(check, steps=rendering.history)
+    return check
 
 
 def _push(

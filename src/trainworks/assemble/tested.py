@@ -1,8 +1,9 @@
 """Which images have passed their checks on this machine, so that an image that is there is not asked twice.
 
 An engine's identifier is the digest of an image's configuration, which holds the digests of its layers: the same
-identifier is the same image. The results count while all else that decides them is the same too: the checks, the texts
-that must not be inside, the base, the engine, and every line of this package.
+identifier is the same image, while the engine's store is sound. Only a build believes that: `check --image` asks the
+bytes. The results count while all else that decides them is the same too: the checks, the texts that must not be
+inside, the base, the engine, and every line of this package.
 """
 
 from __future__ import annotations
@@ -50,19 +51,16 @@ def what_decides(
     return hashlib.sha256("\0".join(decides).encode()).hexdigest()
 
 
-def passed_before(
-    image: BuiltImage, environment: Mapping[str, str], *, decided_by: str | None = None
-) -> PassedChecks | None:
+def passed_before(image: BuiltImage, environment: Mapping[str, str], *, decided_by: str) -> PassedChecks | None:
     """Return what an image passed on this machine; ``None`` where nothing is known, or the file cannot be read.
 
     Args:
         image: The image.
         environment: The process's environment, which says where this user's cache lies (``host.cache``).
-        decided_by: What has to have decided the results (``what_decides``); ``None``: whatever did last.
+        decided_by: What has to have decided the results (``what_decides``).
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
-        kept = _folder_of(image, environment).glob(f"{decided_by or '*'}.json")
-        found = json.loads(max(kept, key=lambda path: path.stat().st_mtime).read_bytes())
+        found = json.loads((_folder_of(image, environment) / f"{decided_by}.json").read_bytes())
         return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
     return None
 

@@ -76,6 +76,7 @@ class Source:
 FACTS = Source("images/, templates/", "rows and recipes: of --root, else of the checkout or of the installed package")
 HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins")
 APT_SETTINGS = Source("/etc/apt", "this machine's Debian archives")
+OSV_SERVICE = Source("TRAINWORKS_OSV", "service with OSV's interface; default: images/advisories.toml; empty: none")
 DOCKER_HOST = Source("DOCKER_HOST", "address of the Docker daemon; default: the local one")
 LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/ship.md)")
 MEMORY = Source("XDG_CACHE_HOME", "folder for caches, which can be deleted at any time; default: ~/.cache")

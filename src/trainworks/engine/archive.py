@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -11,15 +12,18 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
+from trainworks.engine.entries import Entry, entries_of
 from trainworks.engine.protocol import Layer
 from trainworks.errors import BuildError, OutputError
 from trainworks.facts.rows import Architecture
 
 _BLOCK: Final = 512
+_GZIP: Final = b"\x1f\x8b"
 _CAPABILITY: Final = "security.capability"
 
 
@@ -139,6 +143,48 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
                 yield Layer(name=short, archive=inner)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredLayer:
+    """A layer of an archive, as its bytes are.
+
+    Attributes:
+        digest: ``sha256:`` and 64 digits, of the uncompressed bytes: an image names its layers so.
+        entries: What it says of each path.
+    """
+
+    digest: str
+    entries: Mapping[str, Entry]
+
+
+def stored_layers(stream: IO[bytes]) -> Iterator[StoredLayer]:
+    """Yield each layer of an archive with its digest, which the names in an archive are not in every layout."""
+    for _, content, is_layer in files_of(stream):
+        if not is_layer:
+            continue
+        compressed = cast("io.BufferedReader", content).peek(2)[:2] == _GZIP
+        plain = cast("IO[bytes]", gzip.GzipFile(fileobj=content)) if compressed else content
+        hashed = _Hashed(plain)
+        with tarfile.open(fileobj=cast("IO[bytes]", hashed), mode="r|", bufsize=1 << 16) as inner:
+            entries = entries_of(inner)
+        # tarfile stops at the end mark; what is behind it is in the digest, too.
+        while hashed.read(1 << 20):
+            pass
+        yield StoredLayer(digest=f"sha256:{hashed.digest.hexdigest()}", entries=entries)
+
+
+class _Hashed:
+    """A stream whose bytes are hashed as they are read."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        self._content = content
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        chunk = self._content.read(size)
+        self.digest.update(chunk)
+        return chunk
+
+
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
     """Yield each file of an archive: name, content, and whether it is a layer. Read it before the next one."""
     with tarfile.open(fileobj=stream, mode="r|") as outer:
@@ -150,7 +196,7 @@ def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
             peeking = io.BufferedReader(_Raw(content), 1 << 16)
             head = peeking.peek(_BLOCK)[:_BLOCK]
             empty = member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
-            yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or empty
+            yield member.name, peeking, head[257:262] == b"ustar" or head[:2] == _GZIP or empty
     # tarfile stops at the end mark. The engine's padding after it must be read, or the engine gets a broken pipe.
     while stream.read(1 << 16):
         pass

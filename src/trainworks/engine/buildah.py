@@ -498,6 +498,8 @@ class BuildahEngine:
             identifier=f"sha256:{description['FromImageID'].removeprefix('sha256:')}",
             size=sum(_layer_sizes(description)),
             created=str(image.get("created") or ""),
+            architecture=str(image.get("architecture") or ""),
+            system=str(image.get("os") or ""),
             layers=tuple((image.get("rootfs") or {}).get("diff_ids") or ()),
         )
 

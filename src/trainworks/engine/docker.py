@@ -673,6 +673,8 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         size=int(image.attrs["Size"]),
         digests=tuple(image.attrs.get("RepoDigests") or ()),
         created=str(image.attrs.get("Created") or ""),
+        architecture=str(image.attrs.get("Architecture") or ""),
+        system=str(image.attrs.get("Os") or ""),
         layers=tuple((image.attrs.get("RootFS") or {}).get("Layers") or ()),
     )
 

@@ -16,6 +16,15 @@ from typing import IO
 _OPAQUE = "trusted.overlay.opaque"
 _WHITEOUT = ".wh."
 
+ATTRIBUTE = "SCHILY.xattr."
+"""What an archive's PAX header puts before the name of an extended attribute."""
+
+_OF_THE_IMAGE = ("security.capability", "system.posix_acl_", "user.")
+"""The extended attributes that belong to a file; others are this machine's (``security.selinux``, ``trusted.*``)."""
+
+_OF_THE_MACHINE = "user.overlay."
+"""Attributes of an overlay file system that a user without root's rights has mounted."""
+
 
 class LayerFolder:
     """One layer's folder, with the members that the layer's archive has: whiteouts by their names in an archive."""
@@ -37,14 +46,7 @@ class LayerFolder:
                     # The file system's mark for a deleted entry of a lower layer.
                     yield tarfile.TarInfo(str(Path(name).with_name(f"{_WHITEOUT}{entry.name}")))
                     continue
-                member = tarfile.TarInfo(name)
-                member.mode = stat.S_IMODE(status.st_mode)
-                member.type = _kind(status.st_mode)
-                member.uid = status.st_uid
-                if member.issym():
-                    member.linkname = str(path.readlink())
-                if member.isreg():
-                    member.size = status.st_size
+                member = _member(name, path, status)
                 yield member
                 if member.isdir():
                     pending.append(path)
@@ -59,12 +61,49 @@ class LayerFolder:
         return io.BytesIO() if path.name.startswith(_WHITEOUT) else path.open("rb")
 
 
+def _member(name: str, path: Path, status: os.stat_result) -> tarfile.TarInfo:
+    """Return a file of a folder as an archive has it: every fact that ``engine.entries`` compares."""
+    member = tarfile.TarInfo(name)
+    member.type = _kind(status.st_mode)
+    member.mode = stat.S_IMODE(status.st_mode)
+    member.uid = status.st_uid
+    member.gid = status.st_gid
+    # The engines' archives have whole seconds.
+    member.mtime = int(status.st_mtime)
+    member.pax_headers = dict(_attributes(path))
+    if member.issym():
+        member.linkname = str(path.readlink())
+    if member.isreg():
+        member.size = status.st_size
+    if member.ischr() or member.isblk():
+        member.devmajor = os.major(status.st_rdev)
+        member.devminor = os.minor(status.st_rdev)
+    return member
+
+
 def _kind(mode: int) -> bytes:
-    if stat.S_ISDIR(mode):
-        return tarfile.DIRTYPE
-    if stat.S_ISLNK(mode):
-        return tarfile.SYMTYPE
-    return tarfile.REGTYPE if stat.S_ISREG(mode) else tarfile.FIFOTYPE
+    kinds = {
+        stat.S_IFDIR: tarfile.DIRTYPE,
+        stat.S_IFLNK: tarfile.SYMTYPE,
+        stat.S_IFREG: tarfile.REGTYPE,
+        stat.S_IFCHR: tarfile.CHRTYPE,
+        stat.S_IFBLK: tarfile.BLKTYPE,
+    }
+    return kinds.get(stat.S_IFMT(mode), tarfile.FIFOTYPE)
+
+
+def _attributes(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the extended attributes of a file that belong to the image, as an archive has them."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        # A file system without extended attributes has none.
+        return
+    for name in names:
+        if name.startswith(_OF_THE_IMAGE) and not name.startswith(_OF_THE_MACHINE):
+            value = os.getxattr(path, name, follow_symlinks=False)
+            # PAX values are text to tarfile; surrogate escapes carry the bytes through.
+            yield ATTRIBUTE + name, value.decode("utf-8", "surrogateescape")
 
 
 def _is_opaque(folder: Path) -> bool:

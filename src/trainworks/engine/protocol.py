@@ -108,6 +108,8 @@ class BuiltImage:
         created: Creation time in its configuration (ISO 8601).
         layers: The digests of its layers, uncompressed, lowest first.
         configuration: What it says of a container, by the keys of an image's configuration; without empty ones.
+        architecture: What its programs run on, as its configuration has it: ``amd64``.
+        system: Its operating system, as its configuration has it: ``linux``.
     """
 
     reference: str
@@ -125,6 +127,8 @@ class BuiltImage:
     created: str = ""
     layers: tuple[str, ...] = ()
     configuration: Mapping[str, object] = field(default_factory=dict)
+    architecture: str = ""
+    system: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

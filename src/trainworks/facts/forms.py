@@ -63,6 +63,7 @@ Package = Annotated[
 ]
 """apt-get(8) reads ``name-`` as a package to remove."""
 Name = Annotated[str, _form(r"[a-z0-9]+([.-][a-z0-9]+)*", "lower-case letters, digits and dashes")]
+Group = Annotated[str, _form(r"[a-z_][a-z0-9_-]*", "the name of a group of users")]
 Digits = Annotated[str, _form(r"[0-9]+(\.[0-9]+)*", "numbers and dots")]
 Python = Annotated[str, _form(r"3\.[0-9]+", "MAJOR.MINOR, for example '3.11'")]
 Minor = Annotated[str, _form(r"[0-9]+\.[0-9]+", "MAJOR.MINOR, for example '2.4'")]
@@ -90,6 +91,7 @@ Second = Annotated[
 ]
 Cell = Annotated[str, _form(r"cpu|neuron|cu[0-9]{3}", "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'")]
 WheelSuffix = Annotated[str, _form(r"cu[0-9]+", "'cu' and digits")]
+Mode = Annotated[str, _form(r"[0-7]{4}", "four octal digits, for example '0640'")]
 Compute = Annotated[str, _form(r"[0-9]+[a-z]?", "an architecture as nvcc names it, without the dot: '80'")]
 Distribution = Annotated[
     str, _form(r"[a-z0-9]+(-[a-z0-9]+)*", "a normalised name: lower-case letters, digits and dashes")

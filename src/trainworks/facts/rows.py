@@ -340,6 +340,15 @@ class EndOfPatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdvisoryService:
+    """A service that knows published advisories about Python distributions; see ``images/advisories.toml``."""
+
+    name: forms.Name
+    url: forms.Url
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
     """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
 
@@ -366,6 +375,25 @@ class PrivilegedFiles:
     package: forms.Package
     paths: tuple[forms.AbsolutePath, ...]
     source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Right:
+    """Paths that some users may not read, or that a group may change; see ``images/rights.toml``.
+
+    Attributes:
+        name: What these paths are.
+        paths: Patterns of paths.
+        mode: The most that their mode may be.
+        group: The group that they may belong to, besides root's.
+        source: Who says so.
+    """
+
+    name: forms.Name
+    paths: tuple[forms.PathPattern, ...]
+    mode: forms.Mode
+    source: str
+    group: forms.Group = "root"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,6 +508,9 @@ class FrontMatter:
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
+        trims: Patterns of files that it removes from wheels, below site-packages: what its ``trim-python-packages``
+            is given; a folder with all that is in it.
+        strips: Patterns of libraries of wheels whose symbols it removes, likewise.
         links: Links among its files, path to what each leads to; ``""`` is anything.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
         answers: Rules of ``images/compatibility.toml`` that advise what this recipe does; such advice is not given.
@@ -492,6 +523,8 @@ class FrontMatter:
     programs: Mapping[str, forms.AbsolutePath] = field(default_factory=dict)
     owns: tuple[forms.PathPattern, ...] = ()
     removes: tuple[forms.PathPattern, ...] = ()
+    trims: tuple[str, ...] = ()
+    strips: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[forms.Module, ...] = ()
     answers: tuple[str, ...] = ()
@@ -592,11 +625,13 @@ class Facts:
     ends: tuple[EndOfPatch, ...] = _table(
         "end-of-patch", "ended", EndOfPatch, names=lambda row: (f"{row.framework} {row.version}",)
     )
+    advisories: tuple[AdvisoryService, ...] = _table("advisories", "service", AdvisoryService, optional=True)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
     privileged_files: tuple[PrivilegedFiles, ...] = _table(
         "privileged-files", "privileged", PrivilegedFiles, names=lambda row: (row.package,)
     )
+    rights: tuple[Right, ...] = _table("rights", "right", Right)
     built: tuple[Built, ...] = _table("built", "built", Built, names=lambda row: (row.target,), optional=True)
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]

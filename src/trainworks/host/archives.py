@@ -157,6 +157,11 @@ def _own(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
     return found
 
 
+def snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
+    """Return where the newest snapshot of a suite is; raises ``UnreachableError`` where none is known."""
+    return _snapshot(base, suite, datetime.now(UTC), settings)
+
+
 def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> str:
     pattern = settings.snapshot or base.snapshot
     if not pattern:

@@ -117,6 +117,13 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(address, error) from error
 
+    def post(self, address: str, content: object) -> requests.Response:
+        """Return the answer to a POST request of JSON, whatever its status; raises ``UnreachableError``."""
+        try:
+            return self._open(address, {}, urlsplit(address).netloc, method="POST", content=content)
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unreachable(address, error) from error
+
     def size(self, address: str) -> int:
         """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
         try:
@@ -239,7 +246,14 @@ class Client:
             return stream.tell()
 
     def _open(
-        self, address: str, headers: Mapping[str, str], host: str, *, method: str = "GET", stream: bool = False
+        self,
+        address: str,
+        headers: Mapping[str, str],
+        host: str,
+        *,
+        method: str = "GET",
+        stream: bool = False,
+        content: object = None,
     ) -> requests.Response:
         if host in self._dead:
             raise UnreachableError(f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}")
@@ -248,6 +262,7 @@ class Client:
             method,
             address,
             headers=headers,
+            json=content,
             # Without it, requests would replace a token in the headers by the login that netrc has for the host.
             auth=as_given if "Authorization" in headers else None,
             stream=stream,

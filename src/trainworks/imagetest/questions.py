@@ -31,7 +31,10 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-INSIDE = tuple(f"inside.{each}" for each in ("packages", "files", "libraries", "delivered", "answers"))
+INSIDE = tuple(
+    f"inside.{each}"
+    for each in ("packages", "files", "libraries", "bytecode", "settings", "delivered", "lists", "answers")
+)
 """The program that answers checks: its modules, each after what it imports."""
 
 _HINT = (
@@ -62,7 +65,12 @@ The mark is another one for each question: nothing in an image can print it that
 
 _BASE_TIMEOUT = 420.0
 
-FILES = (kinds.OwnedFilesCheck, kinds.DeliveredFilesCheck, kinds.WorldWritableCheck, kinds.PrivilegedFilesCheck)
+FILES = (
+    kinds.OwnedFilesCheck,
+    kinds.DeliveredFilesCheck,
+    kinds.WorldWritableCheck,
+    kinds.PrivilegedFilesCheck,
+)
 """The checks of all files, which one walk answers."""
 
 
@@ -84,6 +92,9 @@ def request_of(checks: Iterable[kinds.Check], image: BuiltImage, *, python: str 
         owned = [pattern for check in checks if isinstance(check, kinds.OwnedFilesCheck) for pattern in check.owned]
         delivered = [asdict(check) for check in checks if isinstance(check, kinds.DeliveredFilesCheck)]
         request["files"] = (owned, delivered[0] if delivered else None)
+    for check in checks:
+        if isinstance(check, kinds.MakersListsCheck):
+            request["lists"] = list(check.debian)
     return request
 
 
@@ -202,7 +213,7 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
         answer = ask_program(container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout)
     except ImageTestError as error:
         raise ImageTestError(f"cannot run the checks inside the image: {error.message}", hint=_HINT) from error
-    lacks = [key for key in ("files", "contents", "packages", "sizes", "distributions") if request.get(key)]
+    lacks = [key for key in ("files", "contents", "packages", "sizes", "distributions", "lists") if request.get(key)]
     lacks = [key for key in lacks if key not in answer]
     if lacks or len(answer.get("problems", ())) != len(checks):
         raise ImageTestError("the image's answer is malformed: it does not answer what was asked", hint=_HINT)

@@ -73,6 +73,8 @@ def title_of(check: kinds.Check) -> str:
             return "every file belongs to a package or a recipe"
         case kinds.DeliveredFilesCheck():
             return "every file is as its maker delivered it"
+        case kinds.MakersListsCheck():
+            return "every package is one of the plan's, and its list of files is its maker's"
         case kinds.WorldWritableCheck(allowed=allowed):
             return f"no file can be changed by every user, except {', '.join(allowed)}"
         case kinds.PrivilegedFilesCheck():

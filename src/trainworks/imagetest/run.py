@@ -21,6 +21,7 @@ from trainworks.engine.processes import wait_for
 from trainworks.engine.protocol import BuiltImage, Engine, Isolation
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
+from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, title_of
 from trainworks.plan.checks import Check
 
@@ -39,6 +40,7 @@ def run_checks(
     forbidden: tuple[str, ...] = (),
     base: BuiltImage | None = None,
     isolated: Isolation = "",
+    makers: Makers | None = None,
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:
@@ -50,6 +52,7 @@ def run_checks(
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
         base: The image that this one extends, if it is of another maker: its own secrets are not reported.
         isolated: Whether another maker's programs may be in it (``Engine.container``).
+        makers: Gives the lists of files that makers of packages sent; ``None``: only the image's own are looked at.
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 
@@ -69,7 +72,13 @@ def run_checks(
         return ()
     plugin = _Plugin(
         test_promises.ImageUnderTest(
-            engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base, isolated=isolated
+            engine=engine,
+            image=image,
+            checks=distinct,
+            forbidden=forbidden,
+            base=base,
+            isolated=isolated,
+            makers=makers,
         ),
         report,
     )

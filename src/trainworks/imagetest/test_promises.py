@@ -21,12 +21,13 @@ from packaging.version import InvalidVersion
 from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
-from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine, Isolation
+from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine, HistoryEntry, Isolation
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, questions, secrets
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
 from trainworks.imagetest.inside.files import LINE_LIMIT, DamagedFile, InstalledFiles
 from trainworks.imagetest.lanes import Lanes
+from trainworks.imagetest.makers import Makers, list_problems
 from trainworks.imagetest.results import ALIKE, folded, one_line
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL
@@ -37,8 +38,18 @@ COMMAND_TIMEOUT = 1200.0
 torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
 """
 
-UNSET = {"OnBuild": "ONBUILD", "Healthcheck": "HEALTHCHECK", "ExposedPorts": "EXPOSE", "Shell": "SHELL"}
-"""What no image of ours says, by its key in a configuration."""
+RENDERED = frozenset(
+    {"Env", "Labels", "Entrypoint", "Cmd", "WorkingDir", "User", "StopSignal", "Volumes", "ArgsEscaped"}
+)
+"""The keys of a configuration that are compared one by one; the last one says how BuildKit has written another."""
+
+INSTRUCTIONS = {
+    "OnBuild": "ONBUILD",
+    "Healthcheck": "HEALTHCHECK",
+    "ExposedPorts": "EXPOSE",
+    "Shell": "SHELL",
+}
+"""The instruction that sets a key, where there is one."""
 
 BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, LAYERS_LABEL, "io.buildah.version"})
 """Labels that the builder and an engine add to what was rendered."""
@@ -50,7 +61,7 @@ _OUTPUT_LIMIT = 2000
 class ImageUnderTest:
     """An image in an engine's store, with its promises, forbidden strings, and the image that it extends.
 
-    ``isolated`` is whether another maker's programs may be in it.
+    ``isolated`` is whether another maker's programs may be in it; ``makers`` gives the lists of packages' makers.
     """
 
     engine: Engine
@@ -59,6 +70,7 @@ class ImageUnderTest:
     forbidden: tuple[str, ...]
     base: BuiltImage | None = None
     isolated: Isolation = ""
+    makers: Makers | None = None
 
 
 SUBJECT = pytest.StashKey[ImageUnderTest]()
@@ -110,7 +122,12 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
     engine, image, checks = subject.engine, subject.image, subject.checks
     request = questions.request_of(checks, image)
 
-    files: Request = {"files": request.pop("files")} if "files" in request else {}
+    # One walk over the files answers both.
+    files: Request = {}
+    if "files" in request:
+        files["files"] = request.pop("files")
+    if "lists" in request:
+        files["lists"] = request.pop("lists")
 
     def ask_files(container: Container) -> Answer:
         return questions.ask(container, files) if files else {}
@@ -307,6 +324,10 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
 
 def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
     """A Debian package is there; its upstream version begins with the declared one."""
+    said = host.run("dpkg-query --show --showformat='${Package}\\t${Status}\\n'")
+    if said.rc != 0:
+        # testinfra would raise an error of its own for each package.
+        _broken(f"dpkg cannot read its database: {_tail(said.stderr or said.stdout)}")
     package = host.package(check.package)
     if not package.is_installed:
         # A library whose ABI changed has another package name, and provides the old one (64-bit time in Debian 13).
@@ -343,8 +364,9 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: InstalledFiles) -> Non
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
-            f"{_lines(folded(stock['unowned']))}\nbelong to no package, no Python distribution and no recipe: remove "
-            "them in the step that makes them, or declare them (`owns` in the recipe's front matter)"
+            f"{_lines(folded(stock['unowned']), 5 * LINE_LIMIT)}\n"
+            "belong to no package, no Python distribution and no recipe: remove them in the step that makes "
+            "them, or declare them (`owns` in the recipe's front matter)"
         )
 
 
@@ -360,6 +382,13 @@ def test_delivered_files(
             f"{_lines(lines, 5 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes or replaces is "
             "declared in its front matter (`removes`)"
         )
+
+
+def test_makers_lists(check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest) -> None:
+    """The image has the plan's packages, and these their makers' lists of files."""
+    if problems := list_problems(check, answer["lists"], subject.makers):
+        lines = _lines(problems, 5 * LINE_LIMIT)
+        _broken(f"{lines}\nbuild the image again; what a recipe removes from wheels is in its `trims`")
 
 
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
@@ -447,15 +476,21 @@ def test_label(check: kinds.LabelCheck, subject: ImageUnderTest) -> None:
 def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest) -> None:
     """The configuration is what was rendered."""
     image = subject.image
-    said = [
+    said: list[tuple[str, object, object]] = [
         ("ENTRYPOINT", list(image.entry_point), list(check.entry_point)),
         ("CMD", list(image.command), list(check.command)),
         ("WORKDIR", image.working_folder, check.working_folder),
         ("USER", "" if image.user in ("root", "0", "0:0") else image.user, ""),
         ("STOPSIGNAL", "" if image.stop_signal == "SIGTERM" else image.stop_signal, ""),
         ("VOLUME", list(image.volumes), []),
-        *((name, image.configuration.get(key), None) for key, name in UNSET.items()),
+        ("os", image.system or "linux", "linux"),
     ]
+    if check.architecture:
+        said.append(("architecture", image.architecture, check.architecture))
+    for key, value in sorted(image.configuration.items()):
+        # Nothing else is rendered: whatever a configuration says besides was put there.
+        if key not in RENDERED:
+            said.append((INSTRUCTIONS.get(key, key), value, None))
     problems = [f"{name} is {found!r}, and should be {wanted!r}" for name, found, wanted in said if found != wanted]
     wanted = dict(check.environment)
     for name, value in sorted(image.environment.items()):
@@ -467,8 +502,37 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
     if not check.others:
         labels = sorted(image.labels.keys() - {*check.labels} - BUILD_LABELS)
         problems += [f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in labels]
+    if check.steps:
+        problems += history_problems(check.steps, subject.engine.history(image.reference))
     if problems:
         _broken("\n".join([*problems, "build the image again, or declare it in a recipe (`environment`)"]))
+
+
+def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> list[str]:
+    """Return how the last layers of a history were made otherwise than by these steps; one line at most."""
+    found = [step for step in map(_step_of, history) if step]
+    if len(found) < len(steps):
+        return [f"history has {len(found)} steps that make layers, and should have {len(steps)} on the base image"]
+    for number, (wanted, there) in enumerate(zip(steps, found[-len(steps) :], strict=True), start=1):
+        if there != wanted:
+            return [f"history says of step {number} of {len(steps)} {there!r:.200}, and should say {wanted!r:.200}"]
+    return []
+
+
+def _step_of(entry: HistoryEntry) -> str:
+    """Return an entry of a history as ``render.steps.image_steps`` has it; ``""`` for one that makes no layer."""
+    text = " ".join(entry.created_by.split()).removesuffix(" # buildkit")
+    # buildah, and Docker before BuildKit, write the shell, and "#(nop)" ahead of what is no command.
+    before, shell, command = text.partition("/bin/sh -c ")
+    word = (command.removeprefix("#(nop) ") if shell else text).split(" ")[0]
+    if shell and not command.startswith("#(nop)") and before.split(" ")[0] in ("", "RUN", *_arguments(before)):
+        return f"RUN {command}"
+    return word if word in ("COPY", "ADD") else ""
+
+
+def _arguments(text: str) -> tuple[str, ...]:
+    """Return how a history begins that names build arguments, ``|2 a=b c=d``; nothing where it does not."""
+    return (text.split(" ")[0],) if text.startswith("|") else ()
 
 
 def test_start(check: kinds.StartCheck, asked: Asked) -> None:
@@ -491,6 +555,7 @@ PROMISES: dict[str, Callable[..., None]] = {
     "debian-package": test_debian_package,
     "owned-files": test_owned_files,
     "delivered-files": test_delivered_files,
+    "makers-lists": test_makers_lists,
     "world-writable": test_world_writable,
     "privileged-files": test_privileged_files,
     "secrets": test_secrets,

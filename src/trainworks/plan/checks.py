@@ -187,6 +187,15 @@ class OwnedFilesCheck(_Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PathRights:
+    """Patterns of paths, the most that their mode may be (octal), and the group that they may belong to."""
+
+    paths: tuple[str, ...]
+    mode: str
+    group: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeliveredFilesCheck(_Promise):
     """Every file is as its maker delivered it: there, with its contents, and readable for every user.
 
@@ -202,6 +211,8 @@ class DeliveredFilesCheck(_Promise):
             of ``digests`` has no other.
         links: Links that no package lists: path, and what each leads to (``""`` is anything).
         privileged: Packages and paths of files that have rights of their own, where the package is installed.
+        shared: Folders in which every user makes files, and changes nobody else's.
+        rights: Who may read or change some paths: rows of ``images/rights.toml``.
     """
 
     removed: tuple[str, ...]
@@ -211,7 +222,27 @@ class DeliveredFilesCheck(_Promise):
     sourced: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     privileged: tuple[tuple[str, str], ...]
+    shared: tuple[str, ...] = ()
+    rights: tuple[PathRights, ...] = ()
     kind: Literal["delivered-files"] = "delivered-files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakersListsCheck(_Promise):
+    """Each package is one of the plan's, and its list of files the one that its maker sent with it.
+
+    Attributes:
+        distributions: Names of the Python distributions that the image may have.
+        debian: The Debian packages that are asked for; others are needed by these.
+        trims: Patterns of files that recipes remove from wheels, below site-packages (``trims``).
+        strips: Patterns of libraries whose symbols recipes remove, likewise (``strips``).
+    """
+
+    distributions: tuple[str, ...]
+    debian: tuple[str, ...]
+    trims: tuple[str, ...] = ()
+    strips: tuple[str, ...] = ()
+    kind: Literal["makers-lists"] = "makers-lists"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +306,7 @@ class LabelCheck(_Promise):
 class ConfigurationCheck(_Promise):
     """The image's configuration is the one that was rendered, and nothing was added.
 
-    User, signal and volumes are the engine's defaults.
+    Everything that is not named here is the engine's default: user, signal, volumes, whatever else a configuration has.
 
     Attributes:
         environment: Names and values of its variables, sorted.
@@ -284,6 +315,8 @@ class ConfigurationCheck(_Promise):
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
         others: Whether the base image may have variables and labels of its own.
+        architecture: What its programs run on; ``""`` where that is not known.
+        steps: The instructions that made the last layers, as ``render.steps.image_steps`` has them: its history.
     """
 
     environment: tuple[tuple[str, str], ...]
@@ -292,6 +325,8 @@ class ConfigurationCheck(_Promise):
     command: tuple[str, ...]
     working_folder: str
     others: bool = False
+    architecture: str = ""
+    steps: tuple[str, ...] = ()
     kind: Literal["configuration"] = "configuration"
 
 
@@ -331,6 +366,7 @@ Check = (
     | DuplicatePackagesCheck
     | OwnedFilesCheck
     | DeliveredFilesCheck
+    | MakersListsCheck
     | WorldWritableCheck
     | PrivilegedFilesCheck
     | SearchPathCheck

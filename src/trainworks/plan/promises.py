@@ -283,6 +283,7 @@ def _checks_of_configuration(
             working_folder=WORKING_FOLDER,
             # Images of CUDA have many variables that say what is in them.
             others=bool(target.row.image),
+            architecture=target.base.architecture,
         ),
     ]
 
@@ -345,7 +346,31 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
                 *(pair for recipe in recipes for pair in recipe.links.items()),
             ),
             privileged=tuple(allowed),
+            rights=tuple(checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
         checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
     ]
+
+
+def lists_of_makers(steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]) -> Check:
+    """Return the promise that the image has the plan's packages, and these their makers' lists of files.
+
+    Args:
+        steps: The components.
+        recipes: Those of the components in the image.
+        declared: What the recipes promise, by name also distributions that are made of this repository.
+    """
+    names = {check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)}
+    for step in steps:
+        names |= {package.name for package in step.python if step.in_image}
+        # What a component downloads or builds itself has its name, or that of the download.
+        names |= {step.component, *(artifact.name for artifact in step.artifacts)}
+    system = next(step for step in steps if step.component == "system")
+    return checks.MakersListsCheck(
+        component=IMAGE,
+        distributions=tuple(sorted(names)),
+        debian=system.debian,
+        trims=tuple(pattern for recipe in recipes for pattern in recipe.trims),
+        strips=tuple(pattern for recipe in recipes for pattern in recipe.strips),
+    )

@@ -19,7 +19,7 @@ from trainworks.plan.compatibility import all_hold
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
-from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions
+from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions, lists_of_makers
 from trainworks.plan.select import select_components, select_row
 from trainworks.plan.shares import (
     BUILDER,
@@ -103,10 +103,12 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     variant = variant_of(components, context, facts)
     labels = _labels(target, row.image or base.image, variant)
     environment = _environment(context, inside, recipes)
+    declared = declared_checks(inside, facts.recipes, target.python)
     plan_checks = (
-        *declared_checks(inside, facts.recipes, target.python),
+        *declared,
         *image_checks(steps, labels, environment, context),
         *file_checks(recipes, facts),
+        lists_of_makers(steps, recipes, declared),
     )
     return ImagePlan(
         target=target,

@@ -36,6 +36,7 @@ from trainworks.render.manifest import (
     render_uv_settings,
 )
 from trainworks.render.shells import render_profile, render_sshd
+from trainworks.render.steps import image_steps
 
 INPUTS_LABEL = "trainworks.inputs"
 """Label of every image: the digest of the rendering that it was built from. Equal digests need no build."""
@@ -100,6 +101,11 @@ class Rendering:
     files: tuple[SourceFile, ...]
     stage_components: Mapping[str, str]
     texts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def history(self) -> tuple[str, ...]:
+        """The steps that the image's history has: ``ConfigurationCheck.steps``."""
+        return image_steps(self.dockerfile)
 
     @cached_property
     def copied(self) -> tuple[tuple[str, str, str], ...]:

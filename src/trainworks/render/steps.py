@@ -37,6 +37,32 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
     return tuple(steps)
 
 
+def image_steps(dockerfile: str) -> tuple[str, ...]:
+    """Return the instructions that make the layers of the image on its base, first one first, as a history has them.
+
+    Of a RUN the whole command without its mounts; of a COPY the word, because engines tell the rest in their own way.
+    """
+    stages: dict[str, list[str]] = {}
+    parents: dict[str, str] = {}
+    name = ""
+    for text in _instructions(dockerfile):
+        word, _, rest = text.partition(" ")
+        if begun := STAGE.fullmatch(text):
+            name = begun["name"]
+            stages[name] = []
+            parents[name] = rest.split(" ")[0]
+        elif word in WORDS:
+            stages[name].append(f"RUN {_FLAGS.sub('', rest)}" if word == "RUN" else word)
+    steps: list[str] = []
+    while name in stages:
+        steps = [*stages[name], *steps]
+        name = parents[name]
+    return tuple(steps)
+
+
+_FLAGS = re.compile(r"^(--\S+ )+")
+
+
 def _instructions(dockerfile: str) -> Iterator[str]:
     """Yield each instruction as engines show it: on one line, without comments."""
     lines = (line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#"))

@@ -17,8 +17,8 @@ def parser() -> Grammar:
         summary="check targets, or an image against its promises",
         details="Plans targets without building anything, and shows which parts are incompatible, and why. "
         "--image runs the tests of a build on an image that the engine has, pulled ones too, closed off from this "
-        "machine. One that is, by content, the image that passed them on this machine is not asked again. Of an image "
-        "that build.py did not build, and with --any, it shows files that are not as packages brought them, libraries "
+        "machine, and reads every byte of its layers: also of an image that a build has tested. Of an image that "
+        "build.py did not build, and with --any, it shows files that are not as packages brought them, libraries "
         "that are not found, keys, and what a job lacks.",
         examples=(
             Example("check", "the whole matrix"),

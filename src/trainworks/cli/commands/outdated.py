@@ -13,6 +13,7 @@ from trainworks.cli.grammar import (
     FACTS,
     HOST_SETTINGS,
     IMAGE_ERRORS,
+    OSV_SERVICE,
     PLANNING_ERRORS,
     Example,
     Grammar,
@@ -26,20 +27,21 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py outdated``."""
     grammar = Grammar(
         "outdated",
-        summary="list the security updates and the newer locked versions that an image lacks",
+        summary="list what an image lacks: security updates, patches, newer versions",
         details="Reads the files of an image of Debian or Ubuntu, and asks apt, outside of the image, and the package "
         "indexes what they would install today, with the sources and proxies of this machine. No program of the image "
-        "runs. Compares the image with its target's lock, too. The command fails where not everything could be "
-        "compared.",
+        "runs. Compares the image with its target's lock and rows, asks a service with OSV's interface for advisories "
+        "about its Python packages, and says whether its framework gets patches. The command fails where not "
+        "everything could be compared; a service that does not answer is only a line.",
         examples=(
             Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
             Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
         ),
         result="a line for each package of which the archive, the lock or the index has another version; then what was "
         "compared.",
-        done="no security update is missing",
+        done="no security update is missing, no advisory is published, and the framework gets patches",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, BuildError, HostError, OutdatedError),
-        reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
+        reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, OSV_SERVICE),
         see_also=("prove", "docs/ship.md"),
     )
     grammar.add_argument(
@@ -47,6 +49,7 @@ def parser() -> Grammar:
         metavar="IMAGE|TARGET",
         help="check this image, or that of this target",
     )
+    grammar.add_argument("--allow-ended", action="store_true", help="accept a framework that gets no more patches")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -59,10 +62,12 @@ def run(options: Namespace, root: Path) -> int:
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
     put_result(options.format, report.as_values(), report.as_text())
-    if report.updates:
+    if missing := report.missing(allow_ended=options.allow_ended):
         raise OutdatedError(
-            f"{report.name}: security updates are missing: {', '.join(each.name for each in report.updates)}",
-            hint="`build.py lock --upgrade system` and a build bring them (docs/ship.md)",
+            f"{report.name}: {'; '.join(missing)}",
+            hint="`build.py lock --upgrade system` and a build bring updates of the distribution, `build.py lock "
+            "--upgrade --only TARGET` those of Python packages; a framework without patches needs a newer target, or "
+            "--allow-ended (docs/ship.md)",
             reported=True,
         )
     return 0

@@ -32,6 +32,7 @@ from trainworks.imagetest.inside.libraries import (
     check_shared_libraries,
     check_single_library,
 )
+from trainworks.imagetest.inside.lists import PackageLists, lists_of
 from trainworks.imagetest.inside.packages import PackagesAnswer, all_packages
 
 
@@ -41,6 +42,7 @@ class Request(TypedDict, total=False):
     ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
     ``checks`` are fields of ``trainworks.plan.checks``, of the kinds in ``QUESTIONS``. ``files`` asks what is wrong
     with the files: patterns of those whose owner is known, and the fields of a ``DeliveredFilesCheck``, or nothing.
+    ``lists`` asks for the packages' own lists, with the Debian packages that the plan asks for.
     ``contents`` asks for all files: ``files`` (with their owners) or ``digests`` (with what is in them too).
     """
 
@@ -52,6 +54,7 @@ class Request(TypedDict, total=False):
     files: tuple[list[str], dict[str, Any] | None]
     contents: str
     packages: bool
+    lists: list[str]
 
 
 class Answer(TypedDict, total=False):
@@ -64,6 +67,7 @@ class Answer(TypedDict, total=False):
     files: InstalledFiles
     contents: ImageContents
     packages: PackagesAnswer
+    lists: PackageLists
 
 
 def check_search_path(check: dict[str, Any], image: Image) -> list[str]:
@@ -114,13 +118,12 @@ def largest(image: Image) -> list[tuple[str, int]]:
 
 def look_at_files(image: Image, owners: Owners, owned: list[str], delivered: dict[str, Any] | None) -> InstalledFiles:
     """Say what is wrong with the files, ``owned`` and ``delivered`` as in ``Request``."""
-    folders = {path: (stat.S_IMODE(s.st_mode), s.st_uid) for path, s in image.files() if stat.S_ISDIR(s.st_mode)}
     rest = [(path, status) for path, status in image.files() if not stat.S_ISDIR(status.st_mode)]
     declared = pattern_of(owned)
     damaged: list[DamagedFile] = []
     if delivered is not None:
         owners.read_sums()
-        damaged = damaged_files(delivered, owners, rest, folders)
+        damaged = damaged_files(delivered, image, owners)
     return {
         "files": len(rest),
         "packages": len(owners.names),
@@ -156,6 +159,8 @@ def answer(request: Request) -> Answer:
         found["distributions"], found["distributions_error"] = image.distributions()
     if request.get("sizes"):
         found["sizes"] = largest(image)
+    if "lists" in request:
+        found["lists"] = lists_of(image, request["lists"])
     if request.get("packages"):
         found["packages"] = all_packages(image.root)
     return found

@@ -98,12 +98,10 @@ def told(problems: list[str], advice: str) -> list[str]:
     return [*problems[:LINE_LIMIT], *more, advice] if problems else []
 
 
-def run(command: list[str]) -> tuple[str, str]:
+def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
     """Run a child; return what it printed to stdout, and why it failed: what it printed to stderr, or its status."""
     try:
-        child = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=IMPORT_TIMEOUT, check=False
-        )
+        child = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     output, said = (text.decode("utf-8", "replace") for text in (child.stdout, child.stderr))
@@ -112,10 +110,10 @@ def run(command: list[str]) -> tuple[str, str]:
     return output, said.strip()[-2000:] or f"ended with status {child.returncode}"
 
 
-def ask(python: str, program: str, *arguments: str) -> tuple[Any, str]:
+def ask(python: str, program: str, *arguments: str, seconds: float = IMPORT_TIMEOUT) -> tuple[Any, str]:
     """Run a program that prints JSON between two marks, its first argument; return that, and why there is none."""
     mark = os.urandom(16).hex()
-    output, error = run([python, "-c", program, mark, *arguments])
+    output, error = run([python, "-c", program, mark, *arguments], seconds)
     if error:
         return None, error
     parts = output.split(mark)
@@ -223,6 +221,8 @@ class Owners:
         self.diverted: dict[tuple[str, str], str] = {}
         self.set_aside: set[str] = set()
         self._real_folders: dict[str, str] = {}
+        # Folders in which packages have something, as their lists write them.
+        self._folders: dict[str, str] = {}
         if os.path.isdir(root + "/var/lib/dpkg/info"):
             self._read_dpkg()
         elif os.path.exists(root + "/usr/bin/rpm"):
@@ -244,6 +244,7 @@ class Owners:
             self.names.add(name)
             for line in lines_of(path):
                 self.packages[self.real(line)] = name
+                self._folders.setdefault(os.path.dirname(line), name)
         diversions = lines_of(self.root + "/var/lib/dpkg/diversions")
         for index in range(0, len(diversions) - 2, 3):
             place, instead, by = diversions[index : index + 3]
@@ -296,6 +297,15 @@ class Owners:
             missing = sorted(self.names - installed.keys())
             self.problems += [damaged("package " + name, status, f"has no row of {name}") for name in missing]
             self._check_links(installed)
+            self._check_folders()
+
+    def _check_folders(self) -> None:
+        """Find folders of packages that were moved away behind a link, but for those that are links into /usr."""
+        for folder, name in sorted(self._folders.items()):
+            place = self.root + folder
+            if os.path.islink(place) and os.readlink(place) not in ("usr" + folder, "/usr" + folder):
+                problem = f"is a link to {os.readlink(place)}, and was a folder"
+                self.problems.append(damaged("package " + name, folder, problem))
 
     def _check_links(self, installed: dict[str, dict[str, str]]) -> None:
         """Find links of packages that lead to other software, and files in the place of links: neither has a sum.

@@ -1,0 +1,131 @@
+"""What packages of an image say of themselves: their lists of files, to be compared with those of their makers.
+
+Part of the program that runs inside (``trainworks.imagetest.inside``).
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import os
+import re
+import stat
+from typing import TypedDict
+
+from trainworks.imagetest.inside.files import Image, digest_of, distribution_of
+from trainworks.imagetest.inside.packages import debian_fields, lines_of
+
+_RECORD = re.compile(r".*/site-packages/[^/]+\.dist-info/RECORD")
+
+
+class PythonList(TypedDict):
+    """The list of a Python distribution: ``files`` are absolute paths to sums as RECORD has them, ``""`` for none."""
+
+    name: str
+    version: str
+    record: str
+    files: dict[str, str]
+
+
+class DebianList(TypedDict):
+    """What dpkg keeps of a package.
+
+    ``members`` are the files that came beside its content, by their names there: its list of sums, its scripts; with
+    their SHA-256. ``conffiles`` are paths to MD5 sums.
+    """
+
+    name: str
+    version: str
+    architecture: str
+    members: dict[str, str]
+    conffiles: dict[str, str]
+    links: dict[str, str]
+
+
+class PackageLists(TypedDict):
+    """All lists. ``unneeded`` are Debian packages that nothing needs of what was asked for."""
+
+    python: list[PythonList]
+    debian: list[DebianList]
+    unneeded: list[str]
+
+
+def lists_of(image: Image, wanted: list[str]) -> PackageLists:
+    """Return the lists of all packages; ``wanted`` are the Debian packages that the plan asks for."""
+    installed = [*debian_fields(image.root)]
+    records = [path for path, status in image.files() if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(path)]
+    return {
+        "python": [_python_list(image.root, path) for path in sorted(records)],
+        "debian": [_debian_list(image.root, fields) for fields in installed],
+        "unneeded": unneeded(installed, wanted),
+    }
+
+
+def _python_list(root: str, record: str) -> PythonList:
+    folder = os.path.dirname(os.path.dirname(record))
+    name, version = distribution_of(os.path.dirname(record))
+    files = {}
+    with open(root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        for row in csv.reader(file):
+            if row:
+                files[os.path.normpath(os.path.join(folder, row[0]))] = row[1] if len(row) > 1 else ""
+    return {"name": name, "version": version, "record": record, "files": files}
+
+
+def _debian_list(root: str, fields: dict[str, str]) -> DebianList:
+    name, architecture = fields.get("Package", ""), fields.get("Architecture", "")
+    members = {}
+    links: dict[str, str] = {}
+    for start in (name, name + ":" + architecture):
+        # A package's name has dots, and a member's has none: `python3.11.list` is not of `python3`.
+        for path in glob.glob(glob.escape(root + "/var/lib/dpkg/info/" + start) + ".*"):
+            member = path[len(root + "/var/lib/dpkg/info/" + start) + 1 :]
+            # dpkg makes the list itself, of the content.
+            if member == "list":
+                for line in lines_of(path):
+                    if os.path.islink(root + line):
+                        links[line] = os.readlink(root + line)
+            elif "." not in member:
+                members[member] = digest_of(path)
+    conffiles = {}
+    for line in fields.get("Conffiles", "").splitlines():
+        words = line.split(" ")
+        # A third word says that the package no longer has the file.
+        if len(words) == 2:
+            conffiles[words[0]] = words[1]
+    return {
+        "name": name,
+        "version": fields.get("Version", ""),
+        "architecture": architecture,
+        "members": members,
+        "conffiles": conffiles,
+        "links": links,
+    }
+
+
+def unneeded(installed: list[dict[str, str]], wanted: list[str]) -> list[str]:
+    """Return the packages that no wanted one needs or recommends, itself or by way of others.
+
+    A distribution cannot be without those that are essential or required, and has apt to install others.
+    """
+    rows = {fields.get("Package", ""): fields for fields in installed}
+    providers: dict[str, set[str]] = {name: {name} for name in rows}
+    for name, fields in rows.items():
+        for provided in _names(fields.get("Provides", "")):
+            providers.setdefault(provided, set()).add(name)
+    left = ["apt", *wanted]
+    for name, fields in rows.items():
+        if fields.get("Essential") == "yes" or fields.get("Priority") == "required":
+            left.append(name)
+    needed: set[str] = set()
+    while left:
+        for name in providers.get(left.pop(), set()) - needed:
+            needed.add(name)
+            for field in ("Depends", "Pre-Depends", "Recommends"):
+                left += _names(rows[name].get(field, ""))
+    return sorted(rows.keys() - needed)
+
+
+def _names(relation: str) -> list[str]:
+    """Return the names of packages in a relation, such as ``a (>= 1) | b:any, c``."""
+    return [re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", relation) if each.strip()]
