@@ -247,6 +247,7 @@ class Caller:
         if call.notes is not None:
             result, back = result
             views.unpack(turn, call.notes, back.written, call.last)
+            variables.put(call.notes.variables, back.variables, ())
             if note is not None and along is not None:
                 views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
             before.take(tensors, back, call.title)
