@@ -698,7 +698,7 @@ def test_code_for_another_python_is_refused_before_anything(
 ) -> None:
     for name, text in files.items():
         (code / name).write_text(text)
-    entry = dict([options] if options else []).get("--entry-point")
+    entry = options[1] if options else None
     request = ExtendRequest(base="my/base:1", tag="my/train:1", source=code, entry_point=entry)
     inputs = read_inputs(request, (), {})
     installer = root / "launcher" / INSTALLER
