@@ -330,6 +330,22 @@ def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> No
     assert "smddp" in {missing.component for missing in tensorflow.missing}, "what only vendors have is"
 
 
+def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) -> None:
+    for cuda in ("cu113", "cu118", "cu124"):
+        plan = make_plan(Request(framework="pytorch", cuda=cuda, sources="vendor"), facts)
+        owned = {step.component for step in plan.steps}
+        assert {"open-mpi", "efa-installer"} <= owned
+        assert "aws-paths" not in {each.component for each in plan.missing}
+    ours = make_plan(Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts)
+    assert "aws-paths" in {each.component for each in ours.missing}
+
+
+def test_the_last_pytorch_with_smddp_of_aws_is_a_target(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cu124", sources="vendor"), facts)
+    versions = {step.component: step.version for step in plan.steps}
+    assert (versions["torch"], versions["smddp"]) == ("2.5.1+cu124", "2.6.0")
+
+
 def test_the_open_smdistributed_has_its_own_version_and_is_kept(facts: Facts, root: Path) -> None:
     project = tomllib.loads((root / "smdistributed" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)

@@ -260,7 +260,7 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
     """Return what images of this framework and cell have by default, from whatever sources, and this one has not.
 
     What is added on request only is missing in no image. What has the recipe of one that is in the image is the same
-    under another name: the vendors' CUDA wheels.
+    under another name: the vendors' CUDA wheels. So is what only makes folders that other parts have: AWS's paths.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
@@ -270,11 +270,16 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
         for component in facts.components
         if any(component.fits(row.framework, sources, cell, row.base) for sources in component.sources)
     }
-    return tuple(
-        Missing(component=name, cost=component.without)
-        for name, component in (possible | dict(target.fitting)).items()
-        if component.default and component.without and name not in chosen and component.recipe_name not in recipes
-    )
+    folders = {folder for name in recipes for folder in facts.recipes[name].path}
+    missing = []
+    for name, component in (possible | dict(target.fitting)).items():
+        if name in chosen or component.recipe_name in recipes or not (component.default and component.without):
+            continue
+        own_folders = facts.recipes[component.recipe_name].path
+        if own_folders and folders.issuperset(own_folders):
+            continue
+        missing.append(Missing(component=name, cost=component.without))
+    return tuple(missing)
 
 
 def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]) -> dict[str, str]:
