@@ -18,6 +18,7 @@ from trainworks.facts.rows import (
 from trainworks.plan.compatibility import all_hold
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions
 from trainworks.plan.select import select_components, select_row
@@ -67,8 +68,10 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
-    target = context_of(select_row(request, facts), facts)
-    return plan_target(target, select_components(request, target, facts), facts)
+    row, facts = with_own_artifacts(request.artifacts, select_row(request, facts), facts)
+    target = context_of(row, facts)
+    components = select_components(request, target, facts)
+    return plan_target(target, components, facts, variant_of_artifacts(request.artifacts))
 
 
 def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
@@ -77,16 +80,23 @@ def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
     return plan_target(target, usual_components(target, facts), facts)
 
 
-def plan_target(target: TargetContext, components: Sequence[Component], facts: Facts) -> ImagePlan:
-    """Return the plan of a target with these components; raises as ``make_plan`` does."""
+def plan_target(
+    target: TargetContext, components: Sequence[Component], facts: Facts, own_variant: str = ""
+) -> ImagePlan:
+    """Return the plan of a target with these components; raises as ``make_plan`` does.
+
+    own_variant: What sets the image apart besides its components.
+    """
     parts = parts_of(target, components, facts)
     if parts.unfit or parts.broken:
         raise CompatibilityError(target.name, [*parts.unfit, *map(str, parts.broken)])
-    return assemble(target, components, parts, facts)
+    return assemble(target, components, parts, facts, own_variant)
 
 
-def assemble(context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts) -> ImagePlan:
-    """Return the plan that these parts make.
+def assemble(
+    context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts, own_variant: str = ""
+) -> ImagePlan:
+    """Return the plan that these parts make; own_variant: see ``plan_target``.
 
     Raises:
         LockError: The target has no lock, or the lock does not fit the row.
@@ -100,7 +110,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     recipes = [facts.recipes[step.recipe] for step in inside]
     image = _reference(row.image, base, facts)
     own = base.bootstrap and not row.image
-    variant = variant_of(components, context, facts)
+    variant = variant_of(components, context, facts) + own_variant
     labels = _labels(target, row.image or base.image, variant)
     environment = _environment(context, inside, recipes)
     plan_checks = (

@@ -39,6 +39,7 @@ def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Re
         architecture=facts.architecture_of(row),
         with_components=like.with_components if like else (),
         without_components=like.without_components if like else (),
+        artifacts=like.artifacts if like else (),
     )
 
 
