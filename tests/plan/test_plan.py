@@ -257,7 +257,6 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
     assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
-    assert ["CUDA_HOME" in plan.environment for plan in plans] == [False, True, False]
     assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [False, True, False]
     assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
     dockerfile = render(plans[0], facts).dockerfile
@@ -338,6 +337,19 @@ def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) 
         assert "aws-paths" not in {each.component for each in plan.missing}
     ours = make_plan(Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts)
     assert "aws-paths" in {each.component for each in ours.missing}
+
+
+def test_every_image_with_cuda_names_its_folder_as_aws_images_do(facts: Facts) -> None:
+    for row in facts.targets:
+        plan = make_plan(request_for(row, facts), facts)
+        has_cuda = bool(facts.cuda_by_name[row.cuda].version)
+        assert plan.environment.get("CUDA_HOME") == ("/usr/local/cuda" if has_cuda else None), plan.target.name
+
+
+def test_the_label_of_the_framework_has_dashes_as_awss_own(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
+    labels = [label for label in plan.labels if ".framework." in label]
+    assert labels == ["com.amazonaws.ml.engines.sagemaker.dlc.framework.pytorch.2-4-1"]
 
 
 def test_the_last_pytorch_with_smddp_of_aws_is_a_target(facts: Facts) -> None:

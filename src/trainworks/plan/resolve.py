@@ -43,14 +43,16 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """What every image sets; components add theirs in the front matter of their recipes."""
 
+CUDA_HOME = "/usr/local/cuda"
+"""Where NVIDIA's images and installers put the toolkit."""
+
 CUDA_ENVIRONMENT: Mapping[str, str] = {
+    # What builds for CUDA looks there first; AWS's images and their tests have it.
+    "CUDA_HOME": CUDA_HOME,
     # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
-
-CUDA_HOME = "/usr/local/cuda"
-"""Where NVIDIA's images and installers put the toolkit."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The end of every image's PATH."""
@@ -313,8 +315,8 @@ def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
         TITLE_LABEL: f"{target.name}{variant}",
         "org.opencontainers.image.version": target.version,
         BASE_NAME_LABEL: base_image,
-        # AWS reads these to know what a training image is; at most 10 of them.
-        f"{aws}.framework.{target.framework}.{target.version}": "true",
+        # AWS reads these to know what a training image is; at most 10 of them. Its own have a version with dashes.
+        f"{aws}.framework.{target.framework}.{target.version.replace('.', '-')}": "true",
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",
         f"{aws}.os.{target.base}": "true",
