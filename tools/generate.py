@@ -72,6 +72,22 @@ def proved(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
+AWS_OWN = ("smp", "smddp", "metis", "rmm", "efa-installer", "open-mpi")
+"""What vendor targets are kept for: the columns of their table."""
+
+
+def vendor_targets(facts: Facts) -> str:
+    """Return the targets of vendor sources, and what they have of AWS's own parts."""
+    lines = [f"| target | {' | '.join(AWS_OWN)} |", "|---|" + "---|" * len(AWS_OWN)]
+    for row in sorted_rows(facts):
+        if facts.sources_of(row) != "vendor":
+            continue
+        versions = {step.component: step.version for step in make_plan(request_for(row, facts), facts).steps}
+        cells = " | ".join(versions.get(name, "-") for name in AWS_OWN)
+        lines.append(f"| {row.framework} {row.version}, `{row.cuda}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def drivers(facts: Facts) -> str:
     """Return the oldest NVIDIA driver that each major version of CUDA runs on, and the cells that have it."""
     cells: dict[str, list[str]] = {}
@@ -221,6 +237,7 @@ def main() -> int:
         **components(facts),
         "choice": choice(facts),
         "drivers": drivers(facts),
+        "vendor-targets": vendor_targets(facts),
         "proved": proved(facts),
         "summary": summary_markdown(facts),
         "instances": instances(facts),
