@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainworks.facts.load import load
+
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "buildspec.yml"
 BEGIN = "  # generated: by tools/write_buildspec.py from `build.py --list --format json`\n"
@@ -64,10 +66,29 @@ def filled(text: str, content: str) -> str:
     return before + begin + content + end + after
 
 
+def with_tools(text: str, tools: Mapping[str, str]) -> str:
+    """Return a text whose variables ``NAME_IMAGE`` name the images of tools, with the digests that are recorded."""
+    lines = text.splitlines(keepends=True)
+    for name, image in tools.items():
+        begin = f"    {name.upper()}_IMAGE: "
+        lines = [f"{begin}{image}\n" if line.startswith(begin) else line for line in lines]
+    return "".join(lines)
+
+
+def tool_images() -> dict[str, str]:
+    """Return the image of each tool, by its digest where `build.py lock` has recorded one."""
+    facts = load(ROOT)
+    found = {}
+    for tool in facts.tool_images:
+        digest = facts.digest_by_image.get(tool.image, "")
+        found[tool.name] = f"{tool.image}@{digest}" if digest else tool.image
+    return found
+
+
 def main() -> int:
     """Write the file, or say that it is stale."""
     text = FILE.read_text(encoding="utf-8")
-    wanted = filled(text, batch(ask("--list"), ask("check")))
+    wanted = with_tools(filled(text, batch(ask("--list"), ask("check"))), tool_images())
     if "--check" in sys.argv[1:]:
         if text != wanted:
             print("buildspec.yml is not what the facts say: run `make docs`", file=sys.stderr)

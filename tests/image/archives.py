@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,6 +17,15 @@ SUITE = "tiny"
 PACKAGE = "trainworks-demo"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A Debian package: its file's name, its bytes, and its row in the list of packages."""
+
+    file: str
+    content: bytes
+    row: str
+
+
 class Archive:
     """What is at ``today``; each state that it had is below ``archive/main/DATE``, as a snapshot service has it."""
 
@@ -25,30 +35,15 @@ class Archive:
         self._home = folder / "gpg"
         self._home.mkdir(mode=0o700)
         self._gpg("--quick-generate-key", "archive@example.org", "default", "default", "never")
+        self.others: dict[str, str] = {}
         self.today = f"{server.url}/today"
         self.snapshot = f"{server.url}/archive/{{archive}}/{{date}}"
 
     def sign(self, version: str, day: datetime) -> None:
-        """Be in a state: the package in this version, signed on this day."""
-        name = f"{PACKAGE}_{version}_all.deb"
-        tree = self._folder / f"tree-{version}"
-        if not tree.is_dir():
-            (tree / "DEBIAN").mkdir(parents=True)
-            (tree / "DEBIAN" / "control").write_text(
-                f"Package: {PACKAGE}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <t@example.org>\n"
-                "Description: a package of the tests\n",
-                encoding="utf-8",
-            )
-            (tree / "usr" / "share").mkdir(parents=True)
-            (tree / "usr" / "share" / "demo").write_text(f"{version}\n", encoding="utf-8")
-            environment = {**os.environ, "SOURCE_DATE_EPOCH": "1500000000"}
-            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self._folder / name))
-            subprocess.run(command, check=True, capture_output=True, env=environment)
-        content = (self._folder / name).read_bytes()
-        control = (tree / "DEBIAN" / "control").read_text(encoding="utf-8")
-        packages = (
-            f"{control}Filename: pool/{name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
-        ).encode()
+        """Be in a state: the package in this version, and ``others`` in theirs, signed on this day."""
+        made = [self._package(PACKAGE, version, "demo")]
+        made += [self._package(other, its_own, other) for other, its_own in self.others.items()]
+        packages = "".join(each.row for each in made).encode()
         path = "main/binary-amd64/Packages"
         release = (
             f"Origin: Tests\nSuite: stable\nCodename: {SUITE}\nDate: {format_datetime(day, usegmt=True)}\n"
@@ -62,7 +57,29 @@ class Archive:
         for place in places:
             self._server.serve(f"{place}/dists/{SUITE}/InRelease", signed)
             self._server.serve(f"{place}/dists/{SUITE}/{path}", packages)
-            self._server.serve(f"{place}/pool/{name}", content)
+            for each in made:
+                self._server.serve(f"{place}/pool/{each.file}", each.content)
+
+    def _package(self, package: str, version: str, file: str) -> Package:
+        """Make a package with a file that says its version."""
+        name = f"{package}_{version}_all.deb"
+        tree = self._folder / f"tree-{package}-{version}"
+        if not tree.is_dir():
+            (tree / "DEBIAN").mkdir(parents=True)
+            (tree / "DEBIAN" / "control").write_text(
+                f"Package: {package}\nVersion: {version}\nArchitecture: all\nMaintainer: Tests <t@example.org>\n"
+                "Description: a package of the tests\n",
+                encoding="utf-8",
+            )
+            (tree / "usr" / "share").mkdir(parents=True)
+            (tree / "usr" / "share" / file).write_text(f"{version}\n", encoding="utf-8")
+            environment = {**os.environ, "SOURCE_DATE_EPOCH": "1500000000"}
+            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self._folder / name))
+            subprocess.run(command, check=True, capture_output=True, env=environment)
+        content = (self._folder / name).read_bytes()
+        control = (tree / "DEBIAN" / "control").read_text(encoding="utf-8")
+        sums = f"Size: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
+        return Package(file=name, content=content, row=f"{control}Filename: pool/{name}\n{sums}")
 
     def _gpg(self, *words: str, given: bytes = b"") -> bytes:
         command = ("gpg", "--homedir", str(self._home), "--batch", "--passphrase", "", *words)

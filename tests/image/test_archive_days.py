@@ -48,6 +48,8 @@ class Days:
     settings: HostSettings
     tag: str
     other: str = "one"
+    packages: tuple[str, ...] = (PACKAGE,)
+    layers: int = 1
     made: list[str] = field(default_factory=list)
 
     def lock(self) -> None:
@@ -62,13 +64,17 @@ class Days:
         mounts = f"{secrets} --mount=type=bind,source=files/system,target=/mnt"
         dockerfile = (
             f"FROM {self.base.name} AS system\n"
-            f'RUN {mounts} sh /mnt/install-packages --record "{states}" {PACKAGE} \\\n'
+            f'RUN {mounts} sh /mnt/install-packages --record "{states}" {" ".join(self.packages)} \\\n'
             "    && rm -rf /var/log/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old\n"
-            "FROM system AS wheels\n"
-            f"RUN mkdir -p /opt/root/opt && echo {self.other} > /opt/root/opt/wheel \\\n"
-            f"    && find /opt/root -exec touch -h -d @{IMAGE_TIME} {{}} +\n"
-            "FROM system AS image\nCOPY --from=wheels /opt/root /\n"
         )
+        for number in range(self.layers):
+            dockerfile += (
+                f"FROM system AS wheels{number}\n"
+                f"RUN mkdir -p /opt/root/opt && echo {self.other} > /opt/root/opt/wheel{number} \\\n"
+                f"    && find /opt/root -exec touch -h -d @{IMAGE_TIME} {{}} +\n"
+            )
+        dockerfile += "FROM system AS image\n"
+        dockerfile += "".join(f"COPY --from=wheels{number} /opt/root /\n" for number in range(self.layers))
         script = (ROOT / "templates" / "files" / "system" / "install-packages").read_bytes()
         settings = replace(self.settings, snapshot=self.archive.snapshot if snapshots else "")
         spec = ImageSpec(
@@ -160,6 +166,27 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     if days.same_bytes:
         same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
         assert same == [*[True] * (len(same) - 2), False, True]
+
+
+def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) -> None:
+    """Whatever the layers of wheels are made in: the base and they keep their digests, and a registry has them."""
+    days.archive.others = {f"trainworks-other-{number}": "1" for number in range(19)}
+    days.packages = (PACKAGE, *days.archive.others)
+    days.layers = 5
+    days.archive.sign("1", FIRST)
+    days.lock()
+    first = days.build(locked=True)
+    days.archive.sign("2", SECOND)
+    days.lock()
+    second = days.build(locked=True)
+    with days.engine.container(second.identifier) as container:
+        versions = container.run(("sh", "-c", "cat /usr/share/demo /usr/share/trainworks-other-*")).output.split()
+    assert versions == ["2", *["1"] * 19]
+    if days.same_bytes:
+        new = [number for number, layer in enumerate(second.layers) if layer != first.layers[number]]
+        assert len(first.layers) == len(second.layers)
+        # The base has two layers, the packages are the next one.
+        assert new == [len(second.layers) - days.layers - 1]
 
 
 def test_where_only_todays_archive_is_the_image_says_so(days: Days, capsys: pytest.CaptureFixture[str]) -> None:

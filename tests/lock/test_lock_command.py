@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -242,6 +243,42 @@ def test_a_base_image_that_is_there_needs_no_alternative(call: Call, tmp_path: P
     root = make_tree(tmp_path / "tree", base_image=image, alternatives=["registry.invalid/base:1"], digest=DIGEST)
     assert "base image" not in call("lock", root=root).err
     assert load(root).locked_base_images == ()
+
+
+def with_debian(root: Path, image: str, *alternatives: str) -> None:
+    """Let Debian's base image be this one, which this machine makes of its archive where no registry has it."""
+    path = root / "images" / "bases.toml"
+    text = path.read_text(encoding="utf-8")
+    listed = ", ".join(f'"{each}"' for each in alternatives)
+    rows = f'image = "{image}"\nalternatives = [{listed}]\narchives = {{ bookworm = "debian" }}\n'
+    text = re.sub(r'image = "debian:bookworm-slim"\n(alternatives = .*\n)?', rows, text)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_debians_digest_and_those_of_tools_are_recorded_at_the_first_contact(
+    call: Call, tree: Path, base_registry: Hostile
+) -> None:
+    """From a second address where the first one does not answer; and they stay."""
+    gone, there = "registry.invalid/debian:1", f"{base_registry.host}/vendor/base:1"
+    with_debian(tree, gone, there)
+    tools = f'[[tool]]\nname = "oras"\nimage = "{there}"\nsource = "the test\'s own"\n'
+    (tree / "images" / "tool-images.toml").write_text(tools, encoding="utf-8")
+    call("lock", root=tree)
+    rows = {row.name: (row.digest, row.reference) for row in load(tree).locked_base_images}
+    assert rows == {gone: (DIGEST, there), there: (DIGEST, "")}
+    base_registry.manifests.clear()
+    call("lock", root=tree)
+    assert {row.name for row in load(tree).locked_base_images} == rows.keys()
+
+
+def test_the_system_is_locked_where_only_the_package_archive_answers(call: Call, tmp_path: Path) -> None:
+    """As in a network with a mirror of Debian alone: no registry of a vendor is what the command is about."""
+    root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
+    assert call("lock", root=root).status == 11
+    ended = call("lock", "--upgrade", "system", root=root)
+    assert ended.status == 0, ended.err
+    assert "base image registry.invalid/base:1: cannot resolve registry.invalid" in ended.err
+    assert "its digest is not recorded" in ended.err
 
 
 def test_files_may_be_carried_in_by_hand_and_downloads_stay(call: Call, tree: Path, server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from proof.support import ADDRESS, tiny_proof
 from proof.test_verify import IMAGE, check, line
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
-from trainworks.proof.evidence import EVIDENCE, digest_of, read_record, statement_of
+from trainworks.proof.cyclonedx import serial_number
+from trainworks.proof.evidence import EVIDENCE, GPU_PARTS, digest_of, read_record, statement_of
 from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
 
 MANIFEST = "d" * 64
@@ -90,7 +92,7 @@ def gpu_record() -> dict[str, Any]:
         "image": f"sha256:{MANIFEST}",
         "where": {"cpu": "a CPU", "cores": 8, "engine": "", "gpus": ["NVIDIA H100 80GB HBM3"], "driver": "580.65.06"},
         "parts": [
-            {"name": "communication", "result": "passed", "cause": "", "seconds": 20},
+            *({"name": name, "result": "passed", "cause": "", "seconds": 20} for name in GPU_PARTS),
             {"name": "plugin", "result": "not tested", "cause": "no archive", "seconds": 0},
         ],
         "seconds": 20,
@@ -116,12 +118,48 @@ def test_a_statement_is_found_by_the_name_of_its_gpu(
 ) -> None:
     evidence = line(EVIDENCE, statement(gpu_record()))
     assert check(tmp_path, [*lines, evidence], "--gpu", "h100") == 0
-    assert "NVIDIA H100 80GB HBM3, driver 580.65.06: 1 passed, 0 failed, 1 not tested" in capsys.readouterr().out
+    assert "NVIDIA H100 80GB HBM3, driver 580.65.06: 7 passed, 0 failed, 1 not tested" in capsys.readouterr().out
     assert check(tmp_path, [*lines, evidence], "--gpu", "H200") == ProofError.exit_status
     assert "make gpu ran on NVIDIA H100 80GB HBM3, not on H200" in capsys.readouterr().err
     assert check(tmp_path, lines, "--gpu", "H100") == ProofError.exit_status
     assert f"cosign verify-attestation --type {EVIDENCE}" in capsys.readouterr().err
     assert check(tmp_path, lines) == 0
+
+
+def test_each_part_of_the_minimum_has_to_be_tested(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a record of `run.py --only launcher`: what passed is true, and shows next to nothing."""
+    record = gpu_record()
+    record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
+    evidence = line(EVIDENCE, statement(record | {"digest": digest_of(record)}))
+    assert check(tmp_path, [*lines, evidence], "--gpu", "H100") == ProofError.exit_status
+    assert "not tested, and demanded: communication, compiled, data_parallel" in capsys.readouterr().err
+    assert check(tmp_path, [*lines, evidence], "--gpu", "H100", "--part", "launcher") == 0
+    assert check(tmp_path, [*lines, evidence], "--gpu", "H100", "--part", "plugin") == ProofError.exit_status
+
+
+def test_an_image_without_cuda_shows_nothing_of_a_gpu(
+    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = tiny_proof(facts, tmp_path / "tiny").documents()
+    bill = documents["sbom.cdx.json"]
+    bill["components"] = [each for each in bill["components"] if "cuda" not in each["name"]]
+    before, bill["serialNumber"] = bill["serialNumber"], serial_number(bill)
+    text = json.dumps(documents["provenance.json"]).replace(before, bill["serialNumber"])
+    evidence = line(EVIDENCE, statement(gpu_record()))
+    proven = [line(PROVENANCE, json.loads(text)), line(CYCLONEDX, bill), evidence]
+    assert check(tmp_path, proven) == 0
+    assert check(tmp_path, proven, "--gpu", "H100") == ProofError.exit_status
+    assert "the image has no CUDA" in capsys.readouterr().err
+
+
+def test_the_minimum_is_what_the_page_of_the_suite_says() -> None:
+    folder = Path(__file__).parents[1] / "gpu"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    said = next(each for each in page.split("\n\n") if "`build.py verify --gpu` demands" in each)
+    assert re.findall(r"`([a-z_]+)`", said) == list(GPU_PARTS)
+    assert all((folder / f"{part}.py").is_file() for part in GPU_PARTS)
 
 
 def at(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -156,7 +194,7 @@ def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], No
         pytest.param(at("record", "date", value="2027-01-01"), id="the date"),
         pytest.param(at("record", "suite", value="make test-all"), id="the suite"),
         pytest.param(at("record", "seconds", value=1), id="how long"),
-        pytest.param(at("record", "parts", 1, "result", value="passed"), id="a part that was not tested"),
+        pytest.param(at("record", "parts", -1, "result", value="passed"), id="a part that was not tested"),
         pytest.param(at("record", "parts", 0, "cause", value="none"), id="a cause"),
         pytest.param(at("record", "parts", value=[]), id="no part"),
         pytest.param(at("record", "digest", value=f"sha256:{'0' * 64}"), id="the digest"),

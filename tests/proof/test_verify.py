@@ -70,6 +70,7 @@ def test_what_a_proof_says(lines: list[str], tmp_path: Path, capsys: pytest.Capt
         "commit": "7" * 40,
         "changed": True,
         "components": 10,
+        "cuda": True,
         "evidence": [],
     }
 

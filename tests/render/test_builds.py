@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -18,7 +19,7 @@ from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
-from trainworks.inspect.listing import list_text
+from trainworks.inspect.listing import WIDTH, list_text
 from trainworks.plan.resolve import plan_row
 from trainworks.proof.provable_image import read_checkout
 from trainworks.render.builds import current_builds, inputs_of_target
@@ -59,7 +60,7 @@ def built_today(recorded: Path, tmp_path: Path) -> Path:
 def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = load(built_today)
     assert current_builds(facts).keys() == {CPU, CU121}
-    assert list_text(facts.targets, facts, current_builds(facts)).count("  2026-11-22, docker, 1000 MB\n") == 2
+    assert list_text(facts.targets, facts, current_builds(facts)).count("  2026-11-22, 1000 MB\n") == 2
     assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
     rows = {row["name"]: row["built"] for row in json.loads(capsys.readouterr().out)}
     assert {name for name, row in rows.items() if row} == {CPU, CU121}
@@ -88,10 +89,7 @@ def test_builds_of_other_inputs_do_not(file: str, old: str, new: str, still: set
     assert changes == 1
     assert current_builds(facts).keys() == still
     older = 2 - len(still)
-    assert (
-        list_text(facts.targets, facts, current_builds(facts)).count("  built from an older recipe (2026-11-22)\n")
-        == older
-    )
+    assert list_text(facts.targets, facts, current_builds(facts)).count("  older, 2026-11-22\n") == older
 
 
 HTOP = """
@@ -193,3 +191,15 @@ def test_a_record_without_a_digest_is_named(built_today: Path) -> None:
 def test_a_checkout_without_records_has_no_build(built_today: Path) -> None:
     (built_today / "images" / "built.toml").unlink()
     assert current_builds(load(built_today)) == {}
+
+
+def test_every_target_has_one_line_of_a_terminal(facts: Facts) -> None:
+    """With the longest that can be said of a build: today's, of a large image."""
+    today = {
+        facts.name_of(row): replace(built("x", "y"), target=facts.name_of(row), megabytes=12345)
+        for row in facts.targets
+    }
+    for current in ({}, today):
+        for whole in (True, False):
+            text = list_text(facts.targets, facts, current, whole=whole)
+            assert [line for line in text.splitlines() if len(line) > WIDTH] == []

@@ -113,6 +113,18 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
 # --- size ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts) -> None:
+    """What others only need is the system's, as is what nothing but the system asks for."""
+    plan = plan_of_target(CPU, facts)
+    assert plan is not None
+    compiler = next(step for step in plan.steps if step.component == "compiler")
+    owners = {f"/usr/lib/{name}": f"package {name}" for name in (*compiler.debian, "libgcc-12-dev", "perl-base")}
+    files = {path: ImageFile(path=path, size=1, mode=0o644, owner=owner) for path, owner in owners.items()}
+    report = size_report(replace(AFTER, files=files), plan, facts)
+    sizes = {part.component: part.size for part in report.parts}
+    assert sizes == {"compiler": len(compiler.debian), "system": 2}
+
+
 def test_files_belong_to_the_component_that_their_package_came_with(facts: Facts) -> None:
     report = size_report(AFTER, plan_of_target(CPU, facts), facts)
     sizes = {part.component: part.size for part in report.parts}

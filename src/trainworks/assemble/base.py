@@ -49,6 +49,8 @@ def own_base(plan: ImagePlan) -> OwnBase | None:
 def pull_base(base: OwnBase, engine: Engine, progress: BuildProgress, *, again: bool = False) -> bool:
     """Pull a base image by its digest, unless the engine has it; say whether it is there.
 
+    Registries that have the same image are asked in the row's order.
+
     Args:
         again: Whether it is pulled in any case.
 
@@ -58,14 +60,16 @@ def pull_base(base: OwnBase, engine: Engine, progress: BuildProgress, *, again: 
     with one_at_a_time(base.name, os.environ):
         if not again and engine.inspect(base.name) is not None:
             return True
-        folder, slash, last = base.row.image.rpartition("/")
-        reference = f"{folder}{slash}{last.partition(':')[0]}@{base.row.digest}"
-        progress.line(f"  pulling {reference}")
-        with progress.display.task("pulling", log=False):
-            found = engine.pull(reference, timeout=PULL_SECONDS)
-        if found:
-            engine.tag(reference, base.name)
-        return found
+        for image in (base.row.image, *base.row.alternatives):
+            folder, slash, last = image.rpartition("/")
+            reference = f"{folder}{slash}{last.partition(':')[0]}@{base.row.digest}"
+            progress.line(f"  pulling {reference}")
+            with progress.display.task("pulling", log=False):
+                found = engine.pull(reference, timeout=PULL_SECONDS)
+            if found:
+                engine.tag(reference, base.name)
+                return True
+        return False
 
 
 def ensure_base(

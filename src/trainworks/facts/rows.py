@@ -38,6 +38,7 @@ class Base:
         python: Its ``/usr/bin/python3``, ``MAJOR.MINOR``; the launcher runs on it.
         image: The reference to pull where a registry answers.
         digest: ``sha256:...`` of that image.
+        alternatives: References of the same image in other registries, for where the first one does not answer.
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
         archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
         archives: The suites that its packages come from, each with the name of its archive.
@@ -55,6 +56,7 @@ class Base:
     image: forms.Image
     source: str
     digest: forms.Digest = ""
+    alternatives: tuple[forms.Image, ...] = ()
     bootstrap: bool = False
     archive: forms.Url = ""
     archives: Mapping[str, forms.Name] = field(default_factory=dict)
@@ -143,6 +145,15 @@ class LockedArtifact:
     url: str
     sha256: forms.Sha256
     size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolImage:
+    """An image of which CI takes a program; see ``images/tool-images.toml``."""
+
+    name: forms.Name
+    image: forms.Image
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -613,6 +624,7 @@ class Facts:
 
     bases: tuple[Base, ...] = _table("bases", "base", Base)
     base_images: tuple[BaseImage, ...] = _table("base-images", "base_image", BaseImage)
+    tool_images: tuple[ToolImage, ...] = _table("tool-images", "tool", ToolImage, optional=True)
     cudas: tuple[Cuda, ...] = _table("cuda", "cuda", Cuda)
     artifacts: tuple[Artifact, ...] = _table("artifacts", "artifact", Artifact, names=_no_names)
     rules: tuple[Rule, ...] = _table("compatibility", "rule", Rule)

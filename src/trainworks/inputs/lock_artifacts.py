@@ -180,8 +180,9 @@ def lock_base_images(
     report: Report,
     missing: bool = False,
     upgrade: bool = False,
+    system: bool = False,
 ) -> list[str]:
-    """Record the digests that the tags of the targets' base images have.
+    """Record the digests that the tags of the targets' base images, and of the images of CI's tools, have.
 
     A tag moves with each security update of its image: ``upgrade`` replaces a recorded digest by today's, and reports
     it. For an image that is gone, the first of its row's ``alternatives`` that exists is recorded.
@@ -192,6 +193,7 @@ def lock_base_images(
         report: Receives a line of text for each digest that changed.
         missing: Whether to look at nothing but the images without a digest.
         upgrade: Whether tags with a recorded digest are asked again.
+        system: Whether the package archives are what is locked: then a registry that does not answer is only a line.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -201,16 +203,19 @@ def lock_base_images(
     problems: list[str] = []
     silent: set[str] = set()
     targets = [context_of(row, facts) for row in rows]
-    # Where no registry answers, these are made of their archives.
-    optional = {each.base.image for each in targets if each.base.archives and not each.row.image}
-    wanted = [name for each in targets for name in images_of(each)] + sorted(optional if upgrade else ())
+    # Where no registry answers, these are made of their archives, and programs come from packages.
+    made = {each.base.image for each in targets if each.base.archives and not each.row.image}
+    optional = made if missing else made | {tool.image for tool in facts.tool_images}
+    more = {base.image: base.alternatives for base in facts.bases}
+    wanted = [name for each in targets for name in images_of(each)] + ([] if missing else sorted(optional))
     for name in dict.fromkeys(wanted):
         row = facts.base_image_by_name.get(name)
-        alternatives = row.alternatives if row else ()
+        alternatives = row.alternatives if row else more.get(name, ())
         known = _row_digest(name, facts)
         if (known and (missing or not alternatives)) or (not upgrade and name in locked):
             continue
         failures = []
+        refused = False
         for reference in (name, *alternatives):
             host, path, tag = split_reference(reference)
             if host in silent:
@@ -222,12 +227,17 @@ def lock_base_images(
                 failures.append(f"base image {reference}: {error.message}")
                 if isinstance(error, HostError | RegistryUnreachableError):
                     silent.add(host)
+                else:
+                    refused = True
                 continue
             locked[name] = LockedBaseImage(name=name, digest=digest, reference=reference if reference != name else "")
             break
         else:
-            if name in optional:
+            if name in made:
                 report(f"  {failures[0]}: this base image is bootstrapped")
+            elif name in optional or (system and not refused):
+                kept = known or (before[name].digest if name in before else "")
+                report(f"  {failures[0]}: {f'it stays {kept}' if kept else 'its digest is not recorded'}")
             else:
                 problems += failures
             continue
@@ -315,6 +325,7 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
             unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
     urls = {row.url for row in facts.artifacts}
     images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
+    images |= {tool.image for tool in facts.tool_images}
     suites = {suite for base in facts.bases for suite in base.archives}
     for where, leftovers in (
         (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),

@@ -10,7 +10,10 @@ from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.select import in_order, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
-COLUMNS = ("target", "sources", "patches until", "built for real")
+COLUMNS = ("target", "patched to", "built")
+
+WIDTH = 80
+"""Columns of a terminal, in which each target has one line."""
 
 
 def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
@@ -26,15 +29,17 @@ def patches_until(row: TargetRow, facts: Facts) -> str:
 
 
 def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what was built of a target: the image, an image of an older recipe, some components, or nothing."""
+    """Return what was built of a target: the image, an image of an older recipe, some components, or nothing.
+
+    Why it was not, and which components were, is in `--format json` and docs/targets.md.
+    """
     name = facts.name_of(row)
     if built := current.get(name):
-        return f"{built.date}, {built.engine}, {built.megabytes} MB"
+        return f"{built.date}, {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
-        return f"built from an older recipe ({older.date})"
-    why = row.unbuilt or "rendered only"
+        return f"older, {older.date}"
     parts = [component.name for component in context_of(row, facts).components.values() if component.proved]
-    return f"no, {why}; parts: {', '.join(parts)}" if parts else f"no, {why}"
+    return f"no; {len(parts)} parts" if parts else "no"
 
 
 def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True) -> str:
@@ -48,13 +53,11 @@ def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Bui
             of ``rows`` are such.
     """
     shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
-    table = [
-        COLUMNS,
-        *(
-            (facts.name_of(row), facts.sources_of(row), patches_until(row, facts), _proof(row, facts, current))
-            for row in in_order(shown)
-        ),
-    ]
+    cells = (
+        (facts.name_of(row), patches_until(row, facts).removeprefix("its "), _proof(row, facts, current))
+        for row in in_order(shown)
+    )
+    table = [COLUMNS, *cells]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     hidden = len(rows) - len(shown)

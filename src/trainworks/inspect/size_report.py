@@ -60,8 +60,9 @@ class SizeReport:
 def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
     """Return the size of an image by component.
 
-    A file of a package belongs to the component that the plan installs the package for. Any other file belongs to the
-    component whose recipe owns its path. Without a plan, only the packages are known.
+    A file of a package belongs to the component that the plan installs the package for, else, as a package that others
+    need, to ``system``. Any other file belongs to the component whose recipe owns its path. Without a plan, only the
+    packages are known.
     """
     component_of = _owners(plan, facts)
     sizes: Counter[str] = Counter()
@@ -104,6 +105,11 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
 
 def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
     steps = plan.steps if plan else ()
+    # A package that two components ask for is of the first one; those that are only needed by others are of none.
+    by_package: dict[str, str] = {}
+    for step in steps:
+        for package in step.debian if step.in_image and step.component != "system" else ():
+            by_package.setdefault(package, step.component)
     by_distribution = {package.name: step.component for step in steps if step.in_image for package in step.python}
     patterns = [(step.component, pattern_of(facts.recipes[step.recipe].owns)) for step in steps]
     generated = pattern_of(path for row in facts.generated_files for path in row.paths)
@@ -113,7 +119,7 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
         if kind == "python":
             return by_distribution.get(name, "other Python distributions")
         if kind == "package":
-            return "system" if plan else "Debian packages"
+            return by_package.get(name, "system") if plan else "Debian packages"
         for component, pattern in patterns:
             if pattern.fullmatch(file.path):
                 return component

@@ -57,7 +57,7 @@ CUDA_ENVIRONMENT: Mapping[str, str] = {
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The end of every image's PATH."""
 
-BOOTSTRAP_REVISION = 2
+BOOTSTRAP_REVISION = 3
 """To be raised when ``host.bootstrap`` makes other bytes from the same row."""
 
 

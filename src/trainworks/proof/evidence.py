@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ EVIDENCE = "urn:trainworks:evidence:1"
 EVIDENCE_FILE = "evidence.json"
 MANIFEST = "/opt/trainworks/image.json"
 """The file of an image whose hash a record has: the same in every build of one plan, and in no other image."""
+
+GPU_PARTS = ("communication", "compiled", "data_parallel", "failures", "hangs", "launcher", "pipelines")
+"""The parts of `make gpu` that show that an image works on a GPU: all that need nothing but the GPU and the image."""
 
 RESULTS = ("passed", "failed", "not tested")
 LARGEST = 1_000_000
@@ -37,12 +40,22 @@ class Evidence:
     failed: tuple[str, ...]
     not_tested: tuple[str, ...]
 
-    def problems(self, gpu: str) -> list[str]:
-        """Return what keeps it from showing that the image works on a GPU of this name."""
+    def problems(self, gpu: str, parts: Sequence[str]) -> list[str]:
+        """Return what keeps it from showing that the image works on a GPU.
+
+        Args:
+            gpu: The GPU's name, or a part of it.
+            parts: What must have passed; more may be not tested, and nothing may have failed.
+        """
         where = ", ".join(self.gpus) or "no GPU"
         problems = [] if gpu.lower() in where.lower() else [f"{self.suite} ran on {where}, not on {gpu}"]
-        if self.failed or not self.passed:
-            problems.append(f"{self.suite} on {where}: failed: {', '.join(self.failed) or 'nothing passed'}")
+        if self.failed:
+            problems.append(f"{self.suite} on {where}: failed: {', '.join(self.failed)}")
+        missing = [part for part in parts if part not in (*self.passed, *self.failed)]
+        if missing:
+            problems.append(f"{self.suite} on {where}: not tested, and demanded: {', '.join(missing)}")
+        if self.changed:
+            problems.append(f"{self.suite} ran on a checkout with changes that are in no commit")
         return problems
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,14 @@ from packageurl import PackageURL
 
 from trainworks.errors import ProofError
 from trainworks.proof.cyclonedx import serial_number
-from trainworks.proof.evidence import EVIDENCE, Evidence, stated
+from trainworks.proof.evidence import EVIDENCE, GPU_PARTS, Evidence, stated
 from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 
 TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
 """The types of statements that an image must have, by their names in ``cosign --type``."""
+
+_CUDA = re.compile(r"nvidia-cuda-runtime(-cu\d+)?$|cuda-cudart-[\d-]+$|(.*/)?nvidia/cuda(:|$)")
+"""The names of CUDA's runtime: as a wheel, as a Debian package, and of NVIDIA's image."""
 
 _NOT_OURS = "the statements are not as trainworks writes them"
 
@@ -39,6 +43,7 @@ class Verified:
         commit: The git commit that it was built from; ``""`` outside of git.
         changed: Whether the checkout had changes that are in no commit.
         components: How many components the bill of materials lists.
+        cuda: Whether one of them is CUDA's runtime, or NVIDIA's image with it.
         evidence: The runs that were recorded of the image, and fit the policy.
     """
 
@@ -47,6 +52,7 @@ class Verified:
     commit: str
     changed: bool
     components: int
+    cuda: bool = False
     evidence: tuple[Evidence, ...] = ()
 
 
@@ -58,13 +64,16 @@ class Policy:
         builder: The URI of the builder; ``""``: any.
         commit: The git commit, or its first digits (at least seven); ``""``: any.
         unchanged: Whether the checkout must have been that of the commit, without changes.
-        gpu: A GPU on which all that was tested of the image passed, or a part of its name; ``""``: none is needed.
+        gpu: A GPU on which the image passed ``parts``, or a part of its name; ``""``: none is needed. The image must
+            have CUDA, and the run must have been of a checkout without changes.
+        parts: The parts of `make gpu` that must have passed there.
     """
 
     builder: str = ""
     commit: str = ""
     unchanged: bool = False
     gpu: str = ""
+    parts: tuple[str, ...] = GPU_PARTS
 
     def problems(self, found: Verified) -> list[str]:
         """Return what a proof says otherwise."""
@@ -75,6 +84,8 @@ class Policy:
             problems.append(f"built from the commit {found.commit or '(none)'}, not {self.commit}")
         if self.unchanged and found.changed:
             problems.append("built from a checkout with changes that are in no commit")
+        if self.gpu and not found.cuda:
+            problems.append(f"the image has no CUDA: nothing of it runs on {self.gpu}")
         return problems
 
 
@@ -162,8 +173,8 @@ def _evidence(
         except ProofError as error:
             problems += error.problems
             continue
-        differs = found.problems(policy.gpu) if policy.gpu else []
-        if policy.unchanged and found.changed:
+        differs = found.problems(policy.gpu, policy.parts) if policy.gpu else []
+        if policy.unchanged and not policy.gpu and found.changed:
             differs.append(f"{found.suite} ran on a checkout with changes that are in no commit")
         problems += differs
         if not differs:
@@ -224,6 +235,7 @@ def _summary(sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Map
             # What is not plainly "unchanged" counts as changed.
             changed=checkout["annotations"]["changed"] is not False,
             components=len(bill["components"]),
+            cuda=any(_CUDA.match(str(each["name"])) for each in bill["components"]),
         )
     except (KeyError, StopIteration, TypeError, AttributeError):
         raise ProofError([_NOT_OURS]) from None

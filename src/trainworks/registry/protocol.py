@@ -16,6 +16,8 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import responses
 from pathlib import Path
@@ -56,6 +58,9 @@ LARGEST = 64 << 20
 LONGEST_PAUSE = 32
 """How much longer than the first pause a later one is, at most."""
 
+LONGEST_WAIT = 300.0
+"""Seconds that a registry may ask us to wait (``Retry-After``); one that asks for more has refused."""
+
 SHOWN = 300
 """Characters of a registry's or a program's words in a message."""
 
@@ -73,12 +78,18 @@ class AbsentError(RegistryError):
 
 
 class PassingError(Exception):
-    """A failed attempt that may succeed when repeated; ``last`` is the error if it is not repeated."""
+    """A failed attempt that may succeed when repeated.
 
-    def __init__(self, said: str, last: RegistryError | None = None) -> None:
+    Attributes:
+        last: The error if it is not repeated.
+        wait: Seconds that the registry asks us to wait; 0 where it says nothing.
+    """
+
+    def __init__(self, said: str, last: RegistryError | None = None, *, wait: float = 0.0) -> None:
         """Store what failed, in words."""
         super().__init__(said)
         self.last = last
+        self.wait = wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +173,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         attempts: int = 0,
+        absent: bool = False,
     ) -> Answer:
         """Send a request about a repository, again after a failure that may pass.
 
@@ -169,6 +181,7 @@ class Client:
             doing: What it is for, for messages.
             path: What follows ``/v2/NAME/``.
             attempts: How often it is sent; default: as patience has it.
+            absent: Whether an answer with the status 404 is one, too: the registry does not know the path.
 
         Returns:
             An answer with a status of 200 to 299.
@@ -194,6 +207,8 @@ class Client:
                 if not authorization:
                     break
                 self._authorized[host, scope] = authorization
+            if absent and answer.status == HTTPStatus.NOT_FOUND:
+                return answer
             return self._good(doing, host, answer)
 
         return self.patiently(doing, host, attempt, attempts=attempts)
@@ -247,15 +262,17 @@ class Client:
             try:
                 return attempt()
             except PassingError as error:
-                if number == count:
+                # Requests within that time begin some registries' window anew.
+                wait = max(pause, error.wait)
+                if number == count or error.wait > LONGEST_WAIT:
                     raise error.last or RegistryUnreachableError(
-                        f"{doing}: {host} failed {count} times: {error}",
+                        f"{doing}: {host} failed {number} time{'s' if number > 1 else ''}: {error}",
                         hint="repeat the command; what the registry already has is not sent again",
                     ) from None
                 if str(error) != said:
                     said = str(error)
-                    self._report(f"  {doing}: {said}; attempt {number + 1} of {count} in {pause:g} s")
-                time.sleep(pause)
+                    self._report(f"  {doing}: {said}; attempt {number + 1} of {count} in {wait:g} s")
+                time.sleep(wait)
                 pause = min(pause * 2, LONGEST_PAUSE * self._patience.pause)
         raise AssertionError("at least one attempt")
 
@@ -269,7 +286,8 @@ class Client:
                 text = text.replace(secret, "***")
         # The query of an address may have a signature.
         text = " ".join(re.sub(r"\?[^\s\"\\]*", "", text).split())
-        return text if len(text) <= SHOWN else f"... {text[-SHOWN:]}"
+        # What failed stands first; what comes after it are programs' own places in their code.
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
     def _refusal(self, doing: str, host: str, answer: Answer) -> RegistryError:
         """Return the error for an answer that is not a good one."""
@@ -297,7 +315,9 @@ class Client:
 
     def _good(self, doing: str, host: str, answer: Answer) -> Answer:
         if answer.status in TRANSIENT or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise PassingError(self.clean(answer.words))
+            wait = _seconds_of(answer.headers.get("Retry-After", ""))
+            asked = f"; it asks to wait {wait:g} s" if wait else ""
+            raise PassingError(f"{self.clean(answer.words)}{asked}", wait=wait)
         if answer.status not in range(200, 300):
             raise self._refusal(doing, host, answer)
         return answer
@@ -432,6 +452,17 @@ def table(content: bytes, where: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise RegistryError(f"{where} is not a JSON object")
     return found
+
+
+def _seconds_of(text: str) -> float:
+    """Return the seconds that a ``Retry-After`` asks for, which is a number or a time; 0 where it says neither."""
+    if re.fullmatch(r"\d{1,9}", text.strip()):
+        return float(text)
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, (until - datetime.now(UTC)).total_seconds()) if until.tzinfo else 0.0
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,14 +26,14 @@ from requests.utils import parse_header_links
 from trainworks.engine import processes
 from trainworks.engine.protocol import Report, ignore
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import HostError, RegistryError
+from trainworks.errors import EngineError, HostError, RegistryError
 from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import config_key
 from trainworks.registry.names import image_name
 from trainworks.registry.protocol import (
     BUNDLES,
-    LARGEST,
     AbsentError,
+    Answer,
     Client,
     PassingError,
     Patience,
@@ -147,19 +148,13 @@ class Registries:
 
     def _lists(self, repository: str, tag: str) -> bool:
         """Whether a repository's list of tags has a tag, or cannot tell."""
-        path = "tags/list"
-        while path:
-            doing = f"reading the tags of {repository}"
-            try:
-                answer = self._client.ask(doing, repository, path)
-            except AbsentError:
-                return False
-            tags = table(answer.content, f"the list of tags of {repository}").get("tags") or []
-            if not isinstance(tags, list) or tag in tags:
-                return True
-            links = parse_header_links(answer.headers.get("Link", ""))
-            following = next((each["url"] for each in links if each.get("rel") == "next"), "")
-            path = f"tags/list?{urlsplit(following).query}" if following else ""
+        try:
+            for answer in self._pages(f"reading the tags of {repository}", repository, "tags/list"):
+                tags = table(answer.content, f"the list of tags of {repository}").get("tags") or []
+                if not isinstance(tags, list) or tag in tags:
+                    return True
+        except AbsentError:
+            pass
         return False
 
     def existing(self, repository: str, reference: str) -> Manifest:
@@ -177,27 +172,32 @@ class Registries:
         return content
 
     def referrers(self, repository: str, digest: str) -> tuple[Mapping[str, Any], ...]:
-        """Return descriptors of what is attached to a digest, of all pages."""
-        host = repository.partition("/")[0]
-        name = image_name(repository, digest)
-        doing = f"reading what is attached to {name}"
-        plain = ("--plain-http",) if self.plain(host) else ()
-        argv = (oras(), "discover", "--format", "json", *plain, name)
-        environment = self._environment([host])
+        """Return descriptors of what is attached to a digest, of all pages.
 
-        def attempt() -> bytes:
-            done = processes.run(argv, timeout=self.patience.seconds, environment=environment, limit=LARGEST)
-            if len(done.output) > LARGEST:
-                raise RegistryError(f"{doing}: {host} sends more than {LARGEST >> 20} MB")
-            if done.status:
-                self.existing(repository, digest)
-                raise self._failed(doing, argv, "no answer in time" if done.timed_out else done.words)
-            return done.output
-
+        A registry without that list has an index under a tag in its place (the distribution protocol, "Referrers Tag
+        Schema").
+        """
+        doing = f"reading what is attached to {image_name(repository, digest)}"
         where = f"the list of attachments of {repository}@{digest}"
-        # oras repeats requests itself, and what it does not understand stays so.
-        content = self._client.patiently(doing, host, attempt, attempts=2)
-        return descriptors(table(content, where).get("manifests"), where)
+        found: list[Mapping[str, Any]] = []
+        for answer in self._pages(doing, repository, f"referrers/{digest}", absent=True):
+            if answer.status == HTTPStatus.NOT_FOUND:
+                index = self.manifest(repository, digest.replace(":", "-"))
+                return descriptors(index.value.get("manifests"), where) if index else ()
+            found += descriptors(table(answer.content, where).get("manifests"), where)
+        return tuple(found)
+
+    def _pages(self, doing: str, repository: str, path: str, *, absent: bool = False) -> Iterator[Answer]:
+        """Yield the answers for a list, page by page; ``absent`` as of ``Client.ask``."""
+        beginning = path
+        seen = set()
+        while path and path not in seen:
+            seen.add(path)
+            answer = self._client.ask(doing, repository, path, absent=absent)
+            yield answer
+            links = parse_header_links(answer.headers.get("Link", ""))
+            following = next((each["url"] for each in links if each.get("rel") == "next"), "")
+            path = f"{beginning}?{urlsplit(following).query}" if following else ""
 
     def put(self, repository: str, tag: str, image: Manifest) -> None:
         """Put a tag on an image that the repository has."""
@@ -292,10 +292,23 @@ class Registries:
                     show(line)
 
             if processes.stream(argv, heard, environment=environment):
+                said = what_failed(lines)
+                if _OF_THIS_MACHINE.search(said):
+                    # No registry has been asked, or none has answered for it.
+                    raise EngineError(
+                        f"{doing}: {Path(argv[0]).name} cannot read the image on this machine: {said}",
+                        hint="`build.py check --image` says which bytes are damaged; remove the image, and pull or "
+                        "build it again",
+                    )
                 if source:
                     self.existing(*source)
                 self._check_uploads(target, again=True)
-                raise self._failed(doing, argv, "\n".join(lines[-5:]))
+                if refused := _REFUSED.search(said):
+                    raise RegistryError(
+                        f"{doing}: the registry refuses with HTTP {refused[1]}: {said}",
+                        hint="this is not repeated: rights, a quota, or a proxy's limit of sizes before the registry",
+                    )
+                raise self._failed(doing, argv, said)
 
         self._client.patiently(doing, hosts[-1], attempt)
 
@@ -327,6 +340,26 @@ class Registries:
         if isinstance(trust, str):
             environment[BUNDLES[0]] = trust
         return environment
+
+
+_OF_THIS_MACHINE = re.compile(
+    r"file integrity checksum failed|initializing source docker-daemon|no space left on device"
+    r"|reading (?:blob|layer|config) .* from (?:docker|the daemon)|error committing the finished image",
+    re.IGNORECASE,
+)
+"""What programs say where they could not read the image that they were to send."""
+
+_REFUSED = re.compile(r"(?:HTTP status|status code|StatusCode|HTTP)\W{1,3}(4(?!08|25|29)\d\d)\b", re.IGNORECASE)
+"""What programs say of an answer that stays the same, however often it is asked for."""
+
+
+def what_failed(lines: Sequence[str]) -> str:
+    """Return the line of a program's output that says what failed: the first one of an error, else the last ones.
+
+    Programs in Go print a stack of calls behind it.
+    """
+    errors = [line for line in lines if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE)]
+    return errors[0] if errors else "\n".join(lines[-5:])
 
 
 def _digest(content: bytes) -> str:

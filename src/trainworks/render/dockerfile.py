@@ -310,10 +310,13 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         values["packages"] = step.debian
     if step.component == BUILDER:
         system = next(other for other in plan.steps if other.component == "system")
-        # A builder image does not contain `system`: parts need their run-time packages while they are built, too.
-        values["packages"] = tuple(
-            dict.fromkeys((*(system.debian if plan.builder_image else ()), *step.build_packages))
-        )
+        if plan.builder_image:
+            # It does not contain `system`: parts need their run-time packages while they are built, too.
+            packages = [*system.debian, *step.build_packages]
+        else:
+            # What `system` has is not asked for twice: apt reads its lists again for nothing.
+            packages = [each for each in step.build_packages if each not in system.debian]
+        values["packages"] = tuple(dict.fromkeys(packages))
     if step.component == OWN_PYTHON:
         values["packages"] = step.build_packages
     return values

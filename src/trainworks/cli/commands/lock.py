@@ -153,7 +153,8 @@ def _lock(
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(resolved, facts, client, place, mirror=options.mirror, report=say)
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
-        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=upgrade)
+        system = options.upgrade == "system"
+        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=upgrade, system=system)
     return written, moved, problems
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainworks.cli.grammar import Example, Grammar
@@ -46,6 +46,9 @@ def parser() -> Grammar:
     grammar.add_argument("--commit", default="", metavar="HASH", help="demand that it was built from this git commit")
     grammar.add_argument("--unchanged", action="store_true", help="demand a checkout without changes")
     grammar.add_argument("--gpu", default="", metavar="NAME", help="demand evidence of a green run on such a GPU: H100")
+    grammar.add_argument(
+        "--part", action="append", default=[], metavar="NAME", help="demand this part of that run; default: seven"
+    )
     add_format(grammar)
     return grammar
 
@@ -55,6 +58,7 @@ def _check(options: Namespace, _root: Path) -> list[str]:
         f"{options.image}: name the image by its digest: HOST/NAME@sha256:...": not _digest(options.image),
         f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits": options.commit
         and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit),
+        "--part needs --gpu": options.part and not options.gpu,
     }
     return [message for message, wrong in refused.items() if wrong]
 
@@ -69,6 +73,8 @@ def run(options: Namespace, _root: Path) -> int:
     from trainworks.proof.verify import Policy, describe, read_output, verify
 
     policy = Policy(builder=options.builder, commit=options.commit, unchanged=options.unchanged, gpu=options.gpu)
+    if options.part:
+        policy = replace(policy, parts=tuple(options.part))
     proven = verify(read_output(options.files), _digest(options.image), policy)
     put_result(options.format, {"image": options.image, **asdict(proven)}, describe(options.image, proven))
     return 0
