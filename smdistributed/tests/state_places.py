@@ -28,6 +28,7 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: What SIZE may be: how many items a container has when the model is made.
+        stays: A write stays on its rank: it is a tensor, an array or a buffer. So what other ranks hold is refused.
     """
 
     made: str
@@ -35,6 +36,7 @@ class Place:
     write: str
     prelude: str = ""
     sizes: tuple[int, ...] = (1,)
+    stays: bool = False
 
 
 OWN = "class Own:\n    def __init__(self):\n        self.v = 0.0\n        self.items = [0.0] * SIZE\n"
@@ -134,16 +136,20 @@ PLACES: dict[str, Place] = {
         SIZES,
     ),
     "global tensor": Place(
-        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n"
+        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n", stays=True
     ),
-    "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n"),
-    "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)"),
-    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR),
+    "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n", stays=True),
+    "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)", stays=True),
+    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR, stays=True),
     "tensor of an installed object": Place(
-        "argparse.Namespace(t=torch.zeros(()).double())", "float(self.held.t)", "self.held.t.fill_(VALUE)", INSTALLED
+        "argparse.Namespace(t=torch.zeros(()).double())",
+        "float(self.held.t)",
+        "self.held.t.fill_(VALUE)",
+        INSTALLED,
+        stays=True,
     ),
-    "buffer of the remote module": Place("None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)"),
-    "buffer of the root": Place("None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)"),
+    "buffer of the remote module": Place("None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)", stays=True),
+    "buffer of the root": Place("None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)", stays=True),
 }
 
 TEXT = """\

@@ -232,6 +232,7 @@ class Caller:
         arguments, tensors = flatten((args, kwargs, along))
         flags = capture()
         results = call.forward(arguments, note, tensors, flags)
+        views.returned(turn)
         if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
             # What came along and was not read leads nowhere: its graph may be gone.

@@ -18,6 +18,7 @@ import inspect
 import itertools
 import logging
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -320,6 +321,7 @@ class Views:
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
         self._locals: list[_Slot] = []
+        self._returned: collections.Counter[Turn] = collections.Counter()
         self._moving: set[tuple[int, str]] = set()
         self._lent: list[tuple[str, Any, Any]] = []
         self._unseen: dict[int, tuple[Key, Any, Any]] = {}
@@ -364,6 +366,7 @@ class Views:
             _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
         self._entered.clear()
         self._left.clear()
+        self._returned.clear()
         self._cells = {}
         for key, cell in self._look():
             if steps == 1 or key in self._hot or not _is_far(key, cell):
@@ -494,7 +497,7 @@ class Views:
         if not turn[1]:
             if self._in_turn:
                 self._compare(turn)
-            self._compare_leaves(turn)
+            self._compare_leaves(turn, backward=backward)
         for slot in _slots.values():
             seen = [version.seen for version in slot.turns.values() if slot.late and version.through]
             if any(not _equal(value, slot.base) for value in seen) and not slot.counts():
@@ -520,24 +523,44 @@ class Views:
                 self._late[self._function] = self._where(slot)
             self._held[number] = now
 
-    def _compare_leaves(self, turn: Turn) -> None:
+    def _compare_leaves(self, turn: Turn, *, backward: bool) -> None:
         """Look at what was written in place: tensors, arrays and generators in attributes, containers and objects."""
         for leaf in self._leaves:
             now = leaf.now(in_turn=self._in_turn)
-            if now == leaf.state:
-                continue
-            leaf.state = now
-            where = f"attribute {leaf.name!r} of module {self.title(leaf.number)}"
-            if leaf.elsewhere:
-                raise StepError(f"{where} is on another partition, and was written in place\n{_REMEDY}")
-            late = f"{where} is written where a microbatch that overlaps may have read it"
+            visit = (self.here(), self._returned[turn])
+            before, written_in, changed = leaf.writer, leaf.visit, now != leaf.state
+            if changed:
+                leaf.writer, leaf.visit, leaf.state = turn, visit, now
+                self._check_owner(leaf)
+            if backward or before is None or leaf.direct:
+                came_back, came_late = False, False
+            else:
+                # It wrote, and ran here once more: another one would have written meanwhile, if they overlapped.
+                came_back = before == turn and written_in != visit
+                came_late = before[0] > turn[0]
             known = (leaf.number, leaf.name) in self._moving
-            if not self._in_turn and not known and self._is_overlapped(turn):
-                raise StepError(f"{late}\n{_REMEDY}")
-            if self._in_turn:
+            if not self._in_turn and (came_late or (changed and not known and self._is_overlapped(turn))):
+                raise StepError(f"{self._where_leaf(leaf)}\n{_REMEDY}")
+            if self._in_turn and changed:
                 self._moving.add((leaf.number, leaf.name))
-            if turn in self._left:
-                self._late[self._function] = late
+            if (changed and turn in self._left) or (self._in_turn and came_back):
+                self._late[self._function] = self._where_leaf(leaf)
+
+    def returned(self, turn: Turn) -> None:
+        """Note that a microbatch has come back to this rank from a call of another one."""
+        self._returned[turn] += 1
+
+    def _check_owner(self, leaf: _Leaf) -> None:
+        """Refuse a write to what a module of another rank holds."""
+        if leaf.elsewhere:
+            raise StepError(
+                f"attribute {leaf.name!r} of module {self.title(leaf.number)} is on another partition, and was written "
+                f"in place\n{_REMEDY}"
+            )
+
+    def _where_leaf(self, leaf: _Leaf) -> str:
+        where = f"attribute {leaf.name!r} of module {self.title(leaf.number)}"
+        return f"{where} is written where a microbatch that overlaps may have read it"
 
     def variable_left(self, words: str) -> None:
         """Note that a microbatch has set a context variable, and not set it back: the next one sees that.
@@ -1029,14 +1052,12 @@ class Views:
                 for each in mutable.leaves(value, package(type(module))):
                     if not self._in_turn and not _is_cheap(each):
                         continue
-                    held = found.setdefault(id(each), _Leaf(number, name, each, not mine))
-                    if isinstance(each, torch.Tensor):
-                        held.elsewhere |= not mine
-                    elif mine and held.elsewhere:  # of what is no tensor only this rank's own is looked at
-                        found[id(each)] = _Leaf(number, name, each, elsewhere=False)
+                    if not mine and not _is_shared(each):
+                        continue
+                    held = found.setdefault(id(each), _Leaf(number, name, each))
+                    held.elsewhere |= not mine
+                    held.direct |= each is value and (name in own or name in own["_buffers"])
         for leaf in found.values():
-            if leaf.elsewhere and not isinstance(leaf.value, torch.Tensor):
-                continue
             leaf.state = leaf.now(in_turn=self._in_turn)
             yield leaf
 
@@ -1081,7 +1102,13 @@ def _is_cheap(leaf: Any) -> bool:
     """Return whether it costs little to see that something was written in place, whenever a microbatch waits."""
     if isinstance(leaf, nn.Parameter):
         return False
-    return isinstance(leaf, torch.Tensor | bytearray) or type(leaf).__name__ == "ndarray"
+    kinds = (torch.Tensor, bytearray, itertools.count, types.GeneratorType)
+    return isinstance(leaf, kinds) or type(leaf).__name__ == "ndarray"
+
+
+def _is_shared(leaf: Any) -> bool:
+    """Return whether a write matters to modules of other ranks. Each rank has its own generators of random numbers."""
+    return _is_cheap(leaf) or isinstance(leaf, nn.Parameter)
 
 
 @dataclass
@@ -1093,13 +1120,19 @@ class _Leaf:
         name: The attribute.
         value: The object.
         elsewhere: A module of another rank holds it.
+        direct: It is an attribute of a module, so that reads of it are seen.
+        writer: The microbatch that wrote it last.
+        visit: What that ran then, and how many calls of other ranks it had made.
         state: What was seen of it last.
     """
 
     number: int
     name: str
     value: Any
-    elsewhere: bool
+    elsewhere: bool = False
+    direct: bool = False
+    writer: Turn | None = None
+    visit: tuple[Key, int] | None = None
     state: Any = None
 
     def now(self, *, in_turn: bool) -> Any:
