@@ -679,27 +679,26 @@ HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "options", "named"),
+    ("files", "entry", "named"),
     [
-        ({"train.py": HEAD_OF_SCRIPT}, ("--entry-point", "train.py"), "train.py"),
-        ({"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n"}, (), "pyproject.toml"),
+        ({"train.py": HEAD_OF_SCRIPT}, "train.py", "train.py"),
+        ({"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n"}, "", "pyproject.toml"),
         # A shell script installs the project in its own way, and the code is for that Python all the same.
         (
             {"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n", "run.sh": ""},
-            ("--entry-point", "run.sh"),
+            "run.sh",
             "pyproject.toml",
         ),
-        ({"train.py": HEAD_OF_SCRIPT}, (), ""),
-        ({"train.py": "print(1)\n", "pyproject.toml": "[tool.ruff]\n"}, ("--entry-point", "train.py"), ""),
+        ({"train.py": HEAD_OF_SCRIPT}, "", ""),
+        ({"train.py": "print(1)\n", "pyproject.toml": "[tool.ruff]\n"}, "train.py", ""),
     ],
 )
 def test_code_for_another_python_is_refused_before_anything(
-    files: dict[str, str], options: tuple[str, ...], named: str, code: Path, root: Path, facts: Facts
+    files: dict[str, str], entry: str, named: str, code: Path, root: Path, facts: Facts
 ) -> None:
     for name, text in files.items():
         (code / name).write_text(text)
-    entry = dict([options] if options else []).get("--entry-point")
-    request = ExtendRequest(base="my/base:1", tag="my/train:1", source=code, entry_point=entry)
+    request = ExtendRequest(base="my/base:1", tag="my/train:1", source=code, entry_point=entry or None)
     inputs = read_inputs(request, (), {})
     installer = root / "launcher" / INSTALLER
     base = replace(BASE, kept={"torch": "2.13.0+cpu"})
