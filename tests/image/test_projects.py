@@ -708,16 +708,25 @@ def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, c
         assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
 
 
+OF_A_BACKEND = project_of("kernels", "1.0")
+OF_A_BACKEND["backend.py"] = f"import torch\n{OF_A_BACKEND['backend.py']}"
+OF_SETUP = {"setup.py": "import torch\nfrom setuptools import setup\nsetup(name='kernels', version='1.0')\n"}
+
+
+@pytest.mark.parametrize(("folder", "files"), [("kernels", OF_A_BACKEND), ("src", OF_SETUP)])
 def test_what_imports_torch_to_be_built_is_named_and_built(
-    docker_image: BuiltByCommand, cache: Path, tmp_path: Path
+    docker_image: BuiltByCommand,
+    build_tools: dict[str, bytes],
+    cache: Path,
+    tmp_path: Path,
+    folder: str,
+    files: dict[str, str],
 ) -> None:
-    files = project_of("kernels", "1.0")
-    files["backend.py"] = f"import torch\n{files['backend.py']}"
-    for name, text in below("kernels", files).items():
+    for name, text in below(folder, files).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "requirements.txt").write_text("./kernels\n")
-    with serving(Index({})) as server:
+    (tmp_path / "requirements.txt").write_text(f"./{folder}\n")
+    with serving(Index(build_tools)) as server:
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
         done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
         assert done.returncode != 0
