@@ -15,7 +15,7 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 TESTS := -m pytest --junitxml=$$JUNIT
 PYTEST := $(BIN)/python $(TESTS)
 
-.PHONY: image test test-quick test-all gpu check fix proof arm64 release docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu coverage check fix proof arm64 release docs site golden lock-tools benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -38,6 +38,9 @@ test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_F
 
 gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes a record
 	$(PYTHON) tests/gpu/run.py --report report.json; status=$$?; $(PYTHON) tools/evidence.py gpu report.json; exit $$status
+
+coverage: setup torch  ## what AWS's pages describe: the quick tests of its rows; ALL=1 runs the others, too
+	$(BIN)/python tools/coverage_table.py $(if $(ALL),--all)
 
 check: setup torch  ## lint, format, types, import contracts, generated and golden files; says what to run for a refusal
 	@tools/check
@@ -71,12 +74,15 @@ site: setup  ## write the documentation as a site, build/site/docs/index.html
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest --quiet -k golden
 
+lock-tools: setup  ## write tools/*.lock anew: the newest versions of what `make setup` installs, with their hashes
+	tools/lock-tools
+
 benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, print ratios
 	$(BIN)/python benchmarks/builds.py
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml tools/set-up-python tools/install-packages
+.venv/complete: pyproject.toml launcher/pyproject.toml tools/requirements.lock tools/uv.lock tools/set-up-python tools/install-packages
 	PYTHON=$(PYTHON) tools/set-up-python
 	@touch $@
 

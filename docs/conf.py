@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 project = "trainworks"
 extensions = ["myst_parser"]
@@ -27,6 +28,9 @@ smartquotes = False
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
+
+NOT_SEARCHED = ("docs/adr/", "docs/tables/", "CHANGELOG", "AGENTS", "CONTRIBUTING", "benchmarks/", "tests/")
+"""Beginnings of the names of pages that the search leaves out: a user looks for how to do something."""
 
 LINK = re.compile(r"\[([^]]+)\]\(([^)#]+)(#[^)]*)?\)")
 
@@ -52,6 +56,14 @@ def write_llms(app: Sphinx, error: Exception | None) -> None:
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def leave_out_of_the_search(_app: Sphinx, environment: BuildEnvironment) -> None:
+    """Mark the pages for maintainers, and long tables, as Sphinx's own field ``nosearch`` does."""
+    for page in environment.found_docs:
+        if page.startswith(NOT_SEARCHED):
+            environment.metadata[page]["nosearch"] = "yes"
+
+
 def setup(app: Sphinx) -> None:
     """Add what the settings above cannot say."""
+    app.connect("env-updated", leave_out_of_the_search)
     app.connect("build-finished", write_llms)

@@ -35,10 +35,13 @@ if shutil.which("python3") != (python := shutil.which("python3", path=f"{sys.bas
 settings.register_profile("short", max_examples=50, deadline=None)
 settings.load_profile("short")
 
-# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
-for number in (signal.SIGINT, signal.SIGQUIT):
+# `nohup` and a shell's background job pass on that they ignore a signal (SIGHUP, SIGINT, SIGQUIT).
+# Each program that a test starts would inherit it and miss the signal that the test sends.
+# Python itself ignores SIGPIPE and SIGXFSZ, and subprocess gives those two back to its children.
+for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, handler)
 
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30

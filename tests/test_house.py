@@ -28,6 +28,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
+    ("host/advisories.py", "2.4.1"): "an example of a version with a label",
     ("extend/wanted.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/inside/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
     ("imagetest/inside/libraries.py", "2.4.1"): "an example of a version with a label",

@@ -90,6 +90,44 @@ def test_a_gate_that_has_compared_nothing_fails(root: Path, tmp_path: Path, test
     assert (done.returncode, said in done.stderr) == (status, True), done.stdout + done.stderr
 
 
+SENDS_ITSELF_SIGNALS = """
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1"])
+def test_child_has_the_default(name):
+    ignored = f"import signal; print(signal.getsignal(signal.{name}) is signal.SIG_IGN)"
+    assert subprocess.check_output([sys.executable, "-c", ignored], text=True) == "False\\n"
+"""
+
+
+def test_what_nohup_ignores_is_not_passed_on_to_the_programs_of_tests(root: Path, tmp_path: Path) -> None:
+    """`nohup make test` ignores SIGHUP; a script of CI may ignore others."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")
+    test = tmp_path / "tests" / "test_one.py"
+    test.write_text(SENDS_ITSELF_SIGNALS, encoding="utf-8")
+    shutil.copy(root / "tests" / "conftest.py", tmp_path / "tests" / "conftest.py")
+    pytest_argv = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider")
+    ignoring = ("sh", "-c", """trap '' HUP INT QUIT TERM USR1; exec "$@" """, "sh")
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(str(root / name) for name in ("tests", "src", "launcher"))
+    done = subprocess.run(
+        ignoring + pytest_argv,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=env,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
+
+
 def test_every_target_that_is_advised_is_one_of_make(root: Path) -> None:
     """`make fix`, `make docs`, `make golden`."""
     makefile = (root / "Makefile").read_text(encoding="utf-8")

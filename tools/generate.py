@@ -5,6 +5,8 @@
   stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 - The JSON schemas of images/schema, by which editors check rows.
+- Which later decisions change each decision of docs/adr.
+- What AWS's pages describe, and where it is: docs/coverage.md, from tests/coverage.toml.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from coverage_table import page_markdown, read_table  # noqa: E402
+from decisions import DecisionError, decision_pages  # noqa: E402
 from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
@@ -65,6 +69,22 @@ def proved(facts: Facts) -> str:
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
             run = row.proved or "never: rendered only"
             lines.append(f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+AWS_OWN = ("smp", "smddp", "metis", "rmm", "efa-installer", "open-mpi")
+"""What vendor targets are kept for: the columns of their table."""
+
+
+def vendor_targets(facts: Facts) -> str:
+    """Return the targets of vendor sources, and what they have of AWS's own parts."""
+    lines = [f"| target | {' | '.join(AWS_OWN)} |", "|---|" + "---|" * len(AWS_OWN)]
+    for row in sorted_rows(facts):
+        if facts.sources_of(row) != "vendor":
+            continue
+        versions = {step.component: step.version for step in make_plan(request_for(row, facts), facts).steps}
+        cells = " | ".join(versions.get(name, "-") for name in AWS_OWN)
+        lines.append(f"| {row.framework} {row.version}, `{row.cuda}` | {cells} |")
     return "\n".join(lines) + "\n"
 
 
@@ -217,6 +237,7 @@ def main() -> int:
         **components(facts),
         "choice": choice(facts),
         "drivers": drivers(facts),
+        "vendor-targets": vendor_targets(facts),
         "proved": proved(facts),
         "summary": summary_markdown(facts),
         "instances": instances(facts),
@@ -226,6 +247,7 @@ def main() -> int:
         "variables": variables(),
         "exit-statuses": exit_statuses(),
         "evidence": evidence(),
+        "coverage": page_markdown(read_table((ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8"))),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)
@@ -241,6 +263,10 @@ def main() -> int:
         library / "job" / "parameters.json"
     ).read_text(encoding="utf-8")
     wanted |= {ROOT / "images" / "schema" / name: text for name, text in schema_files().items()}
+    try:
+        wanted |= decision_pages(ROOT)
+    except DecisionError as error:
+        sys.exit(str(error))
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

@@ -34,6 +34,7 @@ from trainworks_preflight.advice import Advice, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
+from trainworks_preflight.tips import Tip, tips_for
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
@@ -49,6 +50,7 @@ class Result(NamedTuple):
         job: The leader's job; None if the job has problems.
         plans: Plans of the leader and of one worker of each kind.
         advice: What would be better.
+        tips: What to think of in a job of this kind.
         assumption: What the answer rests on; ``""`` if nothing was asked.
     """
 
@@ -58,6 +60,7 @@ class Result(NamedTuple):
     job: Job | None = None
     plans: tuple[NodePlan, ...] = ()
     advice: tuple[Advice, ...] = ()
+    tips: tuple[Tip, ...] = ()
     assumption: str = ""
 
 
@@ -138,11 +141,13 @@ def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, trans
         plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
+    row = _row(facts, environment.manifest, job.placement.instance_type)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
         plans=plans,
-        advice=tuple(advise(job, _row(facts, environment.manifest, job.placement.instance_type), facts)),
+        advice=tuple(advise(job, row, facts)),
+        tips=tuple(tips_for(job, row)),
     )
 
 
@@ -257,6 +262,7 @@ def _as_json(result: Result, masker: Masker | None) -> str:
         "hyperparameters": sent,
         "plans": [(plan.masked(masker) if masker else plan).document() for plan in result.plans],
         "advice": [dict(piece._asdict()) for piece in result.advice],
+        "tips": [{"text": tip.text, "link": tip.link} for tip in result.tips],
         "assumptions": [result.assumption] if result.assumption else [],
     }
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
@@ -287,6 +293,10 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
     for piece in result.advice:
         lines += _wrapped(hidden(f"{piece.subject}: {piece.text}"), width, "  - ", "    ")
         lines += _wrapped(hidden(f"why: {piece.why}"), width, "    ", "    ")
+    if result.tips:
+        lines += ["", "Tips:"]
+    for tip in result.tips:
+        lines += _wrapped(f"{tip.text}: {tip.link}", width, "  - ", "    ")
     lines.append("")
     lines += _wrapped(f"({result.assumption})", width) if result.assumption else []
     count = len(result.problems)

@@ -28,6 +28,7 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: What SIZE may be: how many items a container has when the model is made.
+        stays: A write stays on its rank: it is a tensor, an array or a buffer. So what other ranks hold is refused.
     """
 
     made: str
@@ -35,16 +36,44 @@ class Place:
     write: str
     prelude: str = ""
     sizes: tuple[int, ...] = (1,)
+    stays: bool = False
 
 
 OWN = "class Own:\n    def __init__(self):\n        self.v = 0.0\n        self.items = [0.0] * SIZE\n"
 CLASS = "class Own:\n    v = 0.0\n    items = [0.0] * SIZE\n"
+TENSOR = "class Own:\n    def __init__(self):\n        self.t = torch.zeros(()).double()\n"
 NESTED = '{"a": [{"b": {"c": [{"d": {"e": [{"v": 0.0}]}}]}}]}'
 DEEP = 'self.held["a"][0]["b"]["c"][0]["d"]["e"][0]["v"]'
 
-# Not here, as they are undefined (docs/smdistributed.md): context variables that are not reset, threading.local,
-# os.environ, variables of outer functions, containers in objects of installed classes, and attributes that are first
-# written in a later step.
+ENCLOSED = """\
+def make():
+    number, items = 0.0, [0.0] * SIZE
+
+    def get():
+        return number
+
+    def put(value):
+        nonlocal number
+        number = value
+
+    def last():
+        return items[-1]
+
+    def append(value):
+        items.append(value)
+
+    return get, put, last, append
+
+
+GET, PUT, LAST, APPEND = make()
+"""
+"""Variables of an outer function."""
+
+VARIABLE = 'import contextvars\nVARIABLE = contextvars.ContextVar("VARIABLE", default=0.0)\n'
+LOCAL = "import threading\nLOCAL = threading.local()\nLOCAL.v = 0.0\n"
+INSTALLED = "import argparse\n"
+OTHER_INSTALLED = "import optparse\n"
+
 PLACES: dict[str, Place] = {
     "list, appended": Place("[0.0] * SIZE", "self.held[-1]", "self.held.append(VALUE)", sizes=SIZES),
     "list, replaced": Place("[0.0] * SIZE", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
@@ -52,7 +81,7 @@ PLACES: dict[str, Place] = {
     "new key": Place("dict.fromkeys(range(SIZE), 0.0)", 'self.held.get("v", 0.0)', 'self.held["v"] = VALUE', "", SIZES),
     "deep": Place(NESTED, DEEP, f"{DEEP} = VALUE"),
     "many containers": Place(
-        "[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", (1, 300)
+        "[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", (*SIZES, 70_000)
     ),
     "own object": Place("Own()", "self.held.v", "self.held.v = VALUE", OWN),
     "list of an own object": Place("Own()", "self.held.items[-1]", "self.held.items.append(VALUE)", OWN, SIZES),
@@ -76,6 +105,51 @@ PLACES: dict[str, Place] = {
     "global object": Place("None", "STATE.v", "STATE.v = VALUE", f"{OWN}STATE = Own()\n"),
     "attribute of the remote module": Place("None", "BODY.v", "BODY.v = VALUE"),
     "attribute of the root": Place("None", "ROOT.v", "ROOT.v = VALUE"),
+    "number of an outer function": Place("None", "GET()", "PUT(VALUE)", ENCLOSED),
+    "list of an outer function": Place("None", "LAST()", "APPEND(VALUE)", ENCLOSED, SIZES),
+    "context variable": Place("None", "VARIABLE.get()", "VARIABLE.set(VALUE)", VARIABLE),
+    "thread-local": Place("None", "LOCAL.v", "LOCAL.v = VALUE", LOCAL),
+    "list of an installed object": Place(
+        "argparse.Namespace(items=[0.0] * SIZE)",
+        "self.held.items[-1]",
+        "self.held.items.append(VALUE)",
+        INSTALLED,
+        SIZES,
+    ),
+    "dictionary of an installed object": Place(
+        'optparse.Values({"table": {"v": 0.0}})',
+        'self.held.table["v"]',
+        'self.held.table["v"] = VALUE',
+        OTHER_INSTALLED,
+    ),
+    "object of an installed object": Place(
+        "argparse.Namespace(inner=argparse.Namespace(v=0.0))",
+        "self.held.inner.v",
+        "self.held.inner.v = VALUE",
+        INSTALLED,
+    ),
+    "global deque": Place(
+        "None",
+        "QUEUE[-1]",
+        "QUEUE.append(VALUE)",
+        "import collections\nQUEUE = collections.deque([0.0] * SIZE)\n",
+        SIZES,
+    ),
+    "global tensor": Place(
+        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n", stays=True
+    ),
+    "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n", stays=True),
+    "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)", stays=True),
+    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR, stays=True),
+    "tensor of an installed object": Place(
+        "argparse.Namespace(t=torch.zeros(()).double())",
+        "float(self.held.t)",
+        "self.held.t.fill_(VALUE)",
+        INSTALLED,
+        stays=True,
+    ),
+    "buffer of the remote module": Place("None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)", stays=True),
+    "buffer of the root": Place("None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)", stays=True),
 }
 
 TEXT = """\
@@ -87,6 +161,7 @@ class Body(nn.Module):
     def __init__(self, held):
         super().__init__()
         self.linear, self.held, self.v = nn.Linear(4, 4), held, 0.0
+        self.register_buffer("buffer", torch.zeros(()))
 
     def forward(self, h, step):{scope}
         gain = 0.0
@@ -99,7 +174,8 @@ class Root(nn.Module):
         super().__init__()
         held = {made}
         self.first, self.body, self.last = nn.Linear(4, 4), Body(held), nn.Linear(4, 4)
-        self.held, self.v, self.step = held, 0.0, 0{hook}
+        self.held, self.v, self.step = held, 0.0, 0
+        self.register_buffer("buffer", torch.zeros(())){hook}
 
     def note(self, module, args, out):{scope}
         step, h = args[1], out
@@ -167,9 +243,8 @@ class Program:
 def drawn(chance: random.Random) -> Program:
     """Return a program."""
     name = chance.choice(sorted(PLACES))
-    writers = [each for each in WRITERS if not (name == "attribute of the root" and each == "body")]
-    readers = [each for each in READERS if not (name == "attribute of the root" and each == "body")]
-    # Who has read an attribute of a module is known from the step on in which it is first written.
-    steps = 1 if name.startswith("attribute") else chance.choice(FIRST_STEPS)
+    # The remote module has no name for the root.
+    writers = [each for each in WRITERS if not (name.endswith("of the root") and each == "body")]
+    readers = [each for each in READERS if not (name.endswith("of the root") and each == "body")]
     size = chance.choice(PLACES[name].sizes)
-    return Program(name, chance.choice(writers), chance.choice(readers), steps, size)
+    return Program(name, chance.choice(writers), chance.choice(readers), chance.choice(FIRST_STEPS), size)

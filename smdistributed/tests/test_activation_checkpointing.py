@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -199,3 +200,85 @@ def test_mistakes() -> None:
         "checkpoint needs a torch.nn.Module, got builtin_function_or_method",
         "checkpoint_sequential needs a torch.nn.Sequential, got Linear",
     ]
+
+
+# -- Why it is not torch's checkpoint_wrapper -------------------------------------------------------------------------
+
+
+def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:
+    """Return gradients of a pipeline whose script wraps layers with torch's own function, and without it."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({**BY_HAND, "microbatches": MICROBATCHES})
+    gradients = {}
+    for wraps in (False, True):
+        forget()
+        torch.manual_seed(1)
+        module = Model(0.0)
+        for layer, part in zip([*module.chain, *module.layers], cuts, strict=True):
+            smp.set_partition(layer, part)
+        if wraps:
+            module.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in module.layers)
+        model = smp.DistributedModel(module)
+        step = train_step(lambda model, x: model(x))
+        step(model, torch.linspace(-1, 1, SAMPLES * WIDTH).view(SAMPLES, WIDTH))
+        gradients[wraps] = {n: p.grad.numpy() for n, p in model.local_named_parameters() if p.grad is not None}
+    return gradients
+
+
+def test_a_script_may_wrap_with_torch() -> None:
+    for with_and_without in run_ranks(2, _wrapped_by_the_script, [0, 0, 0, 1, 1, 0, 1]):
+        plain, wrapped = with_and_without[False], with_and_without[True]
+        unwrapped = {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in wrapped.items()}
+        assert unwrapped.keys() == plain.keys()
+        assert all((unwrapped[name] == value).all() for name, value in plain.items())
+
+
+def _seen_by_hooks(call: Callable[[], Any]) -> set[int]:
+    """Return the addresses of the tensors that hooks of saved tensors see while something is called."""
+    addresses: set[int] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        addresses.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        call()
+    return addresses
+
+
+def test_what_the_wrapper_of_torch_does_otherwise() -> None:
+    """Each of these would show in a script: so `set_activation_checkpointing` is not made of it."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    from smdistributed.modelparallel.torch.pipeline import recompute
+
+    layer = Layer(0.0)
+    wrapper = checkpoint_wrapper(layer)
+    # smp takes a module, before or after the model was made: it stays where it is, with its class and its names.
+    assert not isinstance(wrapper, Layer)
+    assert "_checkpoint_wrapped_module.linear" in dict(wrapper.named_modules())
+    # `offload_activations`: the hooks that move to the host what is kept see tensors in a tuple only with ours.
+    pair = (torch.randn(4, WIDTH, requires_grad=True), torch.ones(4, WIDTH))
+    again = recompute.Again(preserve_rng_state=True, offload=False)
+    ours = _seen_by_hooks(lambda: again.call(layer, (pair,), {}))
+    of_torch = _seen_by_hooks(lambda: wrapper(pair))
+    inputs = {tensor.data_ptr() for tensor in pair}
+    assert inputs <= ours
+    assert not inputs & of_torch
+    # A layer of Hugging Face gets its cache once: torch's second run writes into it again.
+    cache_with_ours: list[bool] = []
+    cache_with_torch: list[bool] = []
+
+    class WithCache(nn.Module):
+        def forward(self, x: torch.Tensor, past_key_values: list[bool] | None = None) -> torch.Tensor:
+            if past_key_values is not None:
+                past_key_values.append(True)
+            return torch.tanh(x)
+
+    x = torch.ones(2, requires_grad=True)
+    again.call(WithCache(), (x,), {"past_key_values": cache_with_ours}).sum().backward()
+    checkpoint_wrapper(WithCache())(x, past_key_values=cache_with_torch).sum().backward()
+    assert len(cache_with_ours) <= 1 < len(cache_with_torch)

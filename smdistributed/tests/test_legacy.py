@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ranks import free_port, rank_variables
+
 SCRIPT = """
 import smdistributed.modelparallel.torch as smp
 import sys
@@ -80,6 +82,56 @@ def test_the_modules_are_made_and_each_is_announced_once() -> None:
 def test_what_has_no_stand_in_is_missing_as_before() -> None:
     done = run(MISSING)
     assert done.returncode == 0, done.stderr
+
+
+def test_amp_of_apex_is_refused_with_what_to_use() -> None:
+    for line in ("from apex import amp", "import apex.amp"):
+        done = run(f"import smdistributed.modelparallel.torch\n{line}")
+        assert done.returncode == 1
+        assert "ImportError: apex is not installed, and smp does not work with apex.amp. Take it out" in done.stderr
+        assert "smp.model_creation(dtype=...)" in done.stderr
+
+
+APEX = """
+import torch, types
+_amp_state = types.SimpleNamespace()
+"""
+INITIALIZE = """
+from apex.amp._amp_state import _amp_state
+
+def initialize(model, optimizer):
+    _amp_state.opt_properties = "O1"
+    return model, optimizer
+"""
+
+
+def test_a_model_that_amp_of_a_real_apex_has_changed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "apex" / "amp").mkdir(parents=True)
+    (tmp_path / "apex" / "__init__.py").touch()
+    (tmp_path / "apex" / "amp" / "_amp_state.py").write_text(APEX)
+    (tmp_path / "apex" / "amp" / "__init__.py").write_text(INITIALIZE)
+    script = """
+import torch
+import smdistributed.modelparallel.torch as smp
+from apex import amp
+smp.init({})
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+FIRST
+smp.DistributedModel(model)
+SECOND
+smp.DistributedOptimizer(optimizer)
+print("wrapped")
+"""
+    own = {**rank_variables(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": ""}
+    only_imported = run(script.replace("FIRST", "").replace("SECOND", ""), tmp_path, **own)
+    assert (only_imported.returncode, only_imported.stdout) == (0, "wrapped\n"), only_imported.stderr
+    call = "amp.initialize(model, optimizer)"
+    for where, refusing in (("FIRST", "smp.DistributedModel"), ("SECOND", "smp.DistributedOptimizer")):
+        changed = script.replace(where, call).replace("FIRST", "").replace("SECOND", "")
+        done = run(changed, tmp_path, **own)
+        assert done.returncode == 1
+        assert f"SMPConfigError: apex.amp is on, and {refusing} cannot divide what it has" in done.stderr
 
 
 def test_a_real_module_wins(tmp_path: Path) -> None:

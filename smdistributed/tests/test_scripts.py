@@ -86,6 +86,14 @@ def test_a_convolution_net_placed_by_hand_trains_on_two_replicas(tmp_path: Path)
     assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.parametrize(("ranks", "count"), [(2, 10), (4, 5)], ids=["one-model", "two-replicas"])
+def test_the_script_of_the_page_trains(ranks: int, count: int, tmp_path: Path) -> None:
+    smp = {"pipeline_parallel_degree": 2, "microbatches": 2, "ddp": True}
+    losses = run(SCRIPTS / "page.py", ranks=ranks, smp=smp, folder=tmp_path)
+    assert len(losses) == count
+    assert losses[-1] < losses[0]
+
+
 def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -> None:
     """Without `fp16` the script trains over tensor ranks, below; the convolution net resumes from a partial model."""
     script = SCRIPTS / "language.py"

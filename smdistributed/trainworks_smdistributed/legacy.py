@@ -30,6 +30,13 @@ INSTEAD = (
 )
 
 
+APEX_AMP = (
+    "Take it out of the script: `fp16` or `bf16` of smp's configuration and smp.model_creation(dtype=...) are its "
+    "mixed precision, and smp.amp.GradScaler scales losses"
+)
+"""What to do instead of apex.amp."""
+
+
 def install() -> None:
     """Offer the modules to ``import``. A second time it does nothing."""
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
@@ -44,7 +51,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             raise ModuleNotFoundError(f"No module named {SECOND!r}: {INSTEAD}", name=SECOND)
         # A real apex without one of the modules stays as it is.
         parent = sys.modules.get("apex") if fullname.startswith("apex.") else None
-        if fullname not in MODULES or (parent is not None and not isinstance(parent.__loader__, _Finder)):
+        if parent is not None and not isinstance(parent.__loader__, _Finder):
+            return None
+        if fullname == "apex.amp":
+            # No ModuleNotFoundError: `from apex import amp` would swallow it, and say less.
+            raise ImportError(f"apex is not installed, and smp does not work with apex.amp. {APEX_AMP}", name=fullname)
+        if fullname not in MODULES:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, origin="trainworks", is_package=fullname == "apex")
 

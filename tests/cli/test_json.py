@@ -35,7 +35,6 @@ RESULTS = {
     "catalogue": ("catalogue",),
     "catalogue --output": ("catalogue", "--output", "catalogue.html"),
     "check": ("check", "--only", CPU_TARGET),
-    "check DOCKERFILE": ("check", "Dockerfile"),
     "help": ("help", "push"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),
 }
@@ -54,7 +53,6 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("lock", "--only", "nonsense"), 4),
     (("mirror", "folder", "--only", "nonsense"), 4),
     (("check", "--only", "nonsense"), 4),
-    (("check", "absent/Dockerfile"), 9),
     (("outdated", "a", *ENGINE), 6),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
     (("--list", "--root", "/nonexistent"), 9),
@@ -74,7 +72,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
-    (tmp_path / "Dockerfile").write_text("FROM debian:12\n", encoding="utf-8")
 
 
 def document(words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:

@@ -53,6 +53,11 @@ help extand
 --offline --push
 --framework pytorch --cuda cu999
 --framework pytorch --cuda 12.1
+--framework pytorch --cuda cu113
+--framework pytorch --cuda neuron
+--framework pytorch --cuda cu118 --framework-version 2.0.1
+--framework pytorch --cuda cu124 --framework-version 2.5.1
+--framework pytorch --cuda cu121 --sources vendor
 --framework tensorflow --cuda cu121
 --framework pytorch --cuda cu121 --framework-version 2.4
 --framework pytorch --cuda cu121 --python 3.13

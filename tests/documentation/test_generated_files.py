@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-WRITTEN = ("README.md", "docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
+FOLDERS = ("docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
+WRITTEN = ("README.md", "tests/coverage.toml", *FOLDERS)
 """What `tools/generate.py` reads, runs and writes."""
 
 
@@ -21,6 +22,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
         if (root / name).is_dir():
             shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copy(root / name, tmp_path / name)
     # Of records only those that git has: a run on this machine leaves others.
     (tmp_path / "evidence").mkdir()
@@ -69,3 +71,38 @@ def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> N
     line = "| htop | htop, to look at processes | `--with` | no htop |"
     assert [each for each in after if each != line] == before
     assert after.count(line) == 1
+
+
+def write_decision(copied: Path, name: str, head: str) -> Path:
+    """Write a decision with this paragraph as its head; return its file."""
+    path = copied / "docs" / "adr" / name
+    number = int(name[:4])
+    path.write_text(f"# {number}. A title\n\n{head}\n\n**Context.** None.\n", encoding="utf-8")
+    return path
+
+
+def test_a_decision_names_the_later_ones_that_change_it(copied: Path) -> None:
+    older = write_decision(copied, "0901-older.md", "Date: 2026-11-29. Status: accepted.")
+    change = "Date: 2026-11-29. Status: accepted.\nChanges: [901](0901-older.md): in a word."
+    newer = write_decision(copied, "0902-newer.md", change)
+    assert generate(copied)[0] == 0
+    assert older.read_text(encoding="utf-8").splitlines()[3] == "Changed by: [902](0902-newer.md)."
+    newer.unlink()
+    assert generate(copied)[0] == 0
+    assert "Changed by" not in older.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ("Date: 2026-11-29.\nChanges: [8](0008-none.md).", "changes 8 (0008-none.md): no such older one"),
+        ("Date: 2026-11-29.\nChanges: [902](0902-new.md).", "changes 902 (0902-new.md): no such older one"),
+        ("Accepted.", 'below its title stands no line "Date: ... Status: ..."'),
+    ],
+    ids=["unknown", "itself", "no-date"],
+)
+def test_a_head_that_cannot_be_followed_is_refused(copied: Path, head: str, said: str) -> None:
+    write_decision(copied, "0902-new.md", head)
+    status, printed = generate(copied, "--check")
+    assert status == 1
+    assert said in printed

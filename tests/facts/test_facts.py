@@ -16,6 +16,7 @@ from trainworks.facts import lockfile
 from trainworks.facts.load import load
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
+from trainworks.plan.parts import parts_of
 from trainworks.plan.shares import python_patterns
 from trainworks.plan.target import artifact_rows, context_of
 
@@ -36,6 +37,22 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
     sources += [row.source for rows in (facts.targets, facts.artifacts, facts.base_images, facts.rules) for row in rows]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []
+
+
+def test_every_artifact_is_reached_by_a_target(facts: Facts) -> None:
+    """But releases of the EFA installer that no target has: `check DOCKERFILE` asks what they bring."""
+    reached = set()
+    for row in facts.targets:
+        target = context_of(row, facts)
+        parts = parts_of(target, list(target.components.values()), facts)
+        for artifacts in parts.artifacts.values():
+            reached |= {(artifact.name, artifact.version, artifact.file) for artifact in artifacts}
+    lost = {
+        f"{artifact.name} {artifact.version}"
+        for artifact in facts.artifacts
+        if (artifact.name, artifact.version, artifact.file) not in reached and not artifact.provides
+    }
+    assert lost == set()
 
 
 def test_components_and_recipes_are_the_same_set(facts: Facts) -> None:

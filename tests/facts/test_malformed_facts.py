@@ -81,8 +81,6 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("templates/components/horovod.j2", "", "{#\n#}\n"),
     ("images/compatibility.toml", 'when = { gdrcopy = "<2.2" }', 'when = { gdrcopi = "<2.2" }'),
     ("images/compatibility.toml", 'require = { "image.base" = "{base}" }', 'require = { "image.base" = "{bass}" }'),
-    ("images/dockerfiles.toml", "openmpi-(\\d+\\.\\d+\\.\\d+)\\.tar", "openmpi-(\\d+\\.\\d+\\.\\d+\\.tar"),
-    ("images/dockerfiles.toml", 'form = "debian{0}"', 'form = "debian{1}"'),
     ("images/compatibility.toml", 'require = { nccl = ">=2.4.8" }', 'require = { nccl = "=>2.4.8" }'),
     ("images/compatibility.toml", 'when = { smp = ">=2", sources = "vendor" }', "when = {}"),
     (

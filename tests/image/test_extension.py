@@ -28,6 +28,7 @@ from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.variants import TITLE_LABEL
 from trainworks.render.dockerfile import INPUTS_LABEL
 
 pytestmark = pytest.mark.engine
@@ -461,11 +462,14 @@ def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, proje
     assert own == {docker_image.reference.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
     torch = next(each for each in document["components"] if each["name"] == "torch")
     assert torch["bom-ref"] in base_depends["dependsOn"]
-    locked = next(row for row in load(ROOT).locks[docker_image.report["name"]].packages if row.name == "torch")
+    base = docker_image.engine.inspect(docker_image.reference)
+    assert base is not None
+    lock = load(ROOT).locks[base.labels[TITLE_LABEL]]
+    locked = next(row for row in lock.packages if row.name == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
     definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
     inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
-    assert f"sha256:{inputs['base image']['sha256']}" == docker_image.report["identifier"]
+    assert f"sha256:{inputs['base image']['sha256']}" == base.identifier
     (path,) = project.folder.glob("requirements.*.locked.txt")
     pins = "".join(f"{line}\n" for line in path.read_text().splitlines() if not line.startswith("#"))
     assert inputs["requirements"] == {"sha256": hashlib.sha256(pins.encode()).hexdigest()}

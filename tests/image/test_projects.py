@@ -19,8 +19,10 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from image.indexes import USER, Index, serving, wheel_of
+from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
+from lock.servers import git_repositories
+from lock.servers import serving as serving_files
 
 pytestmark = pytest.mark.engine
 
@@ -104,6 +106,7 @@ class Case:
         refused: What both doors refuse it with; ``""`` where it is installed.
         before: Commands of uv that a user has called in the folder.
         folder: Where the user stands.
+        history: A folder that is a git repository with the tag v1.4.0; ``""`` for none.
     """
 
     files: Mapping[str, str]
@@ -115,6 +118,7 @@ class Case:
     refused: str = ""
     before: tuple[str, ...] = ()
     folder: str = "."
+    history: str = ""
 
 
 UV = "uv pip install --quiet --dry-run --output-format json --constraints /tmp/kept.txt --python /opt/venv"
@@ -147,6 +151,25 @@ SCRIPT = """# /// script
 # ///
 import alpha
 """
+
+OF_GIT = f"""{HEAD.replace('version = "1.0"', 'dynamic = ["version"]')}dependencies = ["beta"]
+[build-system]
+requires = ["setuptools", "setuptools-scm"]
+build-backend = "setuptools.build_meta"
+[tool.setuptools]
+py-modules = ["mine"]
+[tool.setuptools_scm]
+"""
+REPOSITORY = {
+    "mine.py": "",
+    "pyproject.toml": OF_GIT,
+    **below("lib", project_of("delta", "99.1", "alpha<1.5")),
+    **below("static", project_of("static", "3.0", "alpha<2")),
+    # What a lock pins says what it requires without a build.
+    "static/pyproject.toml": '[project]\nname = "static"\nversion = "3.0"\ndependencies = ["alpha<2"]\n'
+    '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+}
+"""What a project of others has at a commit, which its branch has left."""
 
 CASES = {
     "several requirements files": Case(
@@ -409,6 +432,63 @@ CASES = {
         plain=f"{UV} ./app",
         expected={"mine": "2.5", "alpha": "1.5", "beta": "1.0"},
     ),
+    "a version of setuptools_scm": Case(
+        files={"app/mine.py": "", "app/train.py": "", "app/pyproject.toml": OF_GIT},
+        history="app",
+        words=("--source", "app", "--entry-point", "train.py"),
+        job="./app",
+        plain=f"{UV} ./app",
+        expected={"mine": "1.4.0", "alpha": "1.5", "beta": "1.0"},
+    ),
+    "a folder with a version of setuptools_scm": Case(
+        files={"requirements.txt": "./lib\n", "lib/mine.py": "", "lib/pyproject.toml": OF_GIT},
+        history="lib",
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"mine": "1.4.0", "alpha": "1.5", "beta": "1.0"},
+    ),
+    "a commit of a git repository": Case(
+        files={"requirements.txt": "delta @ git+GIT@COMMIT#subdirectory=lib\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"delta": "99.1", "alpha": "1.0"},
+    ),
+    "a source that is a commit of a git repository": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["delta"]\n[tool.uv.sources]\n'
+            'delta = {git = "GIT", rev = "COMMIT", subdirectory = "lib"}\n'
+        },
+        words=("-r", "pyproject.toml"),
+        job="-r pyproject.toml",
+        plain=f"{UV} -r pyproject.toml",
+        expected={"delta": "99.1", "alpha": "1.0"},
+    ),
+    "uv.lock with a commit of a git repository": Case(
+        files={
+            "pyproject.toml": f'{HEAD}dependencies = ["static"]\n[tool.uv.sources]\n'
+            'static = {git = "GIT", rev = "COMMIT", subdirectory = "static"}\n'
+        },
+        before=("uv lock --default-index INDEX",),
+        words=("-r", "uv.lock"),
+        job="-r uv.lock",
+        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        expected={"static": "3.0", "alpha": "1.5"},
+    ),
+    "a version of setuptools_scm in a git repository": Case(
+        files={"requirements.txt": "mine @ git+GIT@COMMIT\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        plain=f"{UV} -r requirements.txt",
+        expected={"mine": "1.4.0", "alpha": "1.5", "beta": "1.0"},
+    ),
+    "what nvcc compiles, without a wheel": Case(
+        files={"requirements.txt": "delta\nflash-attn==2.8.3\n"},
+        words=("-r", "requirements.txt"),
+        job="-r requirements.txt",
+        refused="requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no wheel fits",
+    ),
     "an editable folder": Case(
         files={"requirements.txt": "-e ./lib\n", **below("lib", project_of("delta", "99.1", "alpha"))},
         words=("-r", "requirements.txt"),
@@ -439,10 +519,61 @@ CASES = {
 }
 
 
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=A Person", "-c", "user.email=person@example.org", "-c", "commit.gpgsign=false")
+    command = ("git", "-C", str(folder), *identity, *words)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def committed(folder: Path) -> str:
+    """Make a repository of a folder, with the tag v1.4.0; return the commit."""
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "The first one")
+    git(folder, "tag", "v1.4.0")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A git repository on loopback: its address, and a commit of it."""
+
+    address: str
+    commit: str
+
+
 @pytest.fixture(scope="module")
-def index() -> Iterator[Index]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+    folder = tmp_path_factory.mktemp("repositories")
+    work = folder / "work"
+    for name, text in REPOSITORY.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    commit = committed(work)
+    # The branch goes on, with other requirements and without a tag.
+    (work / "lib" / "backend.py").write_text(project_of("delta", "100.0", "alpha==2.0")["backend.py"])
+    git(work, "commit", "--quiet", "--all", "--message", "The second one")
+    git(folder, "clone", "--quiet", "--bare", str(work), str(folder / "shared.git"))
+    with serving_files() as server:
+        server.answers["/git/"] = git_repositories(folder, "/git/")
+        yield Repository(address=f"{server.url}/git/shared.git", commit=commit)
+
+
+@pytest.fixture(scope="module")
+def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Give the wheels of setuptools_scm and of what it requires, for the image's Python, by their names."""
+    folder = tmp_path_factory.mktemp("tools")
+    words = ("download", "--quiet", "--only-binary=:all:", "--python-version=3.11", "--dest", str(folder))
+    subprocess.run((sys.executable, "-m", "pip", *words, "setuptools-scm", "setuptools"), check=True)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def index(build_tools: dict[str, bytes]) -> Iterator[Index]:
     files = dict(wheel_of(name, version, "", *requires) for name, version, *requires in WHEELS)
-    with serving(Index(files)) as server:
+    # Its build would run code that is not there; who refuses it first never asks.
+    name, content = sdist_of("flash_attn", "2.8.3", "import torch_that_is_not_there\n")
+    with serving(Index({**build_tools, **files, name: content})) as server:
         yield server
 
 
@@ -457,14 +588,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def written(case: Case, folder: Path, index: Index, private: Index) -> None:
-    digest = hashlib.sha256(index.files["delta-1.0-py3-none-any.whl"]).hexdigest()
+def written(case: Case, folder: Path, values: Mapping[str, str]) -> None:
+    """Write the files of a case, with values in the place of names."""
     for name, text in case.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("INDEX", index.simple).replace("PRIVATE", private.simple).replace("HASH", digest))
+        for word, value in values.items():
+            text = text.replace(word, value)
+        path.write_text(text)
+    if case.history:
+        committed(folder / case.history)
     for command in case.before:
-        words = command.replace("INDEX", index.simple).split()[1:]
+        words = command.replace("INDEX", values["INDEX"]).split()[1:]
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
         subprocess.run((find_uv_bin(), *words, "--python", sys.executable), cwd=folder, env=plain, check=True)
 
@@ -488,11 +623,24 @@ def extend(
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_project_is_the_same_at_both_doors_and_for_uv(
-    docker_image: BuiltByCommand, index: Index, private: Index, cache: Path, tmp_path: Path, name: str
+    docker_image: BuiltByCommand,
+    index: Index,
+    private: Index,
+    repository: Repository,
+    cache: Path,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     case, folder = CASES[name], tmp_path / "work"
     folder.mkdir()
-    written(case, folder, index, private)
+    values = {
+        "INDEX": index.simple,
+        "PRIVATE": private.simple,
+        "GIT": repository.address,
+        "COMMIT": repository.commit,
+        "HASH": hashlib.sha256(index.files["delta-1.0-py3-none-any.whl"]).hexdigest(),
+    }
+    written(case, folder, values)
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, **login}
 
@@ -560,16 +708,25 @@ def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, c
         assert locked("first\nsecond\n")[0] == {"first": "2.0", "second": "2.0"}
 
 
+OF_A_BACKEND = project_of("kernels", "1.0")
+OF_A_BACKEND["backend.py"] = f"import torch\n{OF_A_BACKEND['backend.py']}"
+OF_SETUP = {"setup.py": "import torch\nfrom setuptools import setup\nsetup(name='kernels', version='1.0')\n"}
+
+
+@pytest.mark.parametrize(("folder", "files"), [("kernels", OF_A_BACKEND), ("src", OF_SETUP)])
 def test_what_imports_torch_to_be_built_is_named_and_built(
-    docker_image: BuiltByCommand, cache: Path, tmp_path: Path
+    docker_image: BuiltByCommand,
+    build_tools: dict[str, bytes],
+    cache: Path,
+    tmp_path: Path,
+    folder: str,
+    files: dict[str, str],
 ) -> None:
-    files = project_of("kernels", "1.0")
-    files["backend.py"] = f"import torch\n{files['backend.py']}"
-    for name, text in below("kernels", files).items():
+    for name, text in below(folder, files).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (tmp_path / "requirements.txt").write_text("./kernels\n")
-    with serving(Index({})) as server:
+    (tmp_path / "requirements.txt").write_text(f"./{folder}\n")
+    with serving(Index(build_tools)) as server:
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
         done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
         assert done.returncode != 0
@@ -582,10 +739,13 @@ def test_what_imports_torch_to_be_built_is_named_and_built(
 
 FROM_OURS = """\
 FROM {base}
+RUN echo 'alpha<2' > /tmp/own.txt
 RUN pip install --no-cache-dir --index-url {index} torch==2.0.0 > /tmp/pip.txt 2>&1; echo $? > /tmp/pip.status
 RUN uv pip install --default-index {index} torch==2.0.0 > /tmp/uv.txt 2>&1; echo $? > /tmp/uv.status
+RUN uv pip install --default-index {index} -c /tmp/own.txt torch==2.0.0 > /tmp/c.txt 2>&1; echo $? > /tmp/c.status
 RUN pip install --no-cache-dir --index-url {index} gamma && uv pip install --default-index {index} beta
 RUN PIP_CONSTRAINT= pip install --dry-run --report /tmp/lifted.json --index-url {index} torch==2.0.0
+RUN UV_CONSTRAINT= UV_NO_CONFIG=1 uv pip install --dry-run --default-index {index} torch==2.0.0
 """
 
 
@@ -597,7 +757,7 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(docker_image: BuiltByCommand,
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     try:
         assert done.returncode == 0, done.stdout + done.stderr
-        read = "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt; head -c 300 lifted.json"
+        read = "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c 300 lifted.json"
         said = docker_image.engine.run(tag, ("sh", "-c", read), timeout=120).output
         listed = docker_image.engine.run(tag, ("python", "-c", LISTING), timeout=120).output
     finally:
@@ -605,6 +765,7 @@ def test_a_dockerfile_on_ours_keeps_torch_or_fails(docker_image: BuiltByCommand,
     assert said.startswith("1\n")
     assert "The user requested (constraint) torch==2.13.0+cpu" in said
     assert "\n1\n" in said
-    assert "you require torch==2.0.0 and torch==2.13.0+cpu" in said
+    # The second one has constraints of its own, which take the place of the variable's.
+    assert said.count("you require torch==2.0.0 and torch==2.13.0+cpu") == 2
     found = json.loads(listed.splitlines()[-1])
     assert (found["torch"], found["gamma"], found["beta"]) == ("2.13.0+cpu", "1.0", "1.0")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 
 import pytest
-from launcher_support import REPOSITORY
+from launcher_support import REPOSITORY, environment, manifest_document, plan
 from real_sdk import Case, ask
 
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.values import Json, mapping
+from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_preflight.distribution import Group, translate
 
 P4D = "ml.p4d.24xlarge"
@@ -185,3 +188,25 @@ def test_the_same_hyperparameters_as_the_real_sdk() -> None:
         if dict(made.hyperparameters) != answer.sent:
             different.append((case, answer, made))
     assert different == []
+
+
+@pytest.mark.engine
+def test_the_tensorflow_estimator_of_the_real_sdk_sends_what_starts_a_job() -> None:
+    if not PEER.exists():
+        pytest.skip("the SageMaker SDK is not there; run: tools/set-up-peers sdk-v2")
+    modes: dict[str, Json] = {
+        "parameter_server": {"parameter_server": {"enabled": True}},
+        "mpi": {"mpi": MPI},
+        "multi_worker_mirrored_strategy": {"multi_worker_mirrored_strategy": {"enabled": True}},
+    }
+    groups = cluster(count=2)
+    cases = [Case({**mapping(each)}, groups, "train.py", "tensorflow", "2.21") for each in modes.values()]
+    answers = ask(cases, str(PEER))
+    assert answers is not None
+    for mode, answer in zip(modes, answers, strict=True):
+        assert not answer.refused
+        document = manifest_document(components={"tensorflow": {"version": "2.21.0"}})
+        image = parse_manifest(json.dumps(document), "made-up")
+        devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"))
+        made = plan(environment(answer.sent, hosts=("algo-1", "algo-2"), devices=devices, manifest=image))
+        assert made.mode == mode

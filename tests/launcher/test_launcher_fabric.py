@@ -165,3 +165,34 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
     assert made.env.get(name) == expected
     assert (name in made.hidden) == (expected is not None)
     assert expected is None or "btl_tcp_if_include" not in made.argv
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out"), [("ml.p4d.24xlarge", ""), ("ml.p3dn.24xlarge", "FI_EFA_USE_DEVICE_RDMA")]
+)
+def test_the_flags_that_the_guide_recommends_reach_every_rank_once(kind: str, left_out: str) -> None:
+    """But on a type whose devices read no remote memory: libfabric aborts where that is asked for."""
+    recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
+    asked: dict[str, Json] = {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": 8,
+        "sagemaker_mpi_custom_mpi_options": recommended,
+        "mp_parameters": {"pipeline_parallel_degree": 2, "ddp": True},
+    }
+    rows: dict[str, Json] = {
+        row["name"]: {name: row[name] for name in ("gpus", "efa", "efa_rdma")} for row in ROWS if row["name"] == kind
+    }
+    image = parse_manifest(json.dumps(manifest_document(instances=rows)), "made-up")
+    devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"), efa=("rdmap16s27",))
+    hosts = ("algo-1", "algo-2")
+    made = plan(environment(asked, hosts=hosts, instance_type=kind, devices=devices, manifest=image))
+    exported = [made.argv[place + 1] for place, word in enumerate(made.argv) if word == "-x"]
+    for name, value in (flag.split("=") for flag in recommended.split("-x ")[1:]):
+        given = [word for word in exported if word.partition("=")[0] == name]
+        if name == left_out:
+            assert given == []
+            assert name not in made.env
+            assert any(name in warning for warning in made.warnings)
+            continue
+        assert len(given) == 1
+        assert value.strip() == (given[0].partition("=")[2] or made.env[name])

@@ -62,9 +62,7 @@ def test_the_table_of_modes_is_the_registrys() -> None:
 RUN_BY_THE_USERS_PYTHON = {
     "codeartifact.py": {"boto3", "botocore"},
     "fetch.py": {"boto3", "botocore"},
-    "answering.py": {"pip"},
-    "environment.py": {"pip"},
-    "reading.py": {"pip"},
+    "standards.py": {"packaging", "pip", "tomli"},
     "ray_node.py": {"ray"},
     "sitecustomize.py": {"sitecustomize"},
 }

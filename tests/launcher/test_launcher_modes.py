@@ -231,7 +231,10 @@ def test_devices_that_are_not_seen_are_said() -> None:
         ({"partitions": 2}, ""),
         ({"pipeline_parallel_degree": 4, "microbatches": 8, "ddp": True, "pipeline": "interleaved"}, ""),
         ({"sharded_data_parallel_degree": 16, "ddp": True, "ddp_dist_backend": "auto"}, ""),
-        ({"ddp": True}, ""),
+        ({"ddp": True}, "neither pipeline_parallel_degree nor partitions"),
+        ({"microbatches": 4}, "neither pipeline_parallel_degree nor partitions"),
+        ({"tensor_parallel_degree": 2, "ddp": True}, "give pipeline_parallel_degree, or its older name partitions"),
+        ({"pipeline_parallel_degree": 1, "tensor_parallel_degree": 2, "ddp": True}, ""),
         ({"partitions": 0}, "partitions is 0"),
         ({"partitions": "2"}, "partitions is '2'"),
         ({"partitions": True}, "partitions is True"),
@@ -250,13 +253,21 @@ def test_devices_that_are_not_seen_are_said() -> None:
             {"sharded_data_parallel_degree": 2, "shard_optimizer_state": True},
             "shard_optimizer_state is True beside sharded_data_parallel_degree 2",
         ),
-        ({"sdp_reduce_bucket_size": 0, "sdp_gradient_clipping": 1.0, "activation_loading_horizon": 1}, ""),
-        ({"sdp_gradient_clipping": -1}, "give a number of at least 0"),
-        ({"sdp_reduce_bucket_size": 5e8}, "give a whole number of at least 0"),
-        ({"ddp_port": None, "active_microbatches": None}, ""),
+        (
+            {
+                "partitions": 1,
+                "sdp_reduce_bucket_size": 0,
+                "sdp_gradient_clipping": 1.0,
+                "activation_loading_horizon": 1,
+            },
+            "",
+        ),
+        ({"partitions": 1, "sdp_gradient_clipping": -1}, "give a number of at least 0"),
+        ({"partitions": 1, "sdp_reduce_bucket_size": 5e8}, "give a whole number of at least 0"),
+        ({"partitions": 1, "ddp_port": None, "active_microbatches": None}, ""),
         ({"pipeline_parallel_degree": None}, "pipeline_parallel_degree is None"),
-        ({"activation_loading_horizon": 0}, "give a whole number of at least 1"),
-        ({"prescaled_batch": 1}, "give true or false"),
+        ({"partitions": 1, "activation_loading_horizon": 0}, "give a whole number of at least 1"),
+        ({"partitions": 1, "prescaled_batch": 1}, "give true or false"),
         ({"partitions": 2, "placement_strategy": "TDP"}, ""),
         ({"partitions": 2, "placement_strategy": "TPP"}, "did you mean 'TPD'?"),
         ({"partitions": 2, "ddp": True, "ddp_dist_backend": "mpi"}, "ddp_dist_backend is 'mpi'"),
@@ -379,7 +390,11 @@ def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     ("parameters", "degree"),
-    [({"partitions": 2, "ddp": True}, 2), ({"pipeline_parallel_degree": 4, "ddp": True}, 4), ({"ddp": True}, 1)],
+    [
+        ({"partitions": 2, "ddp": True}, 2),
+        ({"pipeline_parallel_degree": 4, "ddp": True}, 4),
+        ({"sharded_data_parallel_degree": 2, "ddp": True}, 1),
+    ],
 )
 def test_the_script_gets_the_pipeline_degree_under_both_names(parameters: dict[str, Json], degree: int) -> None:
     expected = {**parameters, "partitions": degree, "pipeline_parallel_degree": degree}

@@ -297,6 +297,20 @@ def test_the_highest_memory_of_a_container_is_the_kernels_word(
     assert highest_bytes(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == highest
 
 
+@pytest.mark.parametrize(("others", "highest"), [("", 4096), ("1\n", None)])
+def test_memory_of_a_group_with_other_processes_is_not_the_jobs(
+    tmp_path: Path, others: str, highest: int | None
+) -> None:
+    """A plain host: the group is the login session's, or that of the service that started the job."""
+    (tmp_path / "cgroup").write_text("0::/a\n", encoding="ascii")
+    (tmp_path / "fs" / "a").mkdir(parents=True)
+    (tmp_path / "fs" / "a" / "memory.peak").write_text("4096\n", encoding="ascii")
+    (tmp_path / "fs" / "a" / "cgroup.procs").write_text(f"{os.getpid()}\n{others}", encoding="ascii")
+    files = (str(tmp_path / "cgroup"), str(tmp_path / "fs"))
+    assert highest_bytes(*files, contained=False) == highest
+    assert highest_bytes(*files) == 4096
+
+
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (42, 42), (-9, 137), (-15, 143), (255, 255)])
 def test_exit_status(code: int, status: int) -> None:
     assert exit_status(code) == status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -394,3 +395,75 @@ def test_any_dict_gets_an_answer_and_never_a_traceback(
     assert status == (0 if text.endswith("ready: the job would start\n") else 64)
     assert (status == 64) == bool(run(line).problems)
     shutil.rmtree(folder)
+
+
+# --------------------------------------------------------------------------------------------------------------- tips
+PAGE_OF_TIPS = (LAUNCHER.parent / "docs" / "tips.md").read_text(encoding="utf-8")
+
+
+def tips_of(result: Result) -> list[str]:
+    assert result.problems == ()
+    return [tip.text for tip in result.tips]
+
+
+def test_a_job_of_smddp_gets_the_tips_for_it(tmp_path: Path) -> None:
+    two = tips_of(run(words(tmp_path, SMDDP)))
+    assert "all hosts in one region and availability zone, with subnets of that zone" in two
+    assert "preprocessing on CPUs competes with the exchange of gradients" in two
+    assert "the batch grows with the hosts; learning rate by linear scaling, with warm-up" in two
+    assert "smddp is made for two hosts or more" in tips_of(run(words(tmp_path, SMDDP, count=1)))
+    assert not [tip for tip in two if "smp." in tip or "Sequential" in tip]
+
+
+def test_a_job_of_smp_gets_the_tips_for_it(tmp_path: Path) -> None:
+    found = tips_of(run(words(tmp_path, SMP)))
+    assert "data loaders: num_workers=0" in found
+    assert "torch.cuda.set_device(smp.local_rank()) first" in found
+    assert "in the step: forward and model.backward; outside: batches, optimizer.step()" in found
+    assert "layers that follow each other belong into a Sequential" in found
+    assert "data loaders: num_workers=0" not in tips_of(run(words(tmp_path, SMP, kind="ml.p4de.24xlarge")))
+
+
+def test_other_jobs_get_none(tmp_path: Path) -> None:
+    assert tips_of(run(words(tmp_path))) == []
+    assert tips_of(run(words(tmp_path, {}))) == []
+
+
+@pytest.mark.parametrize("distribution", [SMDDP, SMP])
+def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(tmp_path: Path, distribution: Json) -> None:
+    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", PAGE_OF_TIPS, re.MULTILINE)}
+    _, text = report(words(tmp_path, distribution), 120)
+    lines = text.partition("\nTips:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(lines) == len(run(words(tmp_path, distribution)).tips)
+    for line in lines:
+        assert line.startswith("  - ")
+        assert line.rpartition("docs/tips.md#")[2] in sections
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param("One region and one availability zone", id="zone"),
+        pytest.param("the file system's subnets and a security group", id="fsx-vpc"),
+        pytest.param("Two hosts or more", id="hosts"),
+        pytest.param("Preprocessing on CPUs competes", id="preprocessing"),
+        pytest.param("`CPUBottleneck`, `LowGPUUtilization` and `LoadBalancing`", id="debugger"),
+        pytest.param("The batch grows with the hosts", id="batch"),
+        pytest.param("linear scaling, with warm-up", id="learning-rate"),
+        pytest.param("240 MB/s for each 1.2 TiB", id="fsx-throughput"),
+        pytest.param("An epoch of 100 GB", id="fsx-example"),
+        pytest.param("The same number of batches", id="batches"),
+        pytest.param("`num_workers=0`", id="workers"),
+        pytest.param("`torch.cuda.synchronize()`", id="synchronize"),
+        pytest.param("A Sequential for layers", id="sequential"),
+    ],
+)
+def test_the_page_of_tips_says(said: str) -> None:
+    assert said in PAGE_OF_TIPS
+
+
+def test_the_figures_of_the_page_are_right() -> None:
+    steps_of_240 = 14
+    assert (steps_of_240 - 1) * 0.240 < 100 / 30 <= steps_of_240 * 0.240
+    assert f"{steps_of_240} steps, {steps_of_240 * 1.2:.1f} TiB" in PAGE_OF_TIPS
+    assert f"({10 * 0.240:.1f} GB/s, {10 * 1.2:.0f} TiB)" in PAGE_OF_TIPS

@@ -565,6 +565,23 @@ def test_a_project_is_uvs_to_read(image: Image) -> None:
     assert "pyproject.toml: requires-python is <3.8, and this image has Python 3." in done.stderr
 
 
+def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
+    image.document["needs"] = {"kernels": "nvcc", "others": "nvcc"}
+    text = '[project]\nname = "a"\nversion = "1"\ndependencies = ["plain", "kernels; sys_platform == \'linux\'"]\n'
+    (image.base / "pyproject.toml").write_text(text)
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 1
+    assert "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits" in done.stderr
+    # What a project has from a place of its own is uv's to find.
+    wheel_of_theirs, content = wheel("kernels", "", "1.0", ())
+    (image.base / wheel_of_theirs).write_bytes(content)
+    source = f'[tool.uv.sources]\nkernels = {{path = "{wheel_of_theirs}"}}\n'
+    (image.base / "pyproject.toml").write_text(text + source)
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "plain": "1.0", "kernels": "1.0"}
+
+
 def test_a_script_says_what_it_requires(image: Image) -> None:
     (image.base / "train.py").write_text(
         "# /// script\n# dependencies = ['torch==2.1', 'plain']\n# ///\nimport plain\n"
@@ -574,6 +591,26 @@ def test_a_script_says_what_it_requires(image: Image) -> None:
     assert image.versions() == {**PROTECTED, "plain": "1.0"}
     (image.base / "train.py").write_text("import plain\n")
     assert "train.py has no requirements in its head" in image.program("-r", "train.py").stderr
+
+
+def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
+    """They are of one machine. Those of other programs in that folder count: git and keyring read them there."""
+    own = image.base / ".config" / "uv" / "uv.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('constraint-dependencies = ["core<2"]\n')
+    (image.base / "r.txt").write_text("core\n")
+    done = image.program("-r", "r.txt")
+    assert done.returncode == 0, done.stderr
+    assert image.versions() == {**PROTECTED, "core": "2.0"}
+    assert f"{own} is not used: name an index in pip's settings" in done.stderr
+    # Those of a project do.
+    (image.base / "pyproject.toml").write_text(
+        '[project]\nname = "a"\nversion = "1"\ndependencies = ["core"]\n[tool.uv]\n'
+        'constraint-dependencies = ["core<2"]\n'
+    )
+    done = image.program("-r", "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    assert image.versions()["core"] == "1.0"
 
 
 def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:

@@ -178,7 +178,7 @@ def test_a_bound_of_ours_exists_only_where_nothing_else_would_end_the_job(
 def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
     """Read where this test runs and in a namespace of its own; one of the two is always a container's."""
     code = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n"
-    code += "from trainworks_launcher.given import environment; print(environment._is_contained())"
+    code += "from trainworks_launcher.given import limits; print(limits.is_contained())"
     inside = subprocess.run((*PID_ONE, sys.executable, "-c", code), check=False, capture_output=True, text=True)
     if inside.returncode:
         pytest.skip(f"no PID namespace can be made here: {inside.stderr}")

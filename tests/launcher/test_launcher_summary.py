@@ -33,6 +33,8 @@ WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
         (700.0, (Figures(0.5),), "12 min on 1 host, first output after 0.5 s"),
         (36001.0, (Figures(), None), "10.0 h on 2 hosts"),
         (1.0, (Figures(restarts=2, memory=1 << 29),), "1.0 s on 1 host, 2 restarts, at most 0.5 GiB of memory"),
+        (1.0, (Figures(memory=38 << 20),), "1.0 s on 1 host, at most 38 MiB of memory"),
+        (1.0, (Figures(memory=1),), "1.0 s on 1 host, at most 1 MiB of memory"),
     ],
 )
 def test_the_line(seconds: float, hosts: tuple[Figures | None, ...], said: str) -> None:

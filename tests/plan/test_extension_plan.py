@@ -116,13 +116,17 @@ MOVED = replace(
 
 def test_targets_that_have_what_the_base_is_too_old_for(facts: Facts) -> None:
     """Of packages, with the base's accelerator, and with the companions that are asked for."""
-    assert targets_for([("torch", ">=2.15")], OURS, facts) == []
+    assert targets_for([("torch", ">=2.16")], OURS, facts) == []
     cuda = replace(OURS, kept={"torch": "2.4.1", "nvidia-cudnn-cu12": "9.1"})
     assert targets_for([("torch", ">=2.10,<2.11")], cuda, facts) == [
         "pytorch-2.10.0-cu128-py311-debian12",
         "pytorch-2.10.0-cu128-py313-debian13",
     ]
     assert targets_for([("torch", "==2.10.0"), ("torchvision", "==0.1")], cuda, facts) == []
+    # Without CUDA there is none with another Python; an image with CUDA runs there, too.
+    assert targets_for([("python", ">=3.12"), ("torch", ">=2.15")], OURS, facts) == [
+        "pytorch-2.15.0-cu132-py313-debian13"
+    ]
 
 
 def test_moves() -> None:

@@ -257,7 +257,6 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
     assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
-    assert ["CUDA_HOME" in plan.environment for plan in plans] == [False, True, False]
     assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [False, True, False]
     assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
     dockerfile = render(plans[0], facts).dockerfile
@@ -328,6 +327,35 @@ def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> No
     )
     tensorflow = make_plan(Request(framework="tensorflow", cuda="cu129"), facts)
     assert "smddp" in {missing.component for missing in tensorflow.missing}, "what only vendors have is"
+
+
+def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) -> None:
+    for cuda in ("cu113", "cu118", "cu124"):
+        plan = make_plan(Request(framework="pytorch", cuda=cuda, sources="vendor"), facts)
+        owned = {step.component for step in plan.steps}
+        assert {"open-mpi", "efa-installer"} <= owned
+        assert "aws-paths" not in {each.component for each in plan.missing}
+    ours = make_plan(Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts)
+    assert "aws-paths" in {each.component for each in ours.missing}
+
+
+def test_every_image_with_cuda_names_its_folder_as_aws_images_do(facts: Facts) -> None:
+    for row in facts.targets:
+        plan = make_plan(request_for(row, facts), facts)
+        has_cuda = bool(facts.cuda_by_name[row.cuda].version)
+        assert plan.environment.get("CUDA_HOME") == ("/usr/local/cuda" if has_cuda else None), plan.target.name
+
+
+def test_the_label_of_the_framework_has_dashes_as_awss_own(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
+    labels = [label for label in plan.labels if ".framework." in label]
+    assert labels == ["com.amazonaws.ml.engines.sagemaker.dlc.framework.pytorch.2-4-1"]
+
+
+def test_the_last_pytorch_with_smddp_of_aws_is_a_target(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cu124", sources="vendor"), facts)
+    versions = {step.component: step.version for step in plan.steps}
+    assert (versions["torch"], versions["smddp"]) == ("2.5.1+cu124", "2.6.0")
 
 
 def test_the_open_smdistributed_has_its_own_version_and_is_kept(facts: Facts, root: Path) -> None:

@@ -395,7 +395,7 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         if next(step.in_image for step in plan.steps if step.component == component):
             read.add("image.json")
         if plans[name].protected != plan.protected:
-            read.add("constraints.txt")
+            read |= {"constraints.txt", "uv-settings.toml"}
         assert differing == {*files, *read}, f"{name} {component}"
         others = [step for step in plan.steps if step.component != component]
         assert others == [step for step in plans[name].steps if step.component != component]

@@ -255,6 +255,12 @@ IMAGE_MANIFEST_SCHEMA = 1
 OPEN_MPI = "open-mpi"
 """The manifest's name of the component whose version decides mpirun's dialect."""
 
+NCCL_PLUGIN = "aws-ofi-nccl"
+"""The manifest's name of the component that lets NCCL use libfabric, and with it EFA."""
+
+WITHOUT_NCCL_PLUGIN = "NCCL talks TCP between hosts, even where EFA devices are present"
+"""What an image without that component costs its user."""
+
 # ------------------------------------------------------------------------------------------------ limits and defaults
 FETCHED_ARCHIVE = "code.tar.gz"
 """Name, in the runtime directory, of an archive of code that was fetched."""

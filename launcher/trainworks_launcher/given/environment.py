@@ -21,11 +21,11 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.looking import looking_at
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
-from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts, without_brackets
+from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, text, texts, without_brackets
 from trainworks_launcher.given import drivers, entry, limits, places, platforms, secret, several
 from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
-from trainworks_launcher.given.manifest import Manifest, parse_manifest
+from trainworks_launcher.given.manifest import Manifest, Missing, parse_manifest
 from trainworks_launcher.given.source import look_at_code, look_at_program
 
 BOTO3 = "boto3"
@@ -204,7 +204,11 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
         asked = [MODES[platform.mode]]
-    manifest = _complete(manifest, asked, programs)
+    packages = tuple(name for row in asked for name in row.packages)
+    if not manifest.document:
+        manifest, programs, line = _observe_image(programs, variables, packages)
+        warnings.append(line)
+    manifest = _complete(manifest, asked, packages, programs)
     shim = manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else ""
     own_name = text(resource_config.get("current_host")) if shim and platform.names_resolve else hostname
     return Environment(
@@ -235,24 +239,10 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         home=home,
         temporary=temporary,
         locale=locale,
-        contained=_is_contained(),
+        contained=limits.is_contained(),
         warnings=tuple(warnings),
         problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code, *of_secret),
     )
-
-
-def _is_contained() -> bool:
-    """Return whether the process ids of this process are those of a container, which ends with its process 1.
-
-    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of process ids always has that number.
-    """
-    try:
-        return os.readlink("/proc/self/ns/pid") != _PIDS_OF_THE_HOST
-    except OSError:  # a laptop without /proc
-        return False
-
-
-_PIDS_OF_THE_HOST = f"pid:[{0xEFFFFFFC}]"
 
 
 def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
@@ -506,44 +496,53 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
     return MappingProxyType(found)
 
 
-def _complete(manifest: Manifest, asked: Sequence[Mode], programs: Mapping[str, str]) -> Manifest:
+def _observe_image(
+    programs: Mapping[str, str], variables: Mapping[str, str], packages: Sequence[str]
+) -> tuple[Manifest, Mapping[str, str], str]:
+    """Return what stands in for the manifest of an image that has none, its programs, and a line for the log.
+
+    The Python for jobs is the first one that has a framework: the one that the launcher is installed in, else the
+    one on PATH. Programs beside it (torchrun) are found before those on PATH.
+    """
+    # Loaded only here: an image of the builder has a manifest, and starts no process to read it.
+    from trainworks_launcher.given.observed import (
+        Observed,
+        has_nccl_plugin,
+        observe,
+        pythons_of_jobs,
+    )
+
+    on_path = programs.get("python", "")
+    answers = {python: observe(python, packages) for python in pythons_of_jobs(on_path)}
+    with_framework = [python for python, answer in answers.items() if answer.has_framework]
+    python = next(iter(with_framework), on_path)
+    if python != on_path:
+        beside = f"{Path(python).parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        programs = {**_find_programs(Manifest(), {**variables, "PATH": beside}), "python": python}
+    observed = answers.get(python, Observed())
+    manifest = Manifest(components=observed.components, protected=observed.protected)
+    if "nccl" in observed.components and not has_nccl_plugin(variables):
+        manifest = manifest._replace(missing=(Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),))
+    return manifest, MappingProxyType({**programs}), observed.line(python)
+
+
+def _complete(
+    manifest: Manifest, asked: Sequence[Mode], packages: Sequence[str], programs: Mapping[str, str]
+) -> Manifest:
     """Complete the manifest with what the modes that are asked for need to know, and it does not say.
 
-    A user may have installed more into an image of ours, and a foreign image has no manifest at all.
+    A user may have installed more into an image of ours. Of another image its Python was asked already.
     """
     found: dict[str, str] = {}
     if any(row.options for row in asked) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
         found[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
-    packages = tuple(name for row in asked for name in row.packages if name not in manifest.components)
-    if packages and "python" in programs:
-        found.update(_python_packages(programs["python"], packages))
+    unknown = [name for name in packages if name not in manifest.components]
+    if unknown and manifest.document and "python" in programs:
+        from trainworks_launcher.given.observed import observe
+
+        components = observe(programs["python"], unknown).components
+        found.update({name: components[name] for name in unknown if name in components})
     return manifest._replace(components=MappingProxyType({**manifest.components, **found})) if found else manifest
-
-
-_ASK_FOR_PACKAGES = """
-import importlib.metadata, importlib.util, json, sys
-found = {}
-for name in sys.argv[1:]:
-    if importlib.util.find_spec(name) is not None:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = ""
-print(json.dumps(found))
-"""
-
-
-def _python_packages(python: str, packages: Sequence[str]) -> Mapping[str, str]:
-    """Return which of the packages the image's Python has, and their versions ("" where unknown); none is imported."""
-    import subprocess
-
-    argv = (python, "-c", _ASK_FOR_PACKAGES, *packages)
-    try:
-        answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/")
-        found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return {}
-    return {name: text(version) for name, version in found.items()}
 
 
 def _open_mpi_version(mpirun: str) -> str:

@@ -14,6 +14,20 @@ _CLONE3 = 435
 """Number of the system call on every architecture; glibc starts threads by it."""
 
 
+_PIDS_OF_THE_HOST = f"pid:[{0xEFFFFFFC}]"
+
+
+def is_contained() -> bool:
+    """Return whether the process ids of this process are those of a container, which ends with its process 1.
+
+    Source: include/linux/proc_ns.h, PROC_PID_INIT_INO: the first namespace of process ids always has that number.
+    """
+    try:
+        return os.readlink("/proc/self/ns/pid") != _PIDS_OF_THE_HOST
+    except OSError:  # a laptop without /proc
+        return False
+
+
 def groups(
     controller: str, membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
 ) -> Iterator[tuple[str, int]]:

@@ -11,11 +11,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
+from trainworks_launcher.contract import names
 from trainworks_launcher.given.manifest import GENERIC_FABRIC, Instance, Manifest
-
-NCCL_PLUGIN = "aws-ofi-nccl"
-"""The component that lets NCCL use libfabric, and with it EFA."""
-
 
 LOCKED_BYTES = 128 << 20
 """Less memory that may be locked is far from what libfabric registers for one process. Source: EC2 user guide, Get
@@ -101,9 +98,9 @@ def choose_fabric(
         return _without("this container cannot use EFA", inherited, warnings)
     wanted = [variable for variable in manifest.fabric if not variable.rdma or (row and row.efa_rdma)]
     warnings.extend(
-        f"this host has EFA, but the image has no {NCCL_PLUGIN}: {missing.cost}"
+        f"this host has EFA, but the image has no {names.NCCL_PLUGIN}: {missing.cost}"
         for missing in manifest.missing
-        if missing.component == NCCL_PLUGIN and hosts > 1
+        if missing.component == names.NCCL_PLUGIN and hosts > 1
     )
     variables = {variable.name: variable.value for variable in wanted if variable.name not in inherited}
     unusable = MappingProxyType(dict(_without_rdma(manifest, row, instance_type)))

@@ -19,6 +19,8 @@ from trainworks_launcher.contract.values import Json, decode, mapping
 _OLD, _NEW = "partitions", "pipeline_parallel_degree"
 """Two names of one parameter, by age. Hugging Face's Trainer looks for the old one only."""
 
+_SHARDED = "sharded_data_parallel_degree"
+
 OPEN_LIBRARY = "trainworks-smdistributed"
 """The distribution of this project that has smddp and smp; the manifest of an image with it protects it."""
 
@@ -110,7 +112,7 @@ def parameters(hyperparameters: Mapping[str, Json], variables: Mapping[str, str]
 
 
 def complete(given: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the parameters with the pipeline degree under both of its names; 1 where neither is given."""
+    """Return the parameters with the pipeline degree under both of its names; 1 where the model is only sharded."""
     degree = given.get(_NEW, given.get(_OLD, 1))
     return {**given, _OLD: degree, _NEW: degree}
 
@@ -127,7 +129,18 @@ def check(value: Json, where: str) -> list[Problem]:
         for name, each in ranges.items()
         if name in given and not each.has(given[name])
     ]
-    return [Problem(text, where, advice) for text, advice in (*found, *_wrong_together(given))]
+    return [Problem(text, where, advice) for text, advice in (*found, *_no_degree(value), *_wrong_together(given))]
+
+
+def _no_degree(value: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Return (what is wrong, advice) where a client does not say into how many partitions the model is split.
+
+    The guide requires it. Only its page on sharded data parallelism leaves it out, which splits in another way.
+    """
+    if _NEW in value or _OLD in value or _SHARDED in value:
+        return []
+    advice = f"give {_NEW}, or its older name {_OLD}: 1 keeps the model whole"
+    return [(f"neither {_NEW} nor {_OLD} says into how many partitions the model is split", advice)]
 
 
 def unknown(value: Json) -> list[str]:
@@ -145,7 +158,7 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
     Where ``ddp`` is missing, the script may give it to ``smp.init``, which asks for it.
     """
     given = complete(mapping(value))
-    degrees = [given.get(name, 1) for name in (_NEW, "tensor_parallel_degree", "sharded_data_parallel_degree")]
+    degrees = [given.get(name, 1) for name in (_NEW, "tensor_parallel_degree", _SHARDED)]
     if not all(_is_whole(degree, 1) for degree in degrees):
         return []
     pipeline, tensor, sharded = (int(str(degree)) for degree in degrees)

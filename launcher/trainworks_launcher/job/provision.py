@@ -91,7 +91,12 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
     strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
     if strict not in ("on", "off"):
         reader.refuse(f"{strict!r} is neither on nor off", f"variable {names.STRICT_VARIABLE}", "write on or off")
-    install = (python, "-I", program, *(("--strict",) if strict == "on" else ()), "--", *project, *listed)
+    options = ["--strict"] if strict == "on" else []
+    if not environment.manifest.document:
+        # Nothing on the disk says what is kept: it was observed.
+        kept = environment.manifest.protected
+        options += [f"--keep={name}=={version}" for name, version in sorted(kept.items())]
+    install = (python, "-I", program, *options, "--", *project, *listed)
     if project:
         install = (environment.launcher_python, "-I", f"{environment.launcher_directory}/programs/copied.py", *install)
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()

@@ -1,6 +1,7 @@
 """Installs requirements with uv and keeps what the image was built around: one program, for a job and for an extension.
 
-Run as ``python -I install.py [--manifest FILE] [--strict] -- WORDS``, with the Python that it installs for. WORDS are
+Run as ``python -I install.py [--manifest FILE] [--strict] [--keep NAME==VERSION]... -- WORDS``, with the Python that it
+installs for. ``--keep`` stands in for ``protected`` where an image has no manifest. WORDS are
 those of ``pip install``: folders, ``-r FILE``, options that uv has too. The image's manifest says what is kept
 (``protected``), what is compiled against that (``companions``), what other builds of it need (``libraries``), what
 compiles with a component that the image lacks: later (``compiled_by``), or while it is installed (``needs``); and what
@@ -26,19 +27,28 @@ from typing import Sequence
 # The user's Python runs this, and knows nothing of the launcher.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from trainworks_launcher.programs.installing.environment import (
-    MANIFEST,
-    MANIFEST_VARIABLE,
-    RUNTIME_DIRECTORY,
-    RefusedError,
-    say,
-    use,
-)
-from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
+try:
+    from trainworks_launcher.programs.installing.environment import (
+        MANIFEST,
+        MANIFEST_VARIABLE,
+        RUNTIME_DIRECTORY,
+        RefusedError,
+        say,
+        use,
+    )
+    from trainworks_launcher.programs.installing.moving import Task, for_uv, settings_of_pip
+    from trainworks_launcher.programs.installing.reading import refuse_python
+except ModuleNotFoundError as error:
+    if error.name not in ("packaging", "tomli"):
+        raise
+    sys.exit(
+        f"trainworks: {sys.executable} has neither pip nor {error.name}, so nothing can be installed for it;"
+        " install pip in the image (python -m ensurepip, or python3-pip of the distribution)"
+    )
 
 sys.path.pop(0)
 
-__all__ = ["RefusedError", "Task", "for_uv", "main", "settings_of_pip", "use"]
+__all__ = ["RefusedError", "Task", "for_uv", "main", "refuse_python", "settings_of_pip", "use"]
 """The builder uses these, too."""
 
 
@@ -48,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--manifest", type=Path, default=Path(os.environ.get(MANIFEST_VARIABLE) or MANIFEST))
     parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--keep", action="append", default=[], metavar="NAME==VERSION")
     given = parser.parse_args(arguments[:split])
     with tempfile.TemporaryDirectory(dir=os.environ.get(RUNTIME_DIRECTORY)) as folder:
         try:

@@ -47,7 +47,7 @@ def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: 
     # A strict build fails where a source cannot be downloaded.
     until = patches_until(row_named(plan.target.name, facts), facts)
     recorded = facts.built_by_target.get(plan.target.name)
-    if request.with_components or request.without_components:
+    if request.with_components or request.without_components or request.artifacts:
         recorded = None  # of the target's own image
     names = {} if order.strict or order.record else names_without(request, missing, facts)
     return BuildReport(

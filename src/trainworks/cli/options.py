@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainworks.plan.own_artifacts import OwnArtifact
 
 Container = argparse._ActionsContainer  # noqa: SLF001 - the only name for "a parser, or a group of its options"
 
@@ -40,6 +44,22 @@ def add_components(
         container.add_argument(
             f"--{option}", dest=f"{option}_components", action="append", default=[], metavar="COMPONENT", help=note
         )
+
+
+def add_artifact(container: Container, help_: str) -> None:
+    """Add wheels in the place of those of a target's row."""
+    container.add_argument(
+        "--artifact", action="append", default=[], type=_artifact, metavar="NAME=URL#sha256=HASH", help=help_
+    )
+
+
+def _artifact(text: str) -> OwnArtifact:
+    from trainworks.plan.own_artifacts import read_own_artifact
+
+    try:
+        return read_own_artifact(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_until(container: Container, stages: Sequence[str]) -> None:

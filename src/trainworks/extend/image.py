@@ -32,7 +32,7 @@ from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import NO_LOCK, ExtendedBase, holds
-from trainworks.extend.resolve import Order, gather, manifest_of, resolve
+from trainworks.extend.resolve import Order, check_python, gather, manifest_of, resolve
 from trainworks.extend.resolver import Resolver
 from trainworks.extend.sandbox import Workshop, put_wheels
 from trainworks.extend.source import SourceTree
@@ -129,6 +129,8 @@ def plan_extension(
         )
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     check_fit(base, inputs)
+    program = data_folder(root, "launcher") / INSTALLER
+    check_python(inputs.for_python, base, program, facts)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
     bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
     whole = {canonicalize_name(name) for name in (*request.built_whole, *inputs.wanted.built_whole)}
@@ -176,7 +178,6 @@ def plan_extension(
         only_binary=request.only_binary,
         strict=request.strict,
     )
-    program = data_folder(root, "launcher") / INSTALLER
     lock, resolved = NO_LOCK, None
     if path is not None and (inputs.wanted or sources):
         chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}

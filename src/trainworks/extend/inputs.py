@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class ExtensionInputs:
         installed: The code's own files that say what is installed.
         entry_point: ``None`` where the job names it.
         apt: Debian packages.
+        for_python: Files of this machine that may say which Python they are for: what is installed, the project
+            that the code is, and the script that a job starts.
     """
 
     wanted: Wanted
@@ -51,6 +53,7 @@ class ExtensionInputs:
     installed: tuple[str, ...]
     entry_point: EntryPoint | None
     apt: tuple[str, ...]
+    for_python: tuple[Path, ...] = ()
 
 
 def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment: Mapping[str, str]) -> ExtensionInputs:
@@ -120,7 +123,28 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         installed=tuple(name for name in installed if name in paths),
         entry_point=entry_point,
         apt=tuple(sorted(set(request.apt))),
+        for_python=_for_python(wanted, folder, paths, entry_point),
     )
+
+
+def _for_python(
+    wanted: Wanted, folder: Path | None, paths: Container[str], entry_point: EntryPoint | None
+) -> tuple[Path, ...]:
+    """Return the files that may say which Python they are for.
+
+    Args:
+        wanted: What is installed.
+        folder: Where the code is; ``None`` for no code.
+        paths: Of the code that is copied.
+        entry_point: What a job starts.
+    """
+    names = [PROJECT]
+    if entry_point is not None and entry_point.file.endswith(".py"):
+        names.append(entry_point.file)
+    found = [wanted.file] if wanted.file is not None else []
+    if folder is not None:
+        found += [folder / name for name in names if name in paths]
+    return tuple(dict.fromkeys(found))
 
 
 def _project_file(source: SourceTree) -> str:

@@ -82,28 +82,31 @@ def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
 def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
     """Return targets of packages that have what a base's framework is too old for, at most three.
 
-    They have the base's kind of accelerator, and the companions that are asked for too.
+    They have the base's kind of accelerator, and the companions that are asked for too. Where no target without CUDA
+    has it, those with CUDA are named: their images run on hosts without a GPU, too.
 
     Args:
-        asked: Names and specifiers, such as ``("torch", ">=2.14")``.
+        asked: Names and specifiers, such as ``("torch", ">=2.14")``; ``python`` is the target's Python.
         base: The base image.
         facts: All facts.
     """
     has_cuda = any(name.startswith("nvidia-") for name in base.kept)
-    found = []
+    found: dict[bool, list[str]] = {True: [], False: []}
     for row in facts.targets:
         lock = facts.locks.get(facts.name_of(row))
         versions = {each.name: each.version for each in (lock.packages if lock else ()) if not each.build}
-        versions[row.framework.replace("pytorch", "torch")] = row.version
+        framework = row.framework.replace("pytorch", "torch")
+        versions[framework] = row.version
+        versions["python"] = facts.python_of(row)
         fits = all(
             name in versions and Specification(f"{name}{wanted}").specifier.contains(versions[name], prereleases=True)
             for name, wanted in asked
         )
-        same = facts.base_by_name[row.base].architecture == base.architecture
-        same = same and facts.sources_of(row) == "packages" and bool(facts.cuda_by_name[row.cuda].version) is has_cuda
-        if fits and same:
-            found.append(facts.name_of(row))
-    return found[:3]
+        is_ours = facts.base_by_name[row.base].architecture == base.architecture
+        is_ours = is_ours and facts.sources_of(row) == "packages"
+        if fits and is_ours and (framework in base.kept or framework in dict(asked)):
+            found[bool(facts.cuda_by_name[row.cuda].version)].append(facts.name_of(row))
+    return (found[has_cuda] or found[True])[:3]
 
 
 def checks_again(

@@ -218,6 +218,13 @@ class Session:
             raise self.installer.RefusedError(f"uv cannot use {words[1]}: {_last(self.resolver.log)}")
         return dict(changes.added)
 
+    def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
+        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        log = self.resolver.log
+        done = self.resolver.ask("pip", "install", *self.words, *words, environment=installation.environment)
+        self.resolver.log = log
+        return done.returncode == 1
+
     def wheels(self) -> list[Path]:
         """Return all wheels."""
         return [self.wheel_of(each) for each in self.fetched.values()]
@@ -231,6 +238,49 @@ def load_installer(program: Path) -> Any:
     module: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A base of which the installer asks no more than its Python."""
+
+    base: ExtendedBase
+
+    def markers(self) -> dict[str, str]:
+        """Return what environment markers are compared with."""
+        return self.base.markers
+
+
+def check_python(files: Iterable[Path], base: ExtendedBase, program: Path, facts: Facts) -> None:
+    """Refuse projects, locks and scripts that are for another Python than the base's, before anything is resolved.
+
+    Args:
+        files: They may say nothing.
+        base: What is extended.
+        program: The launcher's installer, whose rule it is.
+        facts: All facts: they say which targets have that Python.
+
+    Raises:
+        ExtendError: With all that are for another one.
+    """
+    installer = load_installer(program)
+    installer.use(_Described(base))
+    problems: list[str] = []
+    wanted: dict[str, str] = {}
+    for file in files:
+        try:
+            installer.refuse_python(file, is_asked_for=False)
+        except installer.RefusedError as error:
+            problems += error.problems
+            wanted |= error.newer
+    if problems:
+        ways = targets_for(list(wanted.items()), base, facts) if wanted else []
+        raise ExtendError(problems, hint=_way_out(ways))
+
+
+def _way_out(targets: Sequence[str]) -> str:
+    """Return what to do instead of an extension that was refused."""
+    return f"extend {' or '.join(targets)}; nothing was built" if targets else "nothing was built"
 
 
 def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
@@ -309,8 +359,7 @@ def resolve(
             status = task.installation.install("--no-deps", *map(str, built))
     except installer.RefusedError as error:
         ways = targets_for(list(error.newer.items()), base, facts) if error.newer else []
-        hint = f"extend {' or '.join(ways)}; nothing was built" if ways else "nothing was built"
-        raise ExtendError(list(error.problems), hint=hint) from None
+        raise ExtendError(list(error.problems), hint=_way_out(ways)) from None
     if status:
         raise LockError(f"the requirements cannot be installed in {base.reference}:\n{_last(resolver.log)}")
     for source, wheel in zip(order.sources, built, strict=True):

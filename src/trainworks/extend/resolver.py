@@ -470,10 +470,9 @@ def _addresses_in(given: Mapping[str, str]) -> list[str]:
     Args:
         given: Variables of uv: they name the settings and the project, and may have an index's login.
     """
-    own = Path(given.get("XDG_CONFIG_HOME") or Path.home() / ".config", "uv", "uv.toml")
     project = Path(given.get("UV_PROJECT", "."))
     found: list[str] = []
-    for file in (*_settings_in(given), own, project / "uv.toml", project / "pyproject.toml"):
+    for file in (*_settings_in(given), project / "uv.toml", project / "pyproject.toml"):
         table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         table = table.get("tool", {}).get("uv", {}) if file.name == "pyproject.toml" else table
         found += table.get("find-links", ())

@@ -52,6 +52,9 @@ DEFAULT_REQUIRES = ("setuptools",)
 PINS = "install.txt"
 """Among the wheels: each with its version and hash."""
 
+_SETUP_NAME = re.compile(r"(?m)(?:^|[\s(,])name\s*=\s*[\"']?([A-Za-z0-9][\w.-]*)(?=[\"']|\s*$)")
+"""How ``setup(name="...")`` and ``setup.cfg`` write a project's name."""
+
 _ROUNDS = 4
 _LARGEST_ANSWER = 4_000_000_000
 
@@ -155,7 +158,7 @@ class Workshop:
 
     def _is_whole(self, source: WheelSource) -> bool:
         """Whether a source is built with the base's packages in sight."""
-        return not _names_of(source).isdisjoint(self._bench.whole)
+        return not set(_names_of(source)).isdisjoint(self._bench.whole)
 
     def error_of(self, modules: Sequence[str], wheels: Sequence[Path]) -> str:
         """Return why an import fails, with these wheels on the base; ``""`` where it does not."""
@@ -199,7 +202,7 @@ class Workshop:
                 files=files,
                 bench=self._bench,
                 tools=bool(tools),
-                isolated="" if whole else min(_names_of(source), key=len, default=""),
+                isolated="" if whole else next(iter(_names_of(source)), ""),
             )
             answer = self._ask(question, _adding(links, tools))
             wheels = sorted(name for name in answer if name.endswith(".whl"))
@@ -321,11 +324,25 @@ def _is_there(requirement: str, names: Container[str]) -> bool:
     return found is not None and canonicalize_name(found.group()) in names
 
 
-def _names_of(source: WheelSource) -> set[str]:
+def _names_of(source: WheelSource) -> list[str]:
     """Return the names by which people know a project before it is built: its own, its folder's, its repository's."""
     place = source.origin.partition("@")[0].removesuffix(".git").rstrip("/").rpartition("/")[2]
-    found = {source.name, str(_project_of(source)["name"]), Path(source.folder).name, place.partition(" ")[0]}
-    return {canonicalize_name(name) for name in found if name and name[0].isalnum()}
+    own = [source.name, str(_project_of(source)["name"]), *_names_in_setup(source)]
+    found = [*own, Path(source.folder).name, place.partition(" ")[0]]
+    return list(dict.fromkeys(canonicalize_name(name) for name in found if name and name[0].isalnum()))
+
+
+def _names_in_setup(source: WheelSource) -> list[str]:
+    """Return the names that a project's ``setup.cfg`` and ``setup.py`` have as words; they are not run."""
+    folder = "/".join(filter(None, ("source", source.subdirectory.strip("/"))))
+    found: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
+        for member in archive:
+            if os.path.normpath(member.name) not in (f"{folder}/setup.cfg", f"{folder}/setup.py"):
+                continue
+            file = archive.extractfile(member) if member.isfile() else None
+            found += _SETUP_NAME.findall(file.read().decode("utf-8", "replace")) if file else []
+    return found
 
 
 def _project_of(source: WheelSource) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Set
 from datetime import date
 from graphlib import CycleError, TopologicalSorter
@@ -27,7 +26,6 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
         yield from (f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
     yield from _of_components(facts, known, malformed)
     yield from _of_artifacts(facts)
-    yield from _of_parts(facts)
     yield from _of_ranges(facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed))
     yield from (
         f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
@@ -188,7 +186,6 @@ def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
-    known |= {part.name for part in facts.dockerfile_parts}
     ranges = [
         (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
         for row in facts.rules
@@ -213,21 +210,6 @@ def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
         for row in facts.rules
         if not row.when
     )
-
-
-def _of_parts(facts: Facts) -> Iterator[str]:
-    """Yield what is wrong with the patterns of ``images/dockerfiles.toml``."""
-    for part in facts.dockerfile_parts:
-        where = f"images/dockerfiles.toml: part {part.name!r}"
-        for pattern in (*part.patterns, *part.variables):
-            try:
-                groups = re.compile(pattern).groups
-                if pattern in part.patterns and not part.form.format(*["1"] * groups) and not groups:
-                    yield f"{where}: {short(pattern)} has no group for the version"
-            except re.error as error:
-                yield f"{where}: {short(pattern)} is not a regular expression: {error}"
-            except (IndexError, KeyError, ValueError):
-                yield f"{where}: key 'form': {short(part.form)} asks for more groups than {short(pattern)} has"
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

@@ -209,26 +209,6 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DockerfilePart:
-    """How a Dockerfile says what it has of a property; see the head of ``images/dockerfiles.toml``.
-
-    Attributes:
-        name: The property, as rules ask about it.
-        patterns: Regular expressions; the groups of a match, joined by dots, are the value.
-        form: What the groups are put into instead, ``{0}`` the first: ``ubuntu{0}``.
-        variables: Regular expressions for names of ARG and ENV that have the version.
-        together: Whether the value is the set of all words that were found.
-    """
-
-    name: str
-    source: str
-    patterns: tuple[str, ...] = ()
-    form: str = ""
-    variables: tuple[str, ...] = ()
-    together: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cuda:
     """One value of ``--cuda``; ``cpu`` and ``neuron`` have neither version nor wheels nor driver.
 
@@ -630,7 +610,7 @@ def _table(
     return field(metadata={"table": table})
 
 
-def _no_names(_row: Artifact | DockerfilePart) -> tuple[str, ...]:
+def _no_names(_row: Artifact) -> tuple[str, ...]:
     """Return no names: several artifacts of one name and version may differ in what they require."""
     return ()
 
@@ -648,7 +628,6 @@ class Facts:
     cudas: tuple[Cuda, ...] = _table("cuda", "cuda", Cuda)
     artifacts: tuple[Artifact, ...] = _table("artifacts", "artifact", Artifact, names=_no_names)
     rules: tuple[Rule, ...] = _table("compatibility", "rule", Rule)
-    dockerfile_parts: tuple[DockerfilePart, ...] = _table("dockerfiles", "part", DockerfilePart, names=_no_names)
     components: tuple[Component, ...] = _table(
         "components", "component", Component, names=lambda row: [f"{row.name} ({source})" for source in row.sources]
     )

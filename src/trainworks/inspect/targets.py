@@ -97,6 +97,7 @@ def build_command(request: Request) -> str:
     words = [f"{option} {value}" for option, value in options.items() if value]
     words += [f"--with {name}" for name in request.with_components]
     words += [f"--without {name}" for name in request.without_components]
+    words += [f"--artifact '{each}'" for each in request.artifacts]
     return " ".join(["python build.py", *words])
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from trainworks.facts.rows import Architecture, Artifact, Base, LockedArchive, LockedPackage, Source
 from trainworks.plan.checks import Check
+from trainworks.plan.own_artifacts import OwnArtifact
 
 IMAGE_TIME = 1_577_836_800
 """Time of images and their files, in seconds since 1970, where an engine can set it: two cold builds give one digest.
@@ -33,6 +34,7 @@ class Request:
         architecture: ``amd64`` (default) or ``arm64``.
         with_components: Optional components to add.
         without_components: Default components to leave out.
+        artifacts: Wheels of this build, in the place of those of the row.
     """
 
     framework: str
@@ -43,6 +45,7 @@ class Request:
     architecture: Architecture = "amd64"
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()
+    artifacts: tuple[OwnArtifact, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from trainworks.facts.rows import (
 from trainworks.plan.compatibility import all_hold
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions, lists_of_makers
 from trainworks.plan.select import select_components, select_row
@@ -42,14 +43,16 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """What every image sets; components add theirs in the front matter of their recipes."""
 
+CUDA_HOME = "/usr/local/cuda"
+"""Where NVIDIA's images and installers put the toolkit."""
+
 CUDA_ENVIRONMENT: Mapping[str, str] = {
+    # What builds for CUDA looks there first; AWS's images and their tests have it.
+    "CUDA_HOME": CUDA_HOME,
     # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
-
-CUDA_HOME = "/usr/local/cuda"
-"""Where NVIDIA's images and installers put the toolkit."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The end of every image's PATH."""
@@ -67,8 +70,10 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
-    target = context_of(select_row(request, facts), facts)
-    return plan_target(target, select_components(request, target, facts), facts)
+    row, facts = with_own_artifacts(request.artifacts, select_row(request, facts), facts)
+    target = context_of(row, facts)
+    components = select_components(request, target, facts)
+    return plan_target(target, components, facts, variant_of_artifacts(request.artifacts))
 
 
 def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
@@ -77,16 +82,23 @@ def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
     return plan_target(target, usual_components(target, facts), facts)
 
 
-def plan_target(target: TargetContext, components: Sequence[Component], facts: Facts) -> ImagePlan:
-    """Return the plan of a target with these components; raises as ``make_plan`` does."""
+def plan_target(
+    target: TargetContext, components: Sequence[Component], facts: Facts, own_variant: str = ""
+) -> ImagePlan:
+    """Return the plan of a target with these components; raises as ``make_plan`` does.
+
+    own_variant: What sets the image apart besides its components.
+    """
     parts = parts_of(target, components, facts)
     if parts.unfit or parts.broken:
         raise CompatibilityError(target.name, [*parts.unfit, *map(str, parts.broken)])
-    return assemble(target, components, parts, facts)
+    return assemble(target, components, parts, facts, own_variant)
 
 
-def assemble(context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts) -> ImagePlan:
-    """Return the plan that these parts make.
+def assemble(
+    context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts, own_variant: str = ""
+) -> ImagePlan:
+    """Return the plan that these parts make; own_variant: see ``plan_target``.
 
     Raises:
         LockError: The target has no lock, or the lock does not fit the row.
@@ -100,7 +112,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     recipes = [facts.recipes[step.recipe] for step in inside]
     image = _reference(row.image, base, facts)
     own = base.bootstrap and not row.image
-    variant = variant_of(components, context, facts)
+    variant = variant_of(components, context, facts) + own_variant
     labels = _labels(target, row.image or base.image, variant)
     environment = _environment(context, inside, recipes)
     declared = declared_checks(inside, facts.recipes, target.python)
@@ -262,7 +274,7 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
     """Return what images of this framework and cell have by default, from whatever sources, and this one has not.
 
     What is added on request only is missing in no image. What has the recipe of one that is in the image is the same
-    under another name: the vendors' CUDA wheels.
+    under another name: the vendors' CUDA wheels. So is what only makes folders that other parts have: AWS's paths.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
@@ -272,11 +284,16 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
         for component in facts.components
         if any(component.fits(row.framework, sources, cell, row.base) for sources in component.sources)
     }
-    return tuple(
-        Missing(component=name, cost=component.without)
-        for name, component in (possible | dict(target.fitting)).items()
-        if component.default and component.without and name not in chosen and component.recipe_name not in recipes
-    )
+    folders = {folder for name in recipes for folder in facts.recipes[name].path}
+    missing = []
+    for name, component in (possible | dict(target.fitting)).items():
+        if name in chosen or component.recipe_name in recipes or not (component.default and component.without):
+            continue
+        own_folders = facts.recipes[component.recipe_name].path
+        if own_folders and folders.issuperset(own_folders):
+            continue
+        missing.append(Missing(component=name, cost=component.without))
+    return tuple(missing)
 
 
 def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]) -> dict[str, str]:
@@ -300,8 +317,8 @@ def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
         TITLE_LABEL: f"{target.name}{variant}",
         "org.opencontainers.image.version": target.version,
         BASE_NAME_LABEL: base_image,
-        # AWS reads these to know what a training image is; at most 10 of them.
-        f"{aws}.framework.{target.framework}.{target.version}": "true",
+        # AWS reads these to know what a training image is; at most 10 of them. Its own have a version with dashes.
+        f"{aws}.framework.{target.framework}.{target.version.replace('.', '-')}": "true",
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",
         f"{aws}.os.{target.base}": "true",

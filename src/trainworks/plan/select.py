@@ -39,6 +39,7 @@ def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Re
         architecture=facts.architecture_of(row),
         with_components=like.with_components if like else (),
         without_components=like.without_components if like else (),
+        artifacts=like.artifacts if like else (),
     )
 
 
@@ -104,7 +105,7 @@ def matching_rows(
         rows: The rows to choose from.
         facts: All facts.
     """
-    rows = list(rows)
+    rows = every = list(rows)
     described, problems = "", []
     for field, (label, value_of) in COLUMNS.items():
         value = wanted.get(field)
@@ -114,18 +115,37 @@ def matching_rows(
         if not found:
             kind = f"{label} for {described}:" if described else label
             known = sorted({value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name))
-            problems.append(unknown(kind, value, known))
+            problem = unknown(kind, value, known)
+            elsewhere = _with_other_sources(field, wanted, every, facts)
+            hint = "; ".join(filter(None, (elsewhere, problem.hint)))
+            problems.append(UnknownNameError(problem.message, hint=hint))
             # The other values are held against the nearest.
             value = nearest(value, known)
             found = [row for row in rows if value_of(row, facts) == value] or rows
         rows = found
         if field == "framework":
             described = value
-        elif described and field in ("cuda", "version"):
+        elif described and value and field in ("cuda", "version"):
             described += f"{' with' if field == 'cuda' else ''} {value}"
         elif described and field == "architecture" and value != "amd64":
             described += f" on {value}"
     return rows, problems
+
+
+def _with_other_sources(field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts) -> str:
+    """Return with which other ``--sources`` the framework has a value; ``""`` if with none, or none were asked for."""
+    label, value_of = COLUMNS[field]
+    asked, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
+    if asked is None or field in ("framework", "sources"):
+        return ""
+    others = {
+        facts.sources_of(row)
+        for row in rows
+        if value_of(row, facts) == value and row.framework == framework and facts.sources_of(row) != asked
+    }
+    if not others:
+        return ""
+    return f"{label} {value} is there with {' and '.join(f'--sources {name}' for name in sorted(others))}"
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:

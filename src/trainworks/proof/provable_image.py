@@ -80,11 +80,12 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         request_for(named.row, facts),
         with_components=request.with_components,
         without_components=request.without_components,
+        artifacts=request.artifacts,
     )
     # Planned before an engine is asked: what is wrong with the components is said first.
     plan = make_plan(build_request, facts)
     engine = choose(request.engine, report=say)
-    if not (request.with_components or request.without_components):
+    if not (request.with_components or request.without_components or request.artifacts):
         reference = find_image(request.target, engine, facts)
         found = request_of(named.row, reference.removeprefix(plan.tags[0]), facts)
         if found is None:

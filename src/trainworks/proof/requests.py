@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.extend.request import ExtendRequest
+from trainworks.plan.own_artifacts import OwnArtifact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class ProveRequest:
         licenses: Whether to write the texts of all licences, too.
         engine: Which engine has the image; ``None``: the first that answers.
         with_components, without_components: The choice of components that the target was built with.
+        artifacts: The wheels that the target was built with in the place of its row's.
         extension: The request that the image was extended by; ``None``: the image is a target's.
     """
 
@@ -33,4 +35,5 @@ class ProveRequest:
     engine: str | None = None
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()
+    artifacts: tuple[OwnArtifact, ...] = ()
     extension: ExtendRequest | None = None

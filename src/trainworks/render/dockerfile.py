@@ -28,7 +28,13 @@ from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLD
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.layers import WheelLayer, divided, one_layer
-from trainworks.render.manifest import CONSTRAINTS, render_constraints, render_manifest
+from trainworks.render.manifest import (
+    CONSTRAINTS,
+    UV_SETTINGS,
+    render_constraints,
+    render_manifest,
+    render_uv_settings,
+)
 from trainworks.render.shells import render_profile, render_sshd
 from trainworks.render.steps import image_steps
 
@@ -438,6 +444,7 @@ def _context_files(
     generated = {
         "image.json": render_manifest(plan),
         CONSTRAINTS: render_constraints(plan),
+        UV_SETTINGS: render_uv_settings(plan),
         "shells/profile.sh": render_profile(plan.environment),
         "shells/sshd.conf": render_sshd(plan.environment),
     }

@@ -17,13 +17,30 @@ CONSTRAINTS = "constraints.txt"
 """Beside the manifest: what pip and uv keep in an image that is built on ours."""
 
 
+UV_SETTINGS = "uv-settings.toml"
+"""The same for uv, whose option ``-c`` takes the place of the variable that names the constraints."""
+
+
 def render_constraints(plan: ImagePlan) -> str:
     """Return what the image is built around, as constraints: what it keeps in jobs, and in images built on it."""
     head = (
         f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
-        "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= pip install ...\n"
+        "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
     )
     return head + "".join(f"{name}=={version}\n" for name, version in sorted(plan.protected.items()))
+
+
+def render_uv_settings(plan: ImagePlan) -> str:
+    """Return the same constraints as settings of uv for a system, which each call of ``uv pip`` reads."""
+    lines = [f'    "{name}=={version}",\n' for name, version in sorted(plan.protected.items())]
+    return "".join(
+        [
+            "# The constraints of /opt/trainworks/constraints.txt, for calls with constraints of their own (-c).\n",
+            "constraint-dependencies = [\n",
+            *lines,
+            "]\n",
+        ]
+    )
 
 
 def render_manifest(plan: ImagePlan) -> str:

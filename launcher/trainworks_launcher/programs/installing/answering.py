@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Sequence
 
-from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
-
 from trainworks_launcher.programs.installing.environment import (
     RefusedError,
     build_of,
@@ -17,6 +15,7 @@ from trainworks_launcher.programs.installing.environment import (
     say,
 )
 from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading
+from trainworks_launcher.programs.installing.standards import Requirement
 
 _TRAPS = {"pytorch": "torch", "apex": "apex @ git+ the address of NVIDIA's repository"}
 """Names under which the package index has something else than what people mean."""

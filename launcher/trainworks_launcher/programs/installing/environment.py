@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
-from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
+from trainworks_launcher.programs.installing.standards import Requirement, Version, sys_tags
 
 RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"
 MANIFEST_VARIABLE, MANIFEST = "TRAINWORKS_IMAGE_MANIFEST", "/opt/trainworks/image.json"
@@ -66,8 +65,6 @@ class Here:
 
     def tags(self) -> Iterable[Any]:
         """Return the tags of wheels that fit."""
-        from pip._vendor.packaging.tags import sys_tags  # type: ignore[import-not-found, unused-ignore]
-
         return sys_tags()  # type: ignore[no-any-return, unused-ignore]
 
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:
@@ -82,6 +79,10 @@ class Here:
         if done.returncode:
             raise RefusedError(f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}")
         return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
+
+    def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
+        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        return bool(installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1)
 
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules as a script would, and return the last words of it; ``""`` for success."""

@@ -30,7 +30,7 @@ from trainworks_launcher.programs.installing.environment import (
     say,
     versions,
 )
-from trainworks_launcher.programs.installing.reading import SOURCES, Line, read_words
+from trainworks_launcher.programs.installing.reading import SOURCES, Line, Reading, read_words
 
 _CONSTRAINTS = "constraints.txt"
 """Beside the manifest: the image's own for pip and uv. In an image built on ours another version may be installed."""
@@ -42,6 +42,33 @@ def settings_of_pip() -> Any:
         return pip_files.read_settings()
     except pip_files.SettingsError as error:
         raise RefusedError(str(error)) from error
+
+
+def uv_settings_of_user() -> Path:
+    """Return where uv would read the user's own settings."""
+    return _user_settings() / "uv" / "uv.toml"
+
+
+def _user_settings() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _without_uv_of_user(folder: Path) -> Path:
+    """Return a folder that stands for the user's settings without uv's.
+
+    They would change what is resolved on one machine and not on the next one. git and keyring read theirs there.
+    """
+    own = folder / "of-user"
+    own.mkdir(exist_ok=True)
+    try:
+        there = [each for each in _user_settings().iterdir() if each.name != "uv"]
+    except OSError:
+        there = []
+    for each in there:
+        link = own / each.name
+        if not link.is_symlink():
+            link.symlink_to(each.absolute())
+    return own
 
 
 def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -72,6 +99,7 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     bundle = next(filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
     found = {
         "XDG_CONFIG_DIRS": str(folder / "settings"),
+        "XDG_CONFIG_HOME": str(_without_uv_of_user(folder)),
         "UV_PROJECT": str(folder),
         "UV_NO_PROGRESS": "1",
         "UV_SYSTEM_CERTS": "1",
@@ -126,6 +154,9 @@ class Installation:
         variables, more = for_uv(self.pip, folder)
         self.environment = {**os.environ, **variables}
         self.options = more
+        if "UV_CONFIG_FILE" not in os.environ and uv_settings_of_user().is_file():
+            way = "name an index in pip's settings, and the rest in [tool.uv] of the project"
+            say(f"{uv_settings_of_user()} is not used: {way}")
         self._kept: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
 
@@ -167,11 +198,23 @@ class Installation:
         """Install, and return uv's status."""
         return int(here().install(self, (*self.options, *words), quiet=quiet))
 
-    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str]) -> int:
+    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading) -> int:
         """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
 
-        Return uv's status. Raises RefusedError for what would be compiled, and cannot be.
+        Args:
+            words: For uv.
+            answer: Lines, and what is kept.
+            needs: Names of what is compiled, to what compiles it.
+            reading: What projects ask for themselves.
+
+        Returns:
+            uv's status.
+
+        Raises:
+            RefusedError: For what would be compiled, and cannot be.
         """
+        # What a project has from a place of its own is there as a wheel, or is built in another way.
+        of_projects = [line for line in reading.looked_at if line.name not in reading.sources]
         kept = [f"{name}=={version}" for name, version in answer.kept.items()]
         self._kept = ("-c", self.file("kept.txt", kept)) if kept else ()
         excluded = ["--excludes", self.file("excluded.txt", sorted(answer.excluded))]
@@ -190,7 +233,8 @@ class Installation:
                 ["-r", self.file("wanted.txt", [line.text for line in lines if not line.constraint])] if lines else []
             )
             given += ["-c", self.file("limits.txt", limits)] if limits else []
-            self._refuse_compiled([line for line in lines if line.name in needs], options, needs)
+            compiled = [line for line in (*lines, *of_projects) if line.name in needs]
+            self._refuse_compiled(compiled, options, needs)
             status = self.install(*words, *given, *excluded, *self._kept)
             dead = [line for line in asked if status and line in lines and not self._answers(line.text.split(" ")[1])]
             if not dead:
@@ -206,7 +250,7 @@ class Installation:
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
             dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self.folder / "none"))
-            if self.call("pip", "install", *here().words, *dry, "-r", one, quiet=True).returncode == 1:
+            if here().lacks_wheel(self, (*dry, "-r", one)):
                 name = needs[line.name]
                 refused.append(
                     f"{line.place}: {line.name} is compiled by {name}, which is not there, and no wheel fits; use "
@@ -336,15 +380,19 @@ class Task:
         """Read and answer.
 
         Args:
-            given: The manifest, and whether the answer may change a line (``strict``).
+            given: The manifest, whether the answer may change a line (``strict``), and what is kept
+                without a manifest (``keep``).
             words: Of the installation.
             folder: A private one.
 
         Raises:
             RefusedError: A line cannot be read, or asks for what the image cannot give.
         """
-        is_there = given.manifest.is_file()
-        self._manifest = json.loads(given.manifest.read_text(encoding="utf-8")) if is_there else {}
+        self._manifest: Mapping[str, Any]
+        if given.manifest.is_file():
+            self._manifest = json.loads(given.manifest.read_text(encoding="utf-8"))
+        else:
+            self._manifest = {"protected": dict(row.split("==", 1) for row in given.keep)}
         self._words, self._folder = words, folder
         uv = here().uv()
         self.installation = Installation(uv, folder) if uv else None
@@ -365,7 +413,8 @@ class Task:
         installation.options += [f"--no-sources-package={name}" for name in self.answer.without_source]
         if self.reading.project is not None:
             installation.environment["UV_PROJECT"] = str(self.reading.project)
-        status = installation.first([*self.reading.words, *more], self.answer, manifest.get("needs", {}))
+        words = [*self.reading.words, *more]
+        status = installation.first(words, self.answer, manifest.get("needs", {}), self.reading)
         if status:
             return status
         installation.mend(self.answer, manifest.get("companions", {}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -110,7 +111,9 @@ _KEYS = {
 def read_settings() -> Settings:
     """Return what ``pip install`` of this Python would use. Raises SettingsError."""
     by_section: dict[str, dict[str, str]] = {section: {} for section in _ORDER}
-    for line in _ask_pip("list").splitlines():
+    has_pip = importlib.util.find_spec("pip") is not None
+    listed = _ask_pip("list") if has_pip else _variables_of_pip()
+    for line in listed.splitlines():
         name, equals, value = line.partition("=")
         section, _, key = name.rpartition(".")
         if not equals or section not in by_section or key not in _KEYS:
@@ -126,6 +129,20 @@ def read_settings() -> Settings:
             if value:  # pip leaves out what is empty
                 _set(values, key, value)
     return Settings(**values)
+
+
+def _variables_of_pip() -> str:
+    """Return pip's variables as ``pip config list`` prints them, for a Python without pip.
+
+    Its files are not read: only pip knows which of them count.
+    """
+    prefix = "PIP_"
+    rows = []
+    for name, value in os.environ.items():
+        if name.startswith(prefix):
+            key = name[len(prefix) :].lower().replace("_", "-")
+            rows.append(f":env:.{key}={value!r}\n")
+    return "".join(rows)
 
 
 def _ask_pip(*words: str) -> str:

@@ -10,9 +10,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from pip._vendor.packaging.markers import Marker  # type: ignore[import-not-found, unused-ignore]
-from pip._vendor.packaging.specifiers import SpecifierSet  # type: ignore[import-not-found, unused-ignore]
-
 from trainworks_launcher.programs.installing import pip_files
 from trainworks_launcher.programs.installing.environment import (
     RUNTIME_DIRECTORY,
@@ -21,6 +18,12 @@ from trainworks_launcher.programs.installing.environment import (
     here,
     normalised,
     say,
+)
+from trainworks_launcher.programs.installing.standards import (
+    Marker,
+    SpecifierSet,
+    parse_wheel_filename,
+    tomllib,
 )
 
 _CONDA = "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads"
@@ -120,8 +123,6 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
     wanted = applying(text)
     if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
-        from pip._vendor.packaging.utils import parse_wheel_filename  # type: ignore[import-not-found, unused-ignore]
-
         file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
         try:
             name, version, _, tags = parse_wheel_filename(file)
@@ -157,10 +158,6 @@ def _with_private_copy(text: str) -> str:
 def table_of(file: Path) -> Mapping[str, Any]:
     """Return the content of a TOML file, or of the table in a script's head. Raises RefusedError."""
     try:
-        import tomllib  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        from pip._vendor import tomli as tomllib  # type: ignore[import-not-found, no-redef, unused-ignore]
-    try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".py":
             found = _SCRIPT.search(text)
@@ -172,14 +169,31 @@ def table_of(file: Path) -> Mapping[str, Any]:
         raise RefusedError(f"cannot read {file}: {error}") from error
 
 
-def refuse_python(file: Path) -> None:
-    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them."""
+def refuse_python(file: Path, *, is_asked_for: bool = True) -> None:
+    """Raise RefusedError where a project, a lock or a script is for another Python: uv does not look at all of them.
+
+    Args:
+        file: The file.
+        is_asked_for: Whether its requirements are to be installed. A script without a head says nothing otherwise.
+    """
+    if not is_asked_for and file.suffix == ".py" and not has_head(file):
+        return
     table = table_of(file)
     wanted = str(table.get("project", table).get("requires-python", ""))
     have = here().markers().get("python_full_version") or platform.python_version()
-    if wanted and not SpecifierSet(wanted).contains(have, prereleases=True):
+    try:
+        fits = not wanted or SpecifierSet(wanted).contains(have, prereleases=True)
+    except ValueError as error:
+        raise RefusedError(f"{file}: requires-python is {wanted}: {error}") from error
+    if not fits:
         advice = f"choose an image with Python {wanted}"
-        raise RefusedError(f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}")
+        what = f"{file}: requires-python is {wanted}, and this image has Python {have}: {advice}"
+        raise RefusedError(what, newer={"python": wanted})
+
+
+def has_head(script: Path) -> bool:
+    """Whether a script says in its head what it requires (PEP 723)."""
+    return _SCRIPT.search(script.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> Iterator[Line]:

@@ -9,6 +9,7 @@ import time
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import Json, decode, number
+from trainworks_launcher.given.limits import is_contained
 from trainworks_launcher.supervise.children.output import Tail
 from trainworks_launcher.supervise.control.messages import seconds
 from trainworks_launcher.supervise.loop import READ, Loop
@@ -32,7 +33,8 @@ class Figures(NamedTuple):
         first_output: Seconds from the start of the program to its first output.
         restarts: How often its ranks were started again.
         idle: Seconds without progress.
-        memory: Bytes that its container used at most, with the page cache; 0 where the kernel does not say.
+        memory: Bytes that its container used at most, with the page cache; 0 where the kernel does not say, or the
+            figure is not the job's own.
         gpus: Percent of the time in which each GPU computed, on average; () where there are none, or they do not say.
     """
 
@@ -66,12 +68,20 @@ def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
     idle = min((figures.idle for figures in known if figures.idle is not None), default=0.0)
     said += [f"{_duration(idle)} without progress"] if idle else []
     memory, host = max(((figures.memory, host) for host, figures in hosts.items() if figures), default=(0, ""))
-    said += [f"at most {memory / (1 << 30):.1f} GiB of memory" + (f" ({host})" if len(hosts) > 1 else "")] * bool(
-        memory
-    )
+    if memory:
+        where = f" ({host})" if len(hosts) > 1 else ""
+        said.append(f"at most {_size(memory)} of memory{where}")
     gpus = [gpu for figures in known for gpu in figures.gpus]
     said += [f"GPUs busy {sum(gpus) / len(gpus):.0f} %, the least busy one {min(gpus)} %"] if gpus else []
     return f"summary: {', '.join(said)}"
+
+
+def _size(count: int) -> str:
+    """Return bytes for people: ``61.3 GiB``, ``38 MiB``."""
+    gibibytes = count / (1 << 30)
+    if gibibytes >= 0.1:
+        return f"{gibibytes:.1f} GiB"
+    return f"{-(-count // (1 << 20))} MiB"
 
 
 def _duration(value: float) -> str:
@@ -155,7 +165,8 @@ class Account:
                 asking.wait(_END_SECONDS)  # a driver may hang in the kernel
         first = min((tail.first_at - self._started for tail in tails if tail.first_at), default=None)
         gpus = tuple(round(sum(uses) / len(uses)) for uses in self._samples.values())
-        own = Figures(first and max(0.0, first), restarts, idle, highest_bytes() or 0, gpus)
+        memory = highest_bytes(contained=is_contained()) or 0
+        own = Figures(first and max(0.0, first), restarts, idle, memory, gpus)
         self._known[self._member] = own
         return {**own._asdict(), "gpus": list(gpus)}
 

@@ -21,16 +21,36 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
     return None
 
 
-def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return the most that this control group has used since it began, with the page cache; None if that is not known.
+def highest_bytes(
+    membership: str = "/proc/self/cgroup",
+    root: str = "/sys/fs/cgroup",
+    *,
+    contained: bool = True,
+) -> int | None:
+    """Return the most that this control group has used since it began, with the page cache.
 
-    The group of the whole machine (the only one with a release_agent) is nobody's own. Source: memory.peak (version 2,
-    Linux 5.19) or memory.max_usage_in_bytes (version 1).
+    Source: memory.peak (version 2, Linux 5.19) or memory.max_usage_in_bytes (version 1).
+
+    Args:
+        membership: File with the groups of this process.
+        root: Where the groups are mounted.
+        contained: Whether this process runs in a container: its group has no other processes.
+
+    Returns:
+        Bytes. None if they are not known, or not the job's own: the group of the whole machine (the
+        only one with a release_agent), or one with processes of others, such as a login session's.
     """
     for directory, version in groups("memory", membership, root):
         if os.path.exists(f"{directory}/release_agent"):  # noqa: PTH110
             return None
-        said = text_of(f"{directory}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}").strip()
+        file = "memory.peak" if version == 2 else "memory.max_usage_in_bytes"
+        said = text_of(f"{directory}/{file}").strip()
         if said.isdecimal():
-            return int(said)
+            is_own = contained or _has_only_this_process(directory)
+            return int(said) if is_own else None
     return None
+
+
+def _has_only_this_process(directory: str) -> bool:
+    """Return whether a control group has this process and no other: the job's own have ended."""
+    return text_of(f"{directory}/cgroup.procs").split() == [str(os.getpid())]

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from . import nn
 from .exceptions import PeerError, SMPRuntimeError, StepError, summary
+from .job.apex import refuse_amp_of_apex
 from .job.collective_calls import calls
 from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
@@ -717,6 +718,7 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
             "smp.DistributedModel cannot divide the result of torch.compile. Wrap the plain module, and compile parts "
             "of it that stay whole"
         )
+    refuse_amp_of_apex("smp.DistributedModel")
     for name, part in module.named_modules():
         where = f"module {name!r} ({type(part).__name__})" if name else f"the model ({type(part).__name__})"
         if isinstance(part, tnn.parallel.DistributedDataParallel):

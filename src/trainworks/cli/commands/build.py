@@ -19,6 +19,7 @@ from trainworks.cli.grammar import (
     Grammar,
 )
 from trainworks.cli.options import (
+    add_artifact,
     add_build_options,
     add_components,
     add_engine,
@@ -99,6 +100,7 @@ def parser() -> Grammar:
         help="choose the processors: amd64 (default), or arm64 (Graviton, GB200)",
     )
     add_components(what)
+    add_artifact(what, "take this wheel of smp or smddp, not that of the row")
     many = grammar.add_argument_group("many targets")
     many.add_argument(
         "--all",
@@ -259,6 +261,7 @@ def _request(options: Namespace, facts: Facts) -> Request:
         architecture=options.architecture,
         with_components=tuple(options.with_components),
         without_components=tuple(options.without_components),
+        artifacts=tuple(options.artifact),
     )
     return request_for(row_named(options.target, facts), facts, request) if options.target else request
 

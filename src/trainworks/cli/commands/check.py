@@ -1,4 +1,4 @@
-"""``build.py check``: plan the whole matrix and show what is incompatible, or test an image or a Dockerfile."""
+"""``build.py check``: plan the whole matrix and show what is incompatible, or test an image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
 from trainworks.cli.options import add_engine, add_format, add_junit, add_only
-from trainworks.errors import DockerfileError
 from trainworks.terminal.output import put, put_result
 
 
@@ -15,30 +14,27 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py check``."""
     grammar = Grammar(
         "check",
-        summary="check targets, any Dockerfile, or an image against its promises",
-        details="Plans targets without building anything, and shows which parts are incompatible, and why. Of any "
-        "DOCKERFILE it shows versions that do not go together; hadolint finds the rest. --image runs the tests of a "
-        "build on an image that the engine has, pulled ones too, closed off from this machine, and reads "
-        "every byte of its layers: also of an image that a build has tested. Of an image that build.py did not "
-        "build, and with --any, it shows files that are not as packages brought them, libraries that are not found, "
-        "keys, and what a job lacks.",
+        summary="check targets, or an image against its promises",
+        details="Plans targets without building anything, and shows which parts are incompatible, and why. "
+        "--image runs the tests of a build on an image that the engine has, pulled ones too, closed off from this "
+        "machine, and reads every byte of its layers: also of an image that a build has tested. Of an image that "
+        "build.py did not build, and with --any, it shows files that are not as packages brought them, libraries "
+        "that are not found, keys, and what a job lacks.",
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
-            Example("check Dockerfile", "a Dockerfile of your own", needs="a Dockerfile"),
             Example(f"check --image {TARGET}", "the image of a target", needs="an engine"),
             Example("check --image my/train:1 --any", "an image of your own Dockerfile", needs="an engine"),
             Example(f"check --image {TARGET} --only static", "its files alone: a minute", needs="an engine"),
         ),
         result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
-        "Of a Dockerfile each finding. With --image a line for each check on stderr, and the image's name.",
-        done="all fit, a Dockerfile has nothing but advice, or every check of the image passed",
-        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, DockerfileError),
+        "With --image a line for each check on stderr, and the image's name.",
+        done="all fit, or every check of the image passed",
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
         check=_check,
         see_also=("lock --check", "docs/compatibility.md"),
     )
-    grammar.add_argument("files", nargs="*", type=Path, metavar="DOCKERFILE", help="check this Dockerfile")
     add_only(grammar)
     grammar.add_argument("--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target")
     grammar.add_argument(
@@ -56,7 +52,6 @@ def _check(options: Namespace, _root: Path) -> list[str]:
         "with --image, --only can be 'static': what starts no program of the image": options.image
         and options.only not in ([], ["static"]),
         f"{' and '.join(given)} need --image": given and not options.image,
-        "a Dockerfile is checked alone, without --image and --only": options.files and (options.image or options.only),
     }
     return [message for message, wrong in refused.items() if wrong]
 
@@ -65,23 +60,12 @@ def run(options: Namespace, root: Path) -> int:
     """Check targets, or an image."""
     if options.image:
         return _check_image(options, root)
-    if options.files:
-        return _check_files(options, root)
     from trainworks.facts.load import load
     from trainworks.inspect.matrix_check import as_json, as_text, check_targets, exit_status_of
 
     findings = check_targets(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))
     return exit_status_of(findings)
-
-
-def _check_files(options: Namespace, root: Path) -> int:
-    from trainworks.facts.load import load
-    from trainworks.inspect.dockerfile_check import as_json, as_text, check_files
-
-    files = check_files(options.files, load(root))
-    put(as_json(files) if options.format == "json" else as_text(files))
-    return 0 if all(each.fits for each in files) else DockerfileError.exit_status
 
 
 def _check_image(options: Namespace, root: Path) -> int:

@@ -18,7 +18,7 @@ from trainworks.cli.grammar import (
     Grammar,
     Source,
 )
-from trainworks.cli.options import add_components, add_engine, add_format
+from trainworks.cli.options import add_artifact, add_components, add_engine, add_format
 from trainworks.errors import CommandLineError, ExtendError, HostError, ProofError, RecipeError, RegistryError
 from trainworks.terminal.output import put_result, say
 
@@ -73,6 +73,7 @@ def parser() -> Grammar:
     grammar.add_argument("--licenses", action="store_true", help="write the licence and source of each package, too")
     grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "name a component that the build added", "name one that it left out")
+    add_artifact(grammar, "name a wheel that the build was given")
     grammar.add_argument("--base", metavar="IMAGE|TARGET", help="name the image that was extended")
     add_contents(grammar)
     add_engine(grammar)
@@ -98,6 +99,7 @@ def run(options: Namespace, root: Path) -> int:
         engine=options.engine,
         with_components=() if extension else tuple(options.with_components),
         without_components=tuple(options.without_components),
+        artifacts=tuple(options.artifact),
         extension=extension,
     )
     proof = prove(request, root, os.environ)
@@ -123,7 +125,7 @@ def _check_choice(options: Namespace) -> None:
     names: tuple[str, ...] = ("requirements", "extra", "group", "apt", "build_env", "source", "entry_point")
     advice = "is about an extended image: name its --base too"
     if options.base:
-        names, advice = ("without_components",), "is about a target's image, and --base is given"
+        names, advice = ("without_components", "artifact"), "is about a target's image, and --base is given"
     wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
     problems = [f"{option} {advice}" for option in wrong]
     if options.evidence and not options.pushed:

@@ -232,6 +232,7 @@ class Caller:
         arguments, tensors = flatten((args, kwargs, along))
         flags = capture()
         results = call.forward(arguments, note, tensors, flags)
+        views.returned(turn)
         if results and flags.grad and not flags.inference:
             tie = torch.empty(0, requires_grad=True)
             # What came along and was not read leads nowhere: its graph may be gone.
@@ -247,6 +248,7 @@ class Caller:
         if call.notes is not None:
             result, back = result
             views.unpack(turn, call.notes, back.written, call.last)
+            variables.put(call.notes.variables, back.variables, ())
             if note is not None and along is not None:
                 views.forward(turn, note, along.written, {id(tensors[n]) for n in call.notes.idle})
             before.take(tensors, back, call.title)

@@ -10,16 +10,21 @@ import collections
 import dis
 import functools
 import inspect
+import threading
 import types
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from smdistributed.modelparallel.torch.wire import mutable
 
-__all__ = ["Outside", "package"]
+__all__ = ["HOOKS", "Outside", "package"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes of a module that have its hooks."""
 
 _FOREIGN = ("torch", "smdistributed", "builtins")
 
@@ -34,6 +39,8 @@ class _Code(NamedTuple):
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
         draws: Packages with a generator of random numbers that are named.
+        enclosed: Variables of outer functions: words for each, its name, and the cell that has its value.
+        rebound: The cells among them that are written.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -42,6 +49,12 @@ class _Code(NamedTuple):
     attributes: set[str]
     read: set[str]
     draws: set[str]
+    enclosed: dict[int, tuple[str, str, types.CellType]]
+    rebound: set[int]
+
+
+def _nothing() -> _Code:
+    return _Code({}, collections.defaultdict(set), {}, set(), set(), set(), {}, set())
 
 
 class Outside:
@@ -49,6 +62,7 @@ class Outside:
 
     Attributes:
         draws: Packages whose generators of random numbers their code names.
+        written: Names of attributes that their forward passes and hooks write.
     """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
@@ -69,13 +83,18 @@ class Outside:
                 stored[place] |= names
         for code in known.values():  # what is code or plain, and is never stored to, stays what it is
             for place, (namespace, names) in code.variables.items():
-                names -= {n for n in names - stored[place] if isinstance(namespace.get(n), mutable.WHOLE)}
+                names -= {n for n in names - stored[place] if _stays(namespace.get(n))}
         self._stored, self._attributes = stored, frozenset(attributes)
         self._read = {
             (id(code), id(holder)): _attributes(holder, code.read, self._attributes)
             for code in known.values()
             for holder in code.holders.values()
         }
+        by_kind: dict[type, list[Any]] = {}
+        for module in modules:
+            hooks = [hook for kind in HOOKS for hook in module.__dict__[kind].values()]
+            by_kind.setdefault(type(module), []).extend(hooks)
+        self.written = frozenset().union(*(_stored(hooks, kind) for kind, hooks in by_kind.items()))
         self.draws = frozenset().union(*(code.draws for code in known.values()))
         self._names: dict[int, mutable.Names] = {}
 
@@ -88,12 +107,16 @@ class Outside:
         for place, (namespace, names) in code.variables.items():
             for name in sorted(names):
                 value = namespace.get(name)
-                kind: Any = type(value)
-                own = kind in (list, dict, set, weakref.WeakKeyDictionary) or not mutable.foreign(kind, home)
-                if own or mutable.has_settings(value):
+                if _is_watched(value, home):
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
                 yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
+        for place, (title, name, cell) in code.enclosed.items():
+            value = mutable.Enclosed(name, cell).get(name, None)
+            if not _stays(value) and _is_watched(value, home):
+                yield title, value
+            if place in code.rebound:
+                yield f"{title}, the variable", self._of_cell(name, cell)
         for holder in code.holders.values():
             title = getattr(holder, "__qualname__", holder.__name__)
             if self._attributes:
@@ -104,9 +127,39 @@ class Outside:
                 if not _is_code(value):
                     yield f"{title}.{name}", value
 
+    def reads(self, name: str) -> bool:
+        """Return whether code of the modules names an attribute."""
+        return any(name in code.read for code in self._code.values())
+
+    def _of_cell(self, name: str, cell: types.CellType) -> mutable.Names:
+        made = self._names.get(id(cell))
+        if made is None:
+            made = self._names[id(cell)] = mutable.Names(mutable.Enclosed(name, cell), frozenset({name}))
+        return made
+
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
         return self._names.setdefault(id(holder), made)
+
+
+def _stays(value: Any) -> bool:
+    """Return whether a value is code or plain: a variable that is never stored to stays what it is."""
+    return isinstance(value, mutable.WHOLE) and not isinstance(value, torch.Tensor | torch.Generator)
+
+
+def _is_watched(value: Any, home: str) -> bool:
+    """Return whether what a variable has is looked at.
+
+    Args:
+        value: The value.
+        home: The package of the class of the module.
+    """
+    kind: Any = type(value)
+    if kind in mutable.BUILTIN or isinstance(value, weakref.WeakKeyDictionary | threading.local):
+        return True
+    if isinstance(value, types.FunctionType):
+        return False
+    return not mutable.foreign(kind, home) or mutable.has_settings(value) or mutable.is_leaf(value)
 
 
 def _attributes(holder: Any, read: set[str], stored: frozenset[str]) -> list[str]:
@@ -139,16 +192,61 @@ def _installed(kind: Any) -> bool:
 
 def _own(kind: Any) -> _Code:
     """Return what the forward of an installed class names itself: its package has registries of its own."""
-    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
+    found = _nothing()
     forward = inspect.unwrap(kind.forward)
     if isinstance(forward, types.FunctionType):
         for value in _named(forward, found):
             found.draws.update(_generators(value))
-    return found._replace(stored={}, attributes=set())
+    return found._replace(stored={}, attributes=set(), enclosed={})
+
+
+def _stored(start: Sequence[Any], kind: type) -> set[str]:
+    """Return the names of attributes that functions write, and what they call: methods of a class, and own functions.
+
+    Args:
+        start: The functions.
+        kind: The class.
+    """
+    methods: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if package(base) not in _FOREIGN:
+            methods.update(vars(base))
+    follows = not _installed(kind)
+    found: set[str] = set()
+    seen: set[int] = set()
+    todo = [*start, methods.get("forward"), methods.get("__call__")]
+    while todo:
+        function = todo.pop()
+        if isinstance(function, property):
+            todo += [function.fget, function.fset]
+            continue
+        function = inspect.unwrap(function) if callable(function) else function
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType) or id(function) in seen:
+            continue
+        seen.add(id(function))
+        for each in _instructions(function.__code__):
+            if each.opname == "STORE_ATTR":
+                found.add(each.argval)
+            elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                todo.append(methods.get(each.argval))
+            elif each.opname == "LOAD_GLOBAL" and follows:
+                value = function.__globals__.get(each.argval)
+                if isinstance(value, types.FunctionType) and _ours(value.__module__, package(kind)):
+                    todo.append(value)
+    return found
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of a function, and of those in it."""
+    yield from dis.get_instructions(code)
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _instructions(each)
 
 
 def _walk(start: Sequence[Any], home: str) -> _Code:
-    found = _Code({}, collections.defaultdict(set), {}, set(), set(), set())
+    found = _nothing()
     seen: set[int] = set()
     todo = list(start)
     while todo:
@@ -196,6 +294,13 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
     variables = found.variables.setdefault(id(namespace), (namespace, set()))[1]
     yield from mutable.enclosed(function)
     yield getattr(function, "__wrapped__", None)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    for name, cell in cells.items():
+        if id(cell) not in found.enclosed and name != "__class__":
+            # Two functions of one name have variables of their own.
+            words = f"{name} of the function around {function.__qualname__}"
+            same = sum(title.startswith(words) for title, *_ in found.enclosed.values())
+            found.enclosed[id(cell)] = (f"{words} ({same + 1})" if same else words, name, cell)
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -207,6 +312,8 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
             elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 variables.add(each.argval)
                 found.stored[id(namespace)].add(each.argval)
+            elif each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in cells:
+                found.rebound.add(id(cells[each.argval]))
             elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.read.add(each.argval)
             elif each.opname == "STORE_ATTR" and code.co_name != "__init__":

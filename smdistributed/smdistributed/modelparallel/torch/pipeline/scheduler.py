@@ -31,6 +31,7 @@ from smdistributed.modelparallel.torch.wire.transport import Item
 from .contexts import Context, Key, Seat, Worker
 from .randomness import Streams, place
 from .threadstate import Applied, Flags, Home
+from .variables import Kept, title
 from .views import Turn, Views
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
@@ -103,6 +104,7 @@ class Scheduler:
         step: The present step, or None between steps.
         current: The context that runs.
         views: What each microbatch sees of what modules keep on themselves.
+        variables: What microbatches have set context variables to.
         lost: A peer whose connection has ended. It is an error when something of it is still to come.
         switches: Changes of threads over all steps.
     """
@@ -132,6 +134,7 @@ class Scheduler:
         self.inbox, self.dispatch, self.announce = inbox, dispatch, announce
         self.views = Views(me, self.turn, lambda: self.current.key if self.current is not None else (), title)
         self.leads, self.starts = leads, starts
+        self.variables = Kept()
         self.step: Step | None = None
         self.current: Context | None = None
         self.lost: BaseException | None = None
@@ -217,6 +220,7 @@ class Scheduler:
     def run(self, step: Step) -> None:
         """Run a step to its end; the error is left in it."""
         self.step = step
+        step.home.started = self.variables.begin(step.home.variables)
         self._main.ident = threading.get_ident()
         script = step.streams.stop()
         try:
@@ -341,7 +345,7 @@ class Scheduler:
         try:
             self.views.enter(turn)
             with Applied(context.flags):
-                home.variables.copy().run(context.body)
+                self._run(context, turn)
             self.views.leave(turn, backward=context.key[0] == BACKWARD)
         except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
             self.fail(error)
@@ -353,6 +357,17 @@ class Scheduler:
             if outer is not None:
                 outer.buried = False
             self.current = outer
+
+    def _run(self, context: Context, turn: Turn) -> None:
+        """Run what a context runs, with the context variables that a microbatch sees."""
+        home = self._now().home
+        own = home.started.copy()
+        own.run(context.body)
+        # A served call has sent what it set to its caller. A copy of the script sets its own.
+        if context.key[0] == START and not turn[1]:
+            left = self.variables.end(own, home.started, home.variables)
+            if left:
+                self.views.variable_left(title(left[0]))
 
     def _next(self) -> Context | None:
         """Return the context that runs next; None when the step is over or failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -131,6 +132,7 @@ class Server:
             views.enter(turn)
             variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
         before = Arguments(args, kwargs, along, given)
+        came = contextvars.copy_context()
         asked = tensors_in((args, kwargs)) if notes.writes else []
         flags = capture()
         result, following = self._run(message, args, kwargs)
@@ -155,14 +157,19 @@ class Server:
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
             if own is not None and (lent := views.lent(result)):
                 news = news._replace(lent=lent)
-            note, back = beside(news, written, None, *wrote)
+            # A chain's earlier segments may have set some, too: then what came here says it.
+            names, values = variables.since(came if message.segment is None else port.scheduler.home.variables)
+            if names:
+                news = news._replace(variables=names)
+            note, back = beside(news, written, values, *wrote)
             value, results = flatten(result if back is None else (result, back), own)
         else:
             owner = port.modules.chains[message.module][following].owner
             news, onward = views.pack(message.microbatch, owner)
-            if message.notes is not None:
-                news = news._replace(variables=notes.variables, hooked=notes.hooked, held=notes.held)
-            note, back = beside(news, onward, [] if along is None else along.variables, *wrote)
+            names, values = variables.since(port.scheduler.home.variables)
+            if message.notes is not None or names:
+                news = news._replace(variables=names, hooked=notes.hooked, held=notes.held)
+            note, back = beside(news, onward, values, *wrote)
             value, results = flatten(((result,), {}, back))
         differentiable = tuple(bool(t.requires_grad) for t in results)
         if any(differentiable):

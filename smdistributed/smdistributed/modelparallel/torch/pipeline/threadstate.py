@@ -90,10 +90,15 @@ class Home:
     """What else the thread that called the step has: context variables, function modes, CUDA device and stream.
 
     Others take it over.
+
+    Attributes:
+        variables: Its context variables.
+        started: Those that the next microbatch begins with.
     """
 
     def __init__(self) -> None:
         self.variables = contextvars.copy_context()
+        self.started = self.variables.copy()
         self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
         self.dispatch: list[Any] = list(_get_current_dispatch_mode_stack())
         self.hooks = _top_hooks()

@@ -16,6 +16,9 @@ from typing import Any
 
 from torch import nn
 
+from smdistributed.modelparallel.torch.wire.mutable import PLAIN
+
+_UNSET = object()
 _COLLECTOR = ("transformers.utils.output_capturing", "_active_collector")
 _HOOKED = "_output_capturing_hooks_installed"
 
@@ -28,6 +31,66 @@ def changed(base: contextvars.Context) -> list[tuple[tuple[str, str], Any]]:
         if name is not None and (name != _COLLECTOR or value):
             found.append((name, value))
     return found
+
+
+class Kept:
+    """What microbatches have set context variables to, and not set back. The next microbatch sees that.
+
+    It is no business of the thread that called the step: what that sets itself between steps counts.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[contextvars.ContextVar[Any], tuple[Any, Any]] = {}
+
+    def begin(self, base: contextvars.Context) -> contextvars.Context:
+        """Return the variables that the microbatches of a step begin with.
+
+        Args:
+            base: Those of the thread that calls the step.
+        """
+        result = base.copy()
+        for variable, (value, before) in list(self._values.items()):
+            if base.get(variable, None) is before:
+                result.run(variable.set, value)
+            else:
+                del self._values[variable]
+        return result
+
+    def end(
+        self, microbatch: contextvars.Context, start: contextvars.Context, base: contextvars.Context
+    ) -> list[contextvars.ContextVar[Any]]:
+        """Keep what a microbatch has set and not set back, and return which variables.
+
+        Args:
+            microbatch: The variables at its end.
+            start: What the next microbatch begins with: this is changed.
+            base: Those of the thread that calls the step.
+        """
+        found = []
+        for variable, value in microbatch.items():
+            before = start.get(variable, _UNSET)
+            same = value is before or (type(value) is type(before) and isinstance(value, PLAIN) and value == before)
+            if not same and not _is_of_torch(variable):
+                start.run(variable.set, value)
+                self._values[variable] = (value, base.get(variable, None))
+                found.append(variable)
+        return found
+
+
+def title(variable: contextvars.ContextVar[Any]) -> str:
+    """Return words for a variable."""
+    return f"context variable {variable.name!r}"
+
+
+def since(base: contextvars.Context) -> tuple[tuple[tuple[str, str], ...], list[Any]]:
+    """Return the names and the values of the variables that a served call has set."""
+    named = changed(base)
+    return tuple(name for name, _ in named), [value for _, value in named]
+
+
+def _is_of_torch(variable: contextvars.ContextVar[Any]) -> bool:
+    name = _name(variable)
+    return name is not None and name[0].partition(".")[0] in ("torch", "smdistributed")
 
 
 def collects(names: Sequence[tuple[str, str]]) -> bool:
@@ -48,7 +111,10 @@ def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
 def put(names: Sequence[tuple[str, str]], values: Sequence[Any], models: Sequence[nn.Module]) -> None:
     """Set variables in the present context, and the hooks of models."""
     for (module, name), value in zip(names, values, strict=True):
-        getattr(importlib.import_module(module), name).set(value)
+        holder: Any = importlib.import_module(module)
+        for part in name.split("."):
+            holder = getattr(holder, part)
+        holder.set(value)
     for model in models:
         importlib.import_module(_COLLECTOR[0]).maybe_install_capturing_hooks(model)
 
@@ -63,4 +129,10 @@ def _name(variable: contextvars.ContextVar[Any]) -> tuple[str, str] | None:
         for name, value in list(getattr(content, "__dict__", {}).items()):
             if value is variable:
                 return module, name
+    for module, content in list(sys.modules.items()):
+        for name, value in list(getattr(content, "__dict__", {}).items()):
+            if isinstance(value, type) and value.__module__ == module:
+                for inner, each in list(vars(value).items()):
+                    if each is variable:
+                        return module, f"{name}.{inner}"
     return None

@@ -18,8 +18,10 @@ import inspect
 import itertools
 import logging
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +33,7 @@ from smdistributed.modelparallel.torch.wire import mutable
 from smdistributed.modelparallel.torch.wire.nested import flatten, tensors_in
 
 from . import running, variables
-from .outside import Outside, package
+from .outside import HOOKS, Outside, package
 
 __all__ = ["NOTHING", "Notes", "Turn", "Views"]
 
@@ -47,7 +49,6 @@ _PRIVATE = frozenset(nn.Module().__dict__) - {"training"} | {
 }
 """Attributes of torch, of this library, and of Hugging Face's hooks (variables.py)."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NUMBERS = (int, float, complex)
 _WEAK = (weakref.WeakKeyDictionary, WeakIdKeyDictionary)
 _PLAIN = mutable.PLAIN
@@ -310,7 +311,7 @@ class Views:
         self.quiet = False
         self.agreed: dict[str, bool] = {}
         self._function, self._in_turn = "", False
-        self._leaves: list[list[Any]] = []
+        self._leaves: list[_Leaf] = []
         self._held: dict[int, dict[str, Any]] = {}
         self._running = running.RunningStatistics()
         self._parameters: list[tuple[int, str, nn.Parameter, int]] = []
@@ -319,6 +320,9 @@ class Views:
         self._late: dict[str, str] = {}
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
+        self._locals: list[_Slot] = []
+        self._returned: collections.Counter[Turn] = collections.Counter()
+        self._moving: set[tuple[int, str]] = set()
         self._lent: list[tuple[str, Any, Any]] = []
         self._unseen: dict[int, tuple[Key, Any, Any]] = {}
 
@@ -328,6 +332,7 @@ class Views:
         self._numbers = {id(module): number for number, module in enumerate(modules)}
         for known in (self._steps, self._hot, self._shared, self._wanted, self._told, self._late, self.agreed):
             known.clear()
+        self._moving.clear()
         # Those that a module writes in place in a training pass and reads in an evaluation.
         self._hot.update(
             (number, name)
@@ -336,6 +341,11 @@ class Views:
             for name, buffer in module._buffers.items()  # noqa: SLF001
             if buffer is not None
         )
+        # Reads of these are seen from the first step on, whenever they are first written.
+        for number, module in enumerate(modules):
+            for name in self._outside.written & module.__dict__.keys() - _PRIVATE:
+                if not hasattr(getattr(type(module), name, None), "__set__"):
+                    self._hot.add((number, name))
 
     def draws(self) -> set[str]:
         """Return the packages whose generators the code of the modules names."""
@@ -356,12 +366,14 @@ class Views:
             _log.warning("%s: microbatches run one after another: %s\n%s", function, late, _FASTER)
         self._entered.clear()
         self._left.clear()
+        self._returned.clear()
         self._cells = {}
-        for key, cell in self._look(_FAR if steps == 1 else _MANY):
+        for key, cell in self._look():
             if steps == 1 or key in self._hot or not _is_far(key, cell):
                 self._cells[id(cell)] = _Slot(key, cell, mutable.content(cell))
             else:
-                self._unseen[id(cell)] = key, cell, _glance(cell)
+                self._unseen[id(cell)] = key, cell, mutable.content(cell)
+        self._locals = [slot for slot in self._cells.values() if isinstance(slot.where, mutable.Local)]
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
@@ -379,9 +391,8 @@ class Views:
             if self._owner[number] == self.me
             for name, buffer in (*module.__dict__["_buffers"].items(), *module.__dict__.items())
             if isinstance(buffer, torch.Tensor) and not buffer.requires_grad and not buffer.is_inference()
-            if self._learns or (number, name) in self._hot
         ]
-        self._leaves = [[*leaf, mutable.state(leaf[-1])] for leaf in (self._look_inside() if self._in_turn else ())]
+        self._leaves = list(self._look_inside())
         self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
         if self._learns:
             roots = ((n, *root) for n, module in enumerate(self._modules) for root in _roots(module, self._outside))
@@ -455,6 +466,7 @@ class Views:
                     now = _physical(module, each)
                     if each != name or now is buffer:
                         slot = self._slot(module, (number, each))
+                        self._check_first(slot, turn)
                         slot.in_place = True
                         self._note(slot, turn, now)
         for number, name, weak in self._weak:
@@ -482,8 +494,10 @@ class Views:
             holder = _slots.get((id(self._modules[slot.key[0]]), slot.key[1])) if slot.key[2] == _NEW else None
             if holder is not None:
                 self._note(holder, turn, holder.find(turn)[1])
-        if self._in_turn and not turn[1]:
-            self._compare(turn)
+        if not turn[1]:
+            if self._in_turn:
+                self._compare(turn)
+            self._compare_leaves(turn, backward=backward)
         for slot in _slots.values():
             seen = [version.seen for version in slot.turns.values() if slot.late and version.through]
             if any(not _equal(value, slot.base) for value in seen) and not slot.counts():
@@ -508,24 +522,77 @@ class Views:
                 self._note(slot, turn, now.get(name, MISSING))
                 self._late[self._function] = self._where(slot)
             self._held[number] = now
-        for entry in self._leaves:
-            number, name, leaf, before = entry
-            entry[3] = now = mutable.state(leaf)
-            if now == before:
-                continue
-            where = f"attribute {name!r} of module {self.title(number)}"
-            if self._owner[number] != self.me:
-                raise StepError(f"{where} is on another partition, and was written in place\n{_REMEDY}")
-            if turn in self._left:
-                self._late[self._function] = f"{where} is written where a microbatch that overlaps may have read it"
+
+    def _compare_leaves(self, turn: Turn, *, backward: bool) -> None:
+        """Look at what was written in place: tensors, arrays and generators in attributes, containers and objects."""
+        for leaf in self._leaves:
+            now = leaf.now(in_turn=self._in_turn)
+            visit = (self.here(), self._returned[turn])
+            before, written_in, changed = leaf.writer, leaf.visit, now != leaf.state
+            if changed:
+                leaf.writer, leaf.visit, leaf.state = turn, visit, now
+                self._check_owner(leaf)
+            if backward or before is None or leaf.direct:
+                came_back, came_late = False, False
+            else:
+                # It wrote, and ran here once more: another one would have written meanwhile, if they overlapped.
+                came_back = before == turn and written_in != visit
+                came_late = before[0] > turn[0]
+            known = (leaf.number, leaf.name) in self._moving
+            if not self._in_turn and (came_late or (changed and not known and self._is_overlapped(turn))):
+                raise StepError(f"{self._where_leaf(leaf)}\n{_REMEDY}")
+            if self._in_turn and changed:
+                self._moving.add((leaf.number, leaf.name))
+            if (changed and turn in self._left) or (self._in_turn and came_back):
+                self._late[self._function] = self._where_leaf(leaf)
+
+    def returned(self, turn: Turn) -> None:
+        """Note that a microbatch has come back to this rank from a call of another one."""
+        self._returned[turn] += 1
+
+    def _check_owner(self, leaf: _Leaf) -> None:
+        """Refuse a write to what a module of another rank holds."""
+        if leaf.elsewhere:
+            raise StepError(
+                f"attribute {leaf.name!r} of module {self.title(leaf.number)} is on another partition, and was written "
+                f"in place\n{_REMEDY}"
+            )
+
+    def _where_leaf(self, leaf: _Leaf) -> str:
+        where = f"attribute {leaf.name!r} of module {self.title(leaf.number)}"
+        return f"{where} is written where a microbatch that overlaps may have read it"
+
+    def variable_left(self, words: str) -> None:
+        """Note that a microbatch has set a context variable, and not set it back: the next one sees that.
+
+        Raises:
+            StepError: A later one may have begun without it.
+        """
+        late = f"{words} is set and not set back, where a microbatch that overlaps may have read it"
+        if not self._in_turn:
+            raise StepError(f"{late}\n{_REMEDY}")
+        self._late[self._function] = late
+
+    def _is_overlapped(self, turn: Turn) -> bool:
+        """Return whether a later microbatch has run on this rank already."""
+        return any(number > turn[0] and not copy for number, copy in self._entered)
+
+    def _check_first(self, slot: _Slot, turn: Turn) -> None:
+        """Look at an attribute that is written for the first time: reads of it before were not seen.
+
+        Raises:
+            StepError: A later microbatch has run already, and may have read it.
+        """
+        if self._in_turn or slot.turns or slot.key in self._hot or not self._is_overlapped(turn):
+            return
+        if self._outside.reads(slot.key[1]):
+            raise StepError(f"{self._where(slot)}\n{_REMEDY}")
 
     def _change(self, slot: _Slot, turn: Turn, before: Any, now: Any, *, backward: bool) -> None:
         """Look at the change of a container: one that overlaps may have read what was in it."""
         if turn in self._left:
             self._late[self._function] = self._where(slot)
-        if any(number > turn[0] and not copy for number, copy in self._entered) and not (
-            _adds(before, now) or backward
-        ):
+        if self._is_overlapped(turn) and not (_adds(before, now) or backward):
             raise StepError(f"{self._where(slot)}\n{_REMEDY}")
         if isinstance(now, dict) and not backward:
             self._compare_new(slot, turn, before, now)
@@ -551,13 +618,17 @@ class Views:
 
     def _watch(self, key: Key, value: Any) -> None:
         """Look at the containers in a value that is new."""
-        for cell in itertools.islice(mutable.cells(value, package(type(self._modules[key[0]]))), _MANY):
+        for cell in mutable.cells(value, package(type(self._modules[key[0]]))):
             if id(cell) not in self._unseen:
                 self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
 
     def enter(self, turn: Turn) -> None:
         """Put into the containers what a microbatch sees."""
         self._entered.add(turn)
+        for slot in self._locals:  # another microbatch may have run on this thread, or none yet
+            slot.installed = slot.find(turn)[1]
+            if not mutable.same(mutable.content(slot.where), slot.installed):
+                mutable.assign(slot.where, slot.installed)
         for slot in self._cells.values():
             if slot.turns:
                 value = slot.find(turn)[1]
@@ -591,7 +662,7 @@ class Views:
     def hooks_of(self, number: int) -> int:
         """Return how many hooks a module has."""
         own = self._modules[number].__dict__
-        return sum(len(own[kind]) for kind in _HOOKS)
+        return sum(len(own[kind]) for kind in HOOKS)
 
     def check_hooks(self, number: int) -> None:
         """Refuse a hook that was set in this step on a module of another rank, which does not have it."""
@@ -623,6 +694,9 @@ class Views:
             self.quiet = False
             self.knows(module, name)
         if slot is not None:
+            turn = self.turn()
+            if new and turn is not None and not turn[1] and not _equal(value, slot.base):
+                self._check_first(slot, turn)
             if new and type(value) in _NUMBERS and type(slot.base) in _NUMBERS:
                 self.read(slot)  # that could not be seen: it counts, most likely
             self.note(slot, _physical(module, name))
@@ -710,7 +784,7 @@ class Views:
     def _changed_unseen(self) -> StepError | None:
         """Return what is wrong: something changed that is too large or too deep to be looked at all the time."""
         for key, cell, before in self._unseen.values():
-            if id(cell) not in self._cells and not _looks_same(before, _glance(cell)):
+            if id(cell) not in self._cells and not mutable.same(before, mutable.content(cell)):
                 return StepError(
                     f"attribute {key[1]!r} of module {self.title(key[0])} has more than {mutable.LARGE} items or "
                     f"{_MOST} containers: what is in it is looked at only if it changes in the first step of a step "
@@ -961,25 +1035,41 @@ class Views:
                 return next(itertools.islice(mutable.cells(value, package(type(module))), key[2], None), None)
         return None
 
-    def _look_inside(self) -> Iterator[tuple[int, str, Any]]:
-        """Yield what modules hold that is no container and can be written in place; of other ranks' tensors only."""
+    def _look_inside(self) -> Iterator[_Leaf]:
+        """Yield what modules hold that is no container and can be written in place.
+
+        What modules of several ranks hold is looked at, too: a write would stay on this rank. So would one to a tensor
+        in an attribute of a module of another rank.
+        """
+        found: dict[int, _Leaf] = {}
         for number, module in enumerate(self._modules):
             mine = self._owner[number] == self.me
             own = module.__dict__
-            named = (*own["_parameters"].items(), *own["_buffers"].items()) if mine else ()
-            for name, value in (*named, *_roots(module, self._outside)):
-                for leaf in itertools.islice(mutable.leaves(value, package(type(module))), _MANY):
-                    if mine or (isinstance(leaf, torch.Tensor) and name in own):
-                        yield number, name, leaf
+            named = list(_roots(module, self._outside))
+            if mine and self._in_turn:
+                named += [*own["_parameters"].items(), *own["_buffers"].items()]
+            for name, value in named:
+                for each in mutable.leaves(value, package(type(module))):
+                    if not self._in_turn and not _is_cheap(each):
+                        continue
+                    if not mine and not _is_shared(each):
+                        continue
+                    held = found.setdefault(id(each), _Leaf(number, name, each))
+                    held.elsewhere |= not mine
+                    held.direct |= each is value and (name in own or name in own["_buffers"])
+        for leaf in found.values():
+            leaf.state = leaf.now(in_turn=self._in_turn)
+            yield leaf
 
-    def _look(self, most: int) -> Iterator[tuple[Key, Any]]:
-        """Yield the containers that modules hold, each once: so many of an attribute."""
+    def _look(self) -> Iterator[tuple[Key, Any]]:
+        """Yield the containers that modules hold, each once."""
         seen: dict[int, tuple[int, Key]] = {}
         for number, module in enumerate(self._modules):
             for name, value in _roots(module, self._outside):
-                for place, cell in enumerate(itertools.islice(mutable.cells(value, package(type(module))), most)):
+                for place, cell in enumerate(mutable.cells(value, package(type(module)))):
                     owner, key = seen.setdefault(id(cell), (self._owner[number], (number, name, place)))
-                    if owner != self._owner[number] and not isinstance(cell, mutable.Settings):
+                    alike = isinstance(cell, mutable.Settings | mutable.Local)  # all ranks have the same at first
+                    if owner != self._owner[number] and not alike:
                         self._shared.add(key)
                     elif key == (number, name, place):
                         yield key, cell
@@ -988,8 +1078,8 @@ class Views:
 _log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
 """In the place of the way to a container that was made in the present step: it goes along with its attribute."""
-_MOST, _MANY, _FAR = 256, 4096, 1 << 16
-"""The containers of one attribute that are looked at all the time, after each step, and in the first step."""
+_MOST = 256
+"""The containers of one attribute that are compared whenever a microbatch ends or waits. Others are after each step."""
 _REMEDY = (
     'Keep it in a local variable, or set "active_microbatches" to 1: then microbatches run one after another. Or place '
     "the modules that use it on one partition with smp.set_partition."
@@ -1008,21 +1098,48 @@ def _is_far(key: Key, cell: Any) -> bool:
     return key[2] >= _MOST or large
 
 
-def _glance(cell: Any) -> Any:
-    """Return what is in a container, or of a very large one how much there is, and what comes last in a list."""
-    if isinstance(cell, list | dict | set | collections.deque) and len(cell) > _FAR:
-        last = cell[-1] if isinstance(cell, list | collections.deque) else None
-        return len(cell), last
-    return mutable.content(cell)
-
-
-def _looks_same(one: Any, other: Any) -> bool:
-    """Return whether two glances saw the same objects."""
-    if type(one) is not type(other):
+def _is_cheap(leaf: Any) -> bool:
+    """Return whether it costs little to see that something was written in place, whenever a microbatch waits."""
+    if isinstance(leaf, nn.Parameter):
         return False
-    if isinstance(one, tuple):
-        return bool(one[0] == other[0]) and one[1] is other[1]
-    return mutable.same(one, other)
+    kinds = (torch.Tensor, bytearray, itertools.count, types.GeneratorType)
+    return isinstance(leaf, kinds) or type(leaf).__name__ == "ndarray"
+
+
+def _is_shared(leaf: Any) -> bool:
+    """Return whether a write matters to modules of other ranks. Each rank has its own generators of random numbers."""
+    return _is_cheap(leaf) or isinstance(leaf, nn.Parameter)
+
+
+@dataclass
+class _Leaf:
+    """What is no container, and can be written in place: a tensor, an array, a generator.
+
+    Attributes:
+        number: The number of a module that holds it.
+        name: The attribute.
+        value: The object.
+        elsewhere: A module of another rank holds it.
+        direct: It is an attribute of a module, so that reads of it are seen.
+        writer: The microbatch that wrote it last.
+        visit: What that ran then, and how many calls of other ranks it had made.
+        state: What was seen of it last.
+    """
+
+    number: int
+    name: str
+    value: Any
+    elsewhere: bool = False
+    direct: bool = False
+    writer: Turn | None = None
+    visit: tuple[Key, int] | None = None
+    state: Any = None
+
+    def now(self, *, in_turn: bool) -> Any:
+        """Return what is seen of it now: of a tensor its version, and where microbatches run in turn its sum."""
+        if isinstance(self.value, torch.Tensor) and not in_turn:
+            return None if self.value.is_inference() else self.value._version  # noqa: SLF001
+        return mutable.state(self.value)
 
 
 def _held(module: nn.Module) -> dict[str, Any]:
@@ -1037,7 +1154,7 @@ def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
         if name not in _PRIVATE and not name.startswith("_smp"):
             yield name, value
     yield from outside.of(module)
-    for kind in _HOOKS:
+    for kind in HOOKS:
         for number, hook in enumerate(list(module.__dict__[kind].values())):
             holder = getattr(hook, "__self__", None)
             if isinstance(holder, nn.Module):

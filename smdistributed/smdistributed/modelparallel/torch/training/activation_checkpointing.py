@@ -1,4 +1,8 @@
-"""Modules whose activations are computed again in the backward pass: ``smp.set_activation_checkpointing``."""
+"""Modules whose activations are computed again in the backward pass: ``smp.set_activation_checkpointing``.
+
+It is not made of torch's ``checkpoint_wrapper``. That one is another module with other names, does not offload inputs
+in tuples, and gives Hugging Face's layers their cache twice. A script may use it itself, with equal results.
+"""
 
 from __future__ import annotations
 

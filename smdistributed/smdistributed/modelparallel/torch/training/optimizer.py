@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError, SMPRuntimeError
+from smdistributed.modelparallel.torch.job.apex import refuse_amp_of_apex
 from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.meeting import meet
@@ -77,6 +78,7 @@ class DistributedOptimizer(_Optimizer):
             return super().__new__(cls)
         if not state.initialized:
             raise SMPConfigError("call smp.init() before smp.DistributedOptimizer")
+        refuse_amp_of_apex("smp.DistributedOptimizer")
         if any(known is optimizer for known in wrapped.optimizers):
             return cast("DistributedOptimizer", optimizer)
         if isinstance(optimizer, torch.optim.Optimizer):

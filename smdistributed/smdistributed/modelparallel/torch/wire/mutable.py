@@ -53,11 +53,16 @@ _LEAVES = (torch.Tensor, torch.Generator, types.FunctionType, random.Random, ite
 _SUMMED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
 _SMALL = 1 << 16
 _STDLIB = sysconfig.get_path("stdlib")
+_DATA_DEPTH = 8
+"""Levels of containers in an attribute of an object of an installed class."""
 _VALUES = (bool, int, float, complex, str, bytes, type(None), list, dict, set, tuple)
 LARGE = 4096
-"""Of containers with more items than this, what is in the items is not looked at."""
+"""Containers with more items than this are not compared whenever a microbatch ends or waits."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 """Values that do not change, and are cheap to send."""
+
+
+_NOTHING_INSIDE = {*PLAIN, torch.Tensor}
 
 
 class StandIn:
@@ -85,8 +90,35 @@ ELSEWHERE = Held()
 """An object that is on another rank."""
 
 
+class Enclosed:
+    """One variable of an outer function, as a namespace."""
+
+    def __init__(self, name: str, cell: types.CellType) -> None:
+        self.name, self.cell = name, cell
+
+    def get(self, _: str, default: Any) -> Any:
+        """Return its value, or another one if it has none."""
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return default
+
+    def pop(self, _: str) -> None:
+        """Delete its value."""
+        del self.cell.cell_contents
+
+    def __setitem__(self, _: str, value: Any) -> None:
+        """Give it another value."""
+        self.cell.cell_contents = value
+
+
 class Names:
-    """Variables of a Python module, or attributes of a class, as a container."""
+    """Variables of a Python module or of an outer function, or attributes of a class, as a container.
+
+    Attributes:
+        holder: The variables of a Python module, one of an outer function, or a class.
+        names: The names.
+    """
 
     def __init__(self, holder: Any, names: frozenset[str]) -> None:
         self.holder, self.names = holder, sorted(names)
@@ -94,7 +126,7 @@ class Names:
 
     def get(self) -> dict[str, Any]:
         """Return the values. One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out."""
-        space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
+        space = self.holder if isinstance(self.holder, dict | Enclosed) else vars(self.holder)
         found: dict[str, Any] = {}
         held: dict[int, Held] = {}
         for name in self.names:
@@ -110,7 +142,10 @@ class Names:
     def put(self, value: dict[str, Any]) -> None:
         """Set the values, and delete the names that have none."""
         for name in self.get().keys() - value.keys():
-            self.holder.pop(name) if isinstance(self.holder, dict) else delattr(self.holder, name)
+            if isinstance(self.holder, dict | Enclosed):
+                self.holder.pop(name)
+            else:
+                delattr(self.holder, name)
         for name, each in value.items():
             if isinstance(each, Held):
                 self._held[id(each.value)] = each
@@ -128,7 +163,7 @@ class Names:
         return found if all(isinstance(found[name], Held) for name in stayed) else None
 
     def _set(self, name: str, value: Any) -> None:
-        if isinstance(self.holder, dict):
+        if isinstance(self.holder, dict | Enclosed):
             self.holder[name] = value
         elif isinstance(there := vars(self.holder).get(name), StandIn):
             there.default = value
@@ -151,14 +186,14 @@ class Settings:
     writer with open files: so nothing else of it is looked at, and the object itself does not go to another rank.
     """
 
-    known: ClassVar[dict[int, Settings]] = {}
+    known: ClassVar[dict[int, Settings | Local]] = {}
     """Those of the present step, by the identity of the object."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
 
     @classmethod
-    def of(cls, holder: Any) -> Settings:
+    def of(cls, holder: Any) -> Settings | Local:
         """Return the one of an object: the same one until the step ends."""
         found = cls.known.get(id(holder))
         if found is None:
@@ -187,6 +222,31 @@ class Settings:
             dict.__setitem__(spaces[number], name, each)
 
 
+class Local:
+    """What a ``threading.local`` has on the thread that asks, as a container."""
+
+    def __init__(self, holder: threading.local) -> None:
+        self.holder = holder
+
+    @classmethod
+    def of(cls, holder: threading.local) -> Local | Settings:
+        """Return the one of an object: the same one until the step ends."""
+        found = Settings.known.get(id(holder))
+        if found is None:
+            found = Settings.known[id(holder)] = cls(holder)
+        return found
+
+    def get(self) -> dict[str, Any]:
+        """Return the values of this thread."""
+        return dict(self.holder.__dict__)
+
+    def put(self, value: dict[str, Any]) -> None:
+        """Set the values of this thread, and delete all others."""
+        own = self.holder.__dict__
+        own.clear()
+        own.update(value)
+
+
 def has_settings(value: Any) -> bool:
     """Return whether an object of an installed class has attributes that are the same in all threads."""
     unlike = (*_LEAVES, threading.local, contextlib.AbstractContextManager)
@@ -194,18 +254,43 @@ def has_settings(value: Any) -> bool:
 
 
 def _nested(value: Any) -> list[Any]:
-    """Return what a mapping or a sequence of an installed class has in it, such as the parts of a configuration."""
+    """Return what of an object of an installed class is looked at, too: parts of a configuration, and plain data."""
     if isinstance(value, dict):
         return list(dict.values(value))
-    if not isinstance(value, collections.abc.Mapping | collections.abc.Sequence):
-        return []
+    parts = isinstance(value, collections.abc.Mapping | collections.abc.Sequence)
     inner = (dict, list, collections.abc.Mapping, collections.abc.Sequence)
-    return [each for each in vars(value).values() if isinstance(each, inner)]
+    found = []
+    for each in vars(value).values():
+        if parts and isinstance(each, inner):
+            found.append(each)
+        elif type(each) in BUILTIN:
+            # A writer has lists of files and of other writers. Such a list is left alone, as the writer is.
+            if _is_data(each, 0):
+                found.append(each)
+        elif has_settings(each) and _are_alike(type(each), type(value)):
+            found.append(each)
+    return found
+
+
+def _is_data(value: Any, depth: int) -> bool:
+    """Return whether a container has only plain values, tensors, arrays and other such containers in it."""
+    if isinstance(value, types.SimpleNamespace) or depth > _DATA_DEPTH:
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    for kind in set(map(type, inside)) - set(PLAIN):
+        if kind not in BUILTIN and not issubclass(kind, torch.Tensor) and kind.__name__ != "ndarray":
+            return False
+    return all(_is_data(each, depth + 1) for each in inside if type(each) in BUILTIN)
+
+
+def _are_alike(one: type, other: type) -> bool:
+    """Return whether two classes have a base of their own in common, as the parts of a configuration have."""
+    return any(base in one.__mro__ for base in other.__mro__[:-1] if base not in (dict, list))
 
 
 def content(cell: Any) -> Any:
     """Return what is in a container now: a list or a dictionary."""
-    if isinstance(cell, Names | Settings):
+    if isinstance(cell, Names | Settings | Local):
         return cell.get()
     if isinstance(cell, _SEQUENCES):
         return list(cell)
@@ -220,8 +305,8 @@ def same(one: Any, other: Any) -> bool:
     if len(one) != len(other):
         return False
     if isinstance(one, list):
-        return all(a is b for a, b in zip(one, other, strict=True))
-    return all(a is b for a, b in zip(one.values(), other.values(), strict=True)) and list(one) == list(other)
+        return all(map(operator.is_, one, other))
+    return all(map(operator.is_, one.values(), other.values())) and list(one) == list(other)
 
 
 def before(each: Any) -> Any:
@@ -252,7 +337,7 @@ def value(leaf: Any) -> Any:
 
 def assign(cell: Any, value: Any) -> None:
     """Put another content into a container, or into a leaf that is writable."""
-    if isinstance(cell, Names | Settings):
+    if isinstance(cell, Names | Settings | Local):
         cell.put(value)
     elif isinstance(cell, torch.Generator):
         cell.set_state(value)
@@ -285,8 +370,6 @@ def assign(cell: Any, value: Any) -> None:
 def cells(value: Any, package: str = "") -> Iterator[Any]:
     """Yield the containers in a value, each once. A copy of the value yields its own in the same order.
 
-    What is in a container of more than ``LARGE`` items is not looked through.
-
     Args:
         value: The value.
         package: Of objects of other installed packages, such as a configuration, a log or a writer, only plain
@@ -307,6 +390,9 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
         kind: Any = type(each)
         if kind is Names:
             yield each
+        elif isinstance(each, threading.local):
+            if package:  # one among the arguments of a call is that of the caller's thread
+                yield Local.of(each)
         elif package and kind not in BUILTIN and foreign(kind, package):
             if has_settings(each):
                 yield Settings.of(each)
@@ -317,8 +403,9 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
             yield each
         elif isinstance(each, (*_SEQUENCES, dict)):
             yield each
-            if len(each) <= LARGE:
-                todo.append(iter(list(items(content(each)))))
+            inside = list(items(content(each)))
+            if len(inside) <= LARGE or not set(map(type, inside)) <= _NOTHING_INSIDE:
+                todo.append(iter(inside))
         elif isinstance(getattr(each, "__dict__", None), dict) or _slots(kind):
             yield each
             todo.append(iter(list(_state(each).values())))
@@ -326,11 +413,21 @@ def cells(value: Any, package: str = "") -> Iterator[Any]:
 
 def leaves(value: Any, package: str) -> Iterator[Any]:
     """Yield what is in a value that is no container, and can be written in place."""
-    for item in (value, *(each for cell in cells(value, package) for each in items(content(cell)))):
-        kind: Any = type(item)
-        iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
-        if iterates or isinstance(item, _LEAVES) or kind.__module__.partition(".")[0] == "numpy":
-            yield item
+    if is_leaf(value):
+        yield value
+    for cell in cells(value, package):
+        # Of an object of an installed class only plain attributes are its content.
+        inside = vars(cell.holder).values() if isinstance(cell, Settings) else items(content(cell))
+        for item in inside:
+            if is_leaf(item):
+                yield item
+
+
+def is_leaf(value: Any) -> bool:
+    """Return whether a value is no container, and can be written in place."""
+    kind: Any = type(value)
+    iterates = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+    return iterates or isinstance(value, _LEAVES) or kind.__module__.partition(".")[0] == "numpy"
 
 
 def state(leaf: Any) -> Any:

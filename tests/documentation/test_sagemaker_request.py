@@ -1,0 +1,53 @@
+"""The request of docs/platforms/sagemaker.md is one that AWS's command line sends, and starts the job that it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.session import Session
+from botocore.validate import ParamValidator
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "launcher"))
+
+from launcher_support import environment, plan
+
+from trainworks_launcher.given.environment import Devices
+
+
+@pytest.fixture
+def request_of_the_page(root: Path) -> dict[str, Any]:
+    """Give the JSON block of the page."""
+    page = (root / "docs" / "platforms" / "sagemaker.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    found: dict[str, Any] = json.loads(block)
+    return found
+
+
+def problems_of(request: dict[str, Any]) -> str:
+    """Return what AWS's own model of CreateTrainingJob finds wrong."""
+    model = Session().get_service_model("sagemaker").operation_model("CreateTrainingJob")
+    report: str = ParamValidator().validate(request, model.input_shape).generate_report()
+    return report
+
+
+def test_awss_model_takes_the_request(request_of_the_page: dict[str, Any]) -> None:
+    assert problems_of(request_of_the_page) == ""
+    wrong = {**request_of_the_page, "ResourceConfig": {"InstanceCount": "2"}}
+    assert "InstanceCount" in problems_of(wrong)
+
+
+def test_its_hyperparameters_start_torchrun_on_both_hosts(request_of_the_page: dict[str, Any]) -> None:
+    sent = request_of_the_page["HyperParameters"]
+    sent.pop("sagemaker_submit_directory")  # the archive at S3: the code is taken to be there
+    count = request_of_the_page["ResourceConfig"]["InstanceCount"]
+    hosts = [f"algo-{number}" for number in range(1, count + 1)]
+    devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"))
+    made = plan(environment(sent, hosts=hosts, devices=devices))
+    assert (made.mode, made.host) == ("torch_distributed", "algo-1")
+    assert "--nnodes=2" in made.argv
+    assert made.argv[-3:] == ("train.py", "--epochs", "3")

@@ -1,0 +1,81 @@
+"""The site as a reader meets it: its search answers with pages for users, and its picture fits a dark page."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from reports.browser import Browser, browser
+
+WORDS = ("kubernetes", "slurm", "torchrun", "multi node", "CVE", "ECR", "hang", "checkpoint", "requirements")
+
+NOT_FOR_USERS = ("/adr/", "/tables/", "CHANGELOG", "AGENTS", "CONTRIBUTING", "benchmarks/", "tests/")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Build the site, and serve it on this machine."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ("-q", "-b", "html", "-c", "docs", "-d", str(folder / "doctrees"))
+    command = (sys.executable, "-m", "sphinx", *options, ".", str(folder / "html"))
+    subprocess.run(command, cwd=root, check=True, timeout=600)
+    handler = functools.partial(Quiet, directory=str(folder / "html"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_first_answers_of_the_search_are_pages_for_users(site: str, window: Browser, word: str) -> None:
+    window.open(f"{site}/search.html?q={word.replace(' ', '+')}")
+    window.until("document.querySelectorAll('ul.search li a').length >= 3")
+    script = "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
+    found = [address.removeprefix(site) for address in window.run(script)]
+    assert len(found) == 3
+    assert [page for page in found if any(part in page for part in NOT_FOR_USERS)] == []
+
+
+def test_kubernetes_is_a_title(site: str, window: Browser) -> None:
+    window.open(f"{site}/docs/index.html")
+    titles = window.run("return [...document.querySelectorAll('.sidebar-tree a')].map(it => it.textContent)")
+    for word in ("Kubernetes", "Slurm"):
+        assert [title for title in titles if word in title], titles
+
+
+def test_the_picture_is_dark_on_a_dark_page(site: str, window: Browser) -> None:
+    script = "return getComputedStyle(document.querySelector('rect')).fill"
+    seen = []
+    for scheme in ("light", "dark"):
+        window.colours(scheme)
+        window.open(f"{site}/_images/how-it-works.svg")
+        seen.append(window.run(script))
+    assert seen == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
+
+
+@pytest.mark.parametrize("page", ["README.html", "docs/jobs.html", "docs/platforms/slurm.html"])
+def test_no_page_is_wider_than_a_phone(site: str, window: Browser, page: str) -> None:
+    window.size(390, 844)
+    window.open(f"{site}/{page}")
+    assert window.run("return document.documentElement.scrollWidth") <= 390

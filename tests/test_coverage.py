@@ -1,0 +1,96 @@
+"""What AWS's pages describe is a table, each row of it that works has a test, and none is lost without a word."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+from coverage_table import TABLE, TORCH, collect, page_markdown, problems, read_table
+
+TEXT = TABLE.read_text(encoding="utf-8")
+SMALL = """
+[[page]]
+name = "tips"
+title = "Tips"
+works = 1
+
+[[item]]
+page = "tips"
+number = 1
+item = "two hosts"
+state = "Y"
+where = "[tips](tips.md)"
+tests = ["tests/test_tips.py::test_hosts[one]"]
+
+[[item]]
+page = "tips"
+number = 2
+item = "a device"
+state = "P"
+reason = "no device has run it"
+"""
+IDS = ("tests/test_tips.py::test_hosts[one]", "tests/test_tips.py::test_hosts[two]")
+
+
+def test_the_table_is_sound() -> None:
+    assert problems(read_table(TEXT)) == []
+
+
+def test_each_test_of_the_table_is_there() -> None:
+    table = read_table(TEXT)
+    ids = collect(table.named)
+    assert problems(table, ids) == []
+    assert {each.partition("/")[0] for each in ids} == {"tests", *(["smdistributed"] if TORCH.is_file() else [])}
+
+
+def test_a_sound_table_of_two_rows() -> None:
+    assert problems(read_table(SMALL), IDS) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('tests = ["tests/test_tips.py::test_hosts[one]"]', "", "row 1: state Y without a test"),
+        ("test_hosts[one]", "test_hosts[three]", "row 1: test tests/test_tips.py::test_hosts[three] is gone"),
+        ("test_hosts[one]", "test_gone", "row 1: test tests/test_tips.py::test_gone is gone"),
+        ("test_tips.py::test_hosts[one]", "test_gone.py", "row 1: test tests/test_gone.py is gone"),
+        ("works = 1", "works = 2", "page tips: 1 rows work, and 2 did: mend what fell"),
+        ("works = 1", "works = 0", "page tips: 1 rows work: write `works = 1`"),
+        ('where = "[tips](tips.md)"', 'reason = "none"', "row 1: state Y says `where`"),
+        ('reason = "no device has run it"', "", "row 2: state P says its `reason`"),
+        ('state = "P"', 'state = "maybe"', "row 2: state 'maybe' is not one of"),
+        ("number = 2", "number = 1", "row 1: is there twice"),
+        ('page = "tips"\nnumber = 2', 'page = "tricks"\nnumber = 2', "row 2: page 'tricks' is not known"),
+    ],
+)
+def test_what_is_wrong_is_said(old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    found = problems(read_table(SMALL.replace(old, new)), IDS)
+    assert [each for each in found if each.startswith(said)], found
+
+
+def test_a_suite_whose_python_is_missing_is_not_asked() -> None:
+    other = SMALL.replace("tests/test_tips.py::test_hosts[one]", "smdistributed/tests/test_x.py::test_y")
+    assert problems(read_table(other), IDS) == []
+
+
+def test_a_reader_sees_what_is_there_and_why_not() -> None:
+    assert page_markdown(read_table(SMALL)).splitlines() == [
+        "1 of 2 items are there, each with a test that shows it; 1 are there partly, 0 are not, and 0 is not ours.",
+        "",
+        "## Tips",
+        "",
+        "| described | there | where, or why not |",
+        "|---|---|---|",
+        "| two hosts | yes | [tips](tips.md) |",
+        "| a device | partly | no device has run it |",
+    ]
+
+
+def test_the_tree_has_what_was_asked_for(root: Path) -> None:
+    there = {path.name for path in root.iterdir()}
+    assert there >= {"images", "templates", "launcher", "build.py", "tests", "buildspec.yml"}

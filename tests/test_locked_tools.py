@@ -1,0 +1,74 @@
+"""What `make setup` and CI run is pinned by a hash or a commit, and names no index."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
+COMMIT = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+
+
+def pins_of(text: str) -> Mapping[str, tuple[str, int]]:
+    """Return version and number of hashes of each package of a lock."""
+    pins: dict[str, tuple[str, int]] = {}
+    name = ""
+    for line in text.splitlines():
+        if found := PIN.match(line):
+            name = canonicalize_name(found[1])
+            pins[name] = (found[2], 0)
+        elif line.strip().startswith("--hash=sha256:"):
+            version, hashes = pins[name]
+            pins[name] = (version, hashes + 1)
+    return pins
+
+
+@pytest.fixture(scope="module")
+def lock(root: Path) -> str:
+    return (root / "tools" / "requirements.lock").read_text(encoding="utf-8")
+
+
+def test_every_requirement_of_the_project_is_in_the_lock(root: Path, lock: str) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    pins = pins_of(lock)
+    for text in wanted:
+        requirement = Requirement(text)
+        if requirement.name == project["name"]:
+            continue
+        version, _ = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(Version(version)), f"run `make lock-tools`: {text}"
+
+
+def test_every_pin_has_a_hash_and_no_index_is_named(lock: str) -> None:
+    pins = pins_of(lock)
+    assert len(pins) > 50
+    assert [name for name, (_, hashes) in pins.items() if hashes == 0] == []
+    assert "://" not in lock
+    assert "--index" not in lock
+    assert "--find-links" not in lock
+
+
+def test_uv_is_installed_first_in_the_same_version(root: Path, lock: str) -> None:
+    first = pins_of((root / "tools" / "uv.lock").read_text(encoding="utf-8"))
+    assert first == {"uv": pins_of(lock)["uv"]}
+
+
+def test_actions_are_named_by_their_commit(root: Path) -> None:
+    used = [
+        line.split("uses:")[1].strip()
+        for path in (root / ".github" / "workflows").glob("*.yml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 4
+    assert [each for each in used if not COMMIT.fullmatch(each)] == []
