@@ -80,9 +80,7 @@ PLACES: dict[str, Place] = {
     "dictionary": Place("dict.fromkeys(range(SIZE), 0.0)", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
     "new key": Place("dict.fromkeys(range(SIZE), 0.0)", 'self.held.get("v", 0.0)', 'self.held["v"] = VALUE', "", SIZES),
     "deep": Place(NESTED, DEEP, f"{DEEP} = VALUE"),
-    "many containers": Place(
-        "[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", (*SIZES, 70_000)
-    ),
+    "many containers": Place("[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", SIZES),
     "own object": Place("Own()", "self.held.v", "self.held.v = VALUE", OWN),
     "list of an own object": Place("Own()", "self.held.items[-1]", "self.held.items.append(VALUE)", OWN, SIZES),
     "namespace": Place("argparse.Namespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import argparse\n"),
