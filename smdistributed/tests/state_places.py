@@ -45,30 +45,6 @@ TENSOR = "class Own:\n    def __init__(self):\n        self.t = torch.zeros(()).
 NESTED = '{"a": [{"b": {"c": [{"d": {"e": [{"v": 0.0}]}}]}}]}'
 DEEP = 'self.held["a"][0]["b"]["c"][0]["d"]["e"][0]["v"]'
 
-ENCLOSED = """\
-def make():
-    number, items = 0.0, [0.0] * SIZE
-
-    def get():
-        return number
-
-    def put(value):
-        nonlocal number
-        number = value
-
-    def last():
-        return items[-1]
-
-    def append(value):
-        items.append(value)
-
-    return get, put, last, append
-
-
-GET, PUT, LAST, APPEND = make()
-"""
-"""Variables of an outer function."""
-
 VARIABLE = 'import contextvars\nVARIABLE = contextvars.ContextVar("VARIABLE", default=0.0)\n'
 LOCAL = "import threading\nLOCAL = threading.local()\nLOCAL.v = 0.0\n"
 INSTALLED = "import argparse\n"
@@ -103,8 +79,6 @@ PLACES: dict[str, Place] = {
     "global object": Place("None", "STATE.v", "STATE.v = VALUE", f"{OWN}STATE = Own()\n"),
     "attribute of the remote module": Place("None", "BODY.v", "BODY.v = VALUE"),
     "attribute of the root": Place("None", "ROOT.v", "ROOT.v = VALUE"),
-    "number of an outer function": Place("None", "GET()", "PUT(VALUE)", ENCLOSED),
-    "list of an outer function": Place("None", "LAST()", "APPEND(VALUE)", ENCLOSED, SIZES),
     "context variable": Place("None", "VARIABLE.get()", "VARIABLE.set(VALUE)", VARIABLE),
     "thread-local": Place("None", "LOCAL.v", "LOCAL.v = VALUE", LOCAL),
     "list of an installed object": Place(

@@ -39,8 +39,6 @@ class _Code(NamedTuple):
         attributes: Names of attributes that are written.
         read: Names of attributes that are read.
         draws: Packages with a generator of random numbers that are named.
-        enclosed: Variables of outer functions: words for each, its name, and the cell that has its value.
-        rebound: The cells among them that are written.
     """
 
     variables: dict[int, tuple[dict[str, Any], set[str]]]
@@ -49,12 +47,10 @@ class _Code(NamedTuple):
     attributes: set[str]
     read: set[str]
     draws: set[str]
-    enclosed: dict[int, tuple[str, str, types.CellType]]
-    rebound: set[int]
 
 
 def _nothing() -> _Code:
-    return _Code({}, collections.defaultdict(set), {}, set(), set(), set(), {}, set())
+    return _Code({}, collections.defaultdict(set), {}, set(), set(), set())
 
 
 class Outside:
@@ -111,12 +107,6 @@ class Outside:
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
                 yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
-        for place, (title, name, cell) in code.enclosed.items():
-            value = mutable.Enclosed(name, cell).get(name, None)
-            if not _stays(value) and _is_watched(value, home):
-                yield title, value
-            if place in code.rebound:
-                yield f"{title}, the variable", self._of_cell(name, cell)
         for holder in code.holders.values():
             title = getattr(holder, "__qualname__", holder.__name__)
             if self._attributes:
@@ -130,12 +120,6 @@ class Outside:
     def reads(self, name: str) -> bool:
         """Return whether code of the modules names an attribute."""
         return any(name in code.read for code in self._code.values())
-
-    def _of_cell(self, name: str, cell: types.CellType) -> mutable.Names:
-        made = self._names.get(id(cell))
-        if made is None:
-            made = self._names[id(cell)] = mutable.Names(mutable.Enclosed(name, cell), frozenset({name}))
-        return made
 
     def _of(self, holder: Any, names: set[str] | frozenset[str]) -> mutable.Names:
         made = mutable.Names(holder, frozenset(names))
@@ -197,7 +181,7 @@ def _own(kind: Any) -> _Code:
     if isinstance(forward, types.FunctionType):
         for value in _named(forward, found):
             found.draws.update(_generators(value))
-    return found._replace(stored={}, attributes=set(), enclosed={})
+    return found._replace(stored={}, attributes=set())
 
 
 def _stored(start: Sequence[Any], kind: type) -> set[str]:
@@ -294,13 +278,6 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
     variables = found.variables.setdefault(id(namespace), (namespace, set()))[1]
     yield from mutable.enclosed(function)
     yield getattr(function, "__wrapped__", None)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name, cell in cells.items():
-        if id(cell) not in found.enclosed and name != "__class__":
-            # Two functions of one name have variables of their own.
-            words = f"{name} of the function around {function.__qualname__}"
-            same = sum(title.startswith(words) for title, *_ in found.enclosed.values())
-            found.enclosed[id(cell)] = (f"{words} ({same + 1})" if same else words, name, cell)
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -312,8 +289,6 @@ def _named(function: types.FunctionType, found: _Code) -> Iterator[Any]:
             elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 variables.add(each.argval)
                 found.stored[id(namespace)].add(each.argval)
-            elif each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in cells:
-                found.rebound.add(id(cells[each.argval]))
             elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.read.add(each.argval)
             elif each.opname == "STORE_ATTR" and code.co_name != "__init__":

@@ -90,33 +90,11 @@ ELSEWHERE = Held()
 """An object that is on another rank."""
 
 
-class Enclosed:
-    """One variable of an outer function, as a namespace."""
-
-    def __init__(self, name: str, cell: types.CellType) -> None:
-        self.name, self.cell = name, cell
-
-    def get(self, _: str, default: Any) -> Any:
-        """Return its value, or another one if it has none."""
-        try:
-            return self.cell.cell_contents
-        except ValueError:
-            return default
-
-    def pop(self, _: str) -> None:
-        """Delete its value."""
-        del self.cell.cell_contents
-
-    def __setitem__(self, _: str, value: Any) -> None:
-        """Give it another value."""
-        self.cell.cell_contents = value
-
-
 class Names:
-    """Variables of a Python module or of an outer function, or attributes of a class, as a container.
+    """Variables of a Python module, or attributes of a class, as a container.
 
     Attributes:
-        holder: The variables of a Python module, one of an outer function, or a class.
+        holder: The variables of a Python module, or a class.
         names: The names.
     """
 
@@ -126,7 +104,7 @@ class Names:
 
     def get(self) -> dict[str, Any]:
         """Return the values. One of a kind that cannot go to another rank is ``Held``. Code stays, and is left out."""
-        space = self.holder if isinstance(self.holder, dict | Enclosed) else vars(self.holder)
+        space = self.holder if isinstance(self.holder, dict) else vars(self.holder)
         found: dict[str, Any] = {}
         held: dict[int, Held] = {}
         for name in self.names:
@@ -142,7 +120,7 @@ class Names:
     def put(self, value: dict[str, Any]) -> None:
         """Set the values, and delete the names that have none."""
         for name in self.get().keys() - value.keys():
-            if isinstance(self.holder, dict | Enclosed):
+            if isinstance(self.holder, dict):
                 self.holder.pop(name)
             else:
                 delattr(self.holder, name)
@@ -163,7 +141,7 @@ class Names:
         return found if all(isinstance(found[name], Held) for name in stayed) else None
 
     def _set(self, name: str, value: Any) -> None:
-        if isinstance(self.holder, dict | Enclosed):
+        if isinstance(self.holder, dict):
             self.holder[name] = value
         elif isinstance(there := vars(self.holder).get(name), StandIn):
             there.default = value
