@@ -155,7 +155,7 @@ def pythons_of_jobs(on_path: str) -> tuple[str, ...]:
 
     The first is the one that ``pip install`` put this launcher into. ``ENTRYPOINT
     ["/opt/venv/bin/train"]`` works without a PATH that begins with that environment. A launcher
-    that is no installed distribution (a checkout) says nothing about Python.
+    that runs from a checkout says nothing about Python.
 
     Args:
         on_path: Path of ``python3`` on PATH; ``""`` if there is none.

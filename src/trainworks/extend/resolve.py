@@ -219,7 +219,7 @@ class Session:
         return dict(changes.added)
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
-        """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
+        """Whether no wheel fits what words ask for; False where an index does not answer."""
         log = self.resolver.log
         done = self.resolver.ask("pip", "install", *self.words, *words, environment=installation.environment)
         self.resolver.log = log

@@ -118,7 +118,7 @@ class Client:
             raise self._unreachable(address, error) from error
 
     def post(self, address: str, content: object) -> requests.Response:
-        """Return the answer to a POST request of JSON, whatever its status; raises ``UnreachableError``."""
+        """Return the answer to a POST request of JSON, with any status; raises ``UnreachableError``."""
         try:
             return self._open(address, {}, urlsplit(address).netloc, method="POST", content=content)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
