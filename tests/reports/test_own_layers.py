@@ -157,6 +157,7 @@ def saved(*layers: bytes) -> bytes:
             Archive(content=saved(BASE), words='file integrity checksum failed for "etc/two"'),
             'file integrity checksum failed for "etc/two"',
         ),
+        (Archive(content=b"", words="write /tmp/x: no space left on device"), "write /tmp/x: no space left on device"),
     ],
 )
 def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expected: str) -> None:

@@ -488,7 +488,7 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
     if check.architecture:
         said.append(("architecture", image.architecture, check.architecture))
     for key, value in sorted(image.configuration.items()):
-        # Nothing else is rendered: whatever a configuration says besides was put there.
+        # Nothing else is rendered: another key of a configuration was put there later.
         if key not in RENDERED:
             said.append((INSTRUCTIONS.get(key, key), value, None))
     problems = [f"{name} is {found!r}, and should be {wanted!r}" for name, found, wanted in said if found != wanted]

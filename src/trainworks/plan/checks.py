@@ -211,7 +211,7 @@ class DeliveredFilesCheck(_Promise):
             of ``digests`` has no other.
         links: Links that no package lists: path, and what each leads to (``""`` is anything).
         privileged: Packages and paths of files that have rights of their own, where the package is installed.
-        shared: Folders in which every user makes files, and changes nobody else's.
+        shared: Folders in which every user makes files, and changes no file of another user.
         rights: Who may read or change some paths: rows of ``images/rights.toml``.
     """
 
@@ -306,7 +306,7 @@ class LabelCheck(_Promise):
 class ConfigurationCheck(_Promise):
     """The image's configuration is the one that was rendered, and nothing was added.
 
-    Everything that is not named here is the engine's default: user, signal, volumes, whatever else a configuration has.
+    All other keys of a configuration have the engine's default, such as user, signal and volumes.
 
     Attributes:
         environment: Names and values of its variables, sorted.

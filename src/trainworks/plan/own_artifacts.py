@@ -87,7 +87,14 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
         )
     old = wheels[own.name]
     new = replace(
-        old, version=parts["version"], url=own.url, sha256=own.sha256, size=0, source=SOURCE, provides={}, together={}
+        old,
+        version=parts["version"],
+        url=own.url,
+        sha256=own.sha256,
+        size=0,
+        source=SOURCE,
+        provides={},
+        together={},
     )
     changed = replace(row, versions={**row.versions, own.name: new.version})
     others = tuple(each for each in facts.artifacts if (each.name, each.version) != (new.name, new.version))

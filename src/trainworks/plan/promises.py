@@ -63,7 +63,7 @@ FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock", *RESULTS)  # noqa: S108  (na
 """Where every user of a Linux system may write, and of an image; with the sticky bit: files stay their owner's."""
 
 SHARED_FOLDERS = ("/tmp", "/var/tmp", *RESULTS)  # noqa: S108  (names of folders in an image)
-"""Folders in which every user makes files, and changes nobody else's."""
+"""Folders in which every user makes files, and changes no file of another user."""
 
 FOR_SOME_USERS = (
     *(

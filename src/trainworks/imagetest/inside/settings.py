@@ -17,7 +17,7 @@ from trainworks.imagetest.inside.packages import lines_of, text_of
 
 
 def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield what lets somebody in: a password, a second root, a member of a group with rights; and what is missing.
+    """Yield what gives access: a password, a second root, a member of a group with rights; and what is missing.
 
     Args:
         groups: The groups that have rights of their own, besides root's.
@@ -169,7 +169,10 @@ print("\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 
 
 def rights_problems(
-    root: str, rights: list[dict[str, Any]], closed: re.Pattern[str], files: list[tuple[str, os.stat_result]]
+    root: str,
+    rights: list[dict[str, Any]],
+    closed: re.Pattern[str],
+    files: list[tuple[str, os.stat_result]],
 ) -> Iterator[tuple[str, str]]:
     """Yield the files and folders that another user or group than root may change, or read where it should not.
 
@@ -179,7 +182,12 @@ def rights_problems(
         files: All paths with their status.
     """
     rows = [(pattern_of(row["paths"]), int(row["mode"], 8), row["group"]) for row in rights]
-    numbers = {each.split(":")[0]: each.split(":")[2] for each in lines_of(root + "/etc/group") if each.count(":") > 2}
+    numbers = {}
+    for line in lines_of(root + "/etc/group"):
+        # group(5): NAME:PASSWORD:NUMBER:MEMBERS
+        fields = line.split(":")
+        if len(fields) > 3:
+            numbers[fields[0]] = fields[2]
     for path, status in files:
         mode, group = stat.S_IMODE(status.st_mode), status.st_gid
         if status.st_uid != 0 and not closed.fullmatch(path):
