@@ -36,7 +36,7 @@ from trainworks_launcher.supervise.hang import naming, stacks, watch
 from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
-from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, busy, sign_of_life
+from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.supervise.loop import Loop
 
@@ -146,15 +146,6 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(frames: Sequence[st
     assert (waiting.kind, waiting.what, waiting.place) == ("collective", what, "train.py:7")
     others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
     assert [row.rank for row in name_the_odd([waiting, *others], (), 60).odd] == [1, 2, 3]
-
-
-def test_who_takes_cpu_time_outside_of_a_collective_may_compute() -> None:
-    waits, works = natively("PMPI_Allreduce", "__pyx_pw_allreduce"), natively("encode")
-    assert [naming.may_compute(LOCK, natives) for natives in (works, (), waits)] == [True, True, False]
-    assert [naming.may_compute(threads, ()) for threads in (LOADER, (), ALL_REDUCE)] == [True, True, False]
-    before = {pid: Process("1", python=True, cpu=5.0) for pid in (7, 8)}
-    after = {7: before[7]._replace(cpu=7.4), 8: before[8]._replace(cpu=7.6), 9: Process("2", cpu=9.0)}
-    assert busy(Look(1.0, processes=before), Look(11.0, processes=after)) == {8}
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:

@@ -23,7 +23,6 @@ from trainworks_launcher.supervise import loop as loops
 from trainworks_launcher.supervise.hang import watch as watching
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, row_of
-from trainworks_launcher.supervise.hang.pace import MULTIPLE, SHORTEST
 from trainworks_launcher.supervise.hang.progress import BYTES_PER_SECOND, Look, Process
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
@@ -140,8 +139,6 @@ JOBS: Sequence[Job] = (
     long_calls,
 )
 assert len(JOBS) == 9
-UNSTEADY = (buffered, a_line_an_epoch)
-"""Jobs for which nothing but the limit counts."""
 
 
 class World(loops.Loop):
@@ -277,17 +274,14 @@ def test_a_day_of_jobs_that_work_has_no_alarm(live: Callable[[World], None], job
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_that_stops_is_seen_after_four_of_its_longest_pauses(
-    live: Callable[[World], None], job: Job, seed: int
-) -> None:
+def test_a_job_that_stops_is_seen_after_the_limit(live: Callable[[World], None], job: Job, seed: int) -> None:
     """The looks of the second host take half as long again where one of them saw it work just before the stop."""
     stops = random.Random(seed).uniform(HOUR / 2, HOUR)
     world = World(job, seed, 2 * EACH, stops)
     live(world)
     world.run_until(stops + 2 * LIMIT)
-    longest = max(second - first for first, second in itertools.pairwise([*world.prints, world.stops]))
-    limit = LIMIT if job in UNSTEADY else min(LIMIT, max(SHORTEST, MULTIPLE * longest))
-    assert world.said, f"longest pause {longest:.1f} s"
+    assert world.said, "no alarm"
     when, line = world.said[0]
-    assert 0 < when - world.stops <= limit * 1.6, f"longest pause {longest:.1f} s: {line}"
+    assert when - world.prints[-1] >= LIMIT, line
+    assert 0 < when - world.stops <= LIMIT * 1.6, line
     assert re.match(r"no rank has made progress for \d+ s: .*\(train\.py:7\)", line)
