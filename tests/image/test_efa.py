@@ -355,11 +355,16 @@ def test_a_receiver_that_is_not_ready_is_sent_to_again(hosts: Hosts) -> None:
     has_moved([finish(container) for container in hosts.move(P3DN, {"EFA_MOCK_RNR": "50"})])
 
 
+ABORTED = 128 + 6
+"""How a shell reports SIGABRT."""
+
+
 def test_a_lost_device_is_told(hosts: Hosts) -> None:
     """On its own host. The other one may wait for what will never come."""
     status, said = finish(hosts.move(P3DN, {"EFA_MOCK_LOSE": "300"})[0])
-    assert status == 1
-    assert "prov_errno: 1, strerror: Flushed during queue pair destroy" in said, said
+    # libfabric aborts by itself where a message of its own, and none of the plugin's, was flushed first.
+    assert status in (1, ABORTED), said
+    assert "Flushed during queue pair destroy" in said, said
 
 
 def test_a_host_that_cannot_be_reached_is_told(hosts: Hosts) -> None:
