@@ -5,7 +5,7 @@
 import fails. ``tools`` installs a compiler. It has only the standard library, and syntax of Python 3.8.
 """
 
-# ruff: noqa: E402, PTH109, PTH118
+# ruff: noqa: E402, PTH109
 # The oldest interpreter decides.
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -217,14 +218,29 @@ def settle(started: float) -> None:
     """Leave nothing of uv's own, and give all that has changed one time: same files, same layer."""
     Path(sys.prefix, ".lock").unlink(missing_ok=True)
     moment = int(os.environ["SOURCE_DATE_EPOCH"])
-    for parent, folders, names in os.walk("/"):
-        folders[:] = [name for name in folders if os.path.join(parent, name) not in _ELSEWHERE]
-        for path in (parent, *(os.path.join(parent, name) for name in names)):
+    started -= 0.1  # the kernel's clock for files is some milliseconds late
+    pending = ["/"]
+    while pending:
+        folder = pending.pop()
+        try:
+            below = list(os.scandir(folder))
+            _give_time(folder, os.lstat(folder), started, moment)
+        except OSError:  # a mount of the engine's
+            continue
+        for entry in below:
             try:
-                if os.lstat(path).st_ctime >= started - 0.1:  # the kernel's clock for files is some milliseconds late
-                    os.utime(path, (moment, moment), follow_symlinks=False)
-            except OSError:  # a mount of the engine's
+                status = entry.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    _give_time(entry.path, status, started, moment)
+                elif entry.path not in _ELSEWHERE:
+                    pending.append(entry.path)
+            except OSError:
                 continue
+
+
+def _give_time(path: str, status: os.stat_result, started: float, moment: int) -> None:
+    if status.st_ctime >= started:
+        os.utime(path, (moment, moment), follow_symlinks=False)
 
 
 if __name__ == "__main__":
