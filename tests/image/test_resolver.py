@@ -28,7 +28,12 @@ BASE = ExtendedBase(
     glibc="2.31",
     machine="aarch64",
     environment={},
-    distributions=(BaseDistribution(name="Kept_One", version="1.0+build"), BaseDistribution(name="../x", version="1")),
+    distributions=(
+        BaseDistribution(name="Kept_One", version="1.0+build"),
+        BaseDistribution(name="free", version="1.0"),
+        BaseDistribution(name="../x", version="1"),
+    ),
+    kept={"kept-one": "1.0+build"},
     metadata={"Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"},
 )
 
@@ -62,7 +67,7 @@ def described(resolver: Resolver) -> Environment:
 
 def test_what_a_base_has_is_data(resolver: Resolver) -> None:
     """A name that would lead out of the folder is left out."""
-    (found,) = described(resolver)
+    found, _ = described(resolver)
     assert (found.metadata["Name"], found.version) == ("Kept_One", "1.0+build")
     assert found.requires == ["other>=1; python_version < '3.10'"]
 
@@ -115,10 +120,12 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
 
 def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver: Resolver, index: Index) -> None:
     """One resolution says all of it: an index has newer releases, and one that is not in any index is kept."""
-    index.files |= dict([wheel_of("kept_one", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "other>=1")])
-    index.files |= dict(
-        [wheel_of("other", "1.5", ""), wheel_of("other", "1.0", ""), wheel_of("third", "1", "", "other>1")]
-    )
+    index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
+    index.files |= dict([wheel_of("free", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "free", "other>=1")])
+    index.files |= dict([wheel_of("other", "1.5", ""), wheel_of("other", "1.0", "")])
+    index.files |= dict([wheel_of("third", "1", "", "other>1")])
+    # Such an index has to send a file to say its hash.
+    index.says_hashes = False
 
     def locked(*words: str, **before: str) -> dict[str, str]:
         lock = resolver.lock(there, words, environment(index), before)
@@ -131,14 +138,17 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver:
     assert locked("mine", other="1.0") == {"mine": "1.0", "other": "1.0"}
     assert locked("mine") == {}
     assert locked("third") == {"third": "1", "other": "1.5"}
-    assert locked("kept-one", "--no-binary=:all:") == {}
-    assert locked("kept-one>1.0", "mine") == {"kept-one": "2.0"}
-    assert sorted(each.version for each in there) == ["1", "1.0", "1.5", "2.0"]
+    assert locked("kept-one", "free", "--no-binary=:all:") == {}
+    assert locked("free>1.0", "mine") == {"free": "2.0"}
+    assert sorted(each.version for each in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
+    assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
+    assert "kept-one" in resolver.log
+    assert [path for path in index.asked if "kept" in path] == []
     assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
     nothing = Environment(resolver.folder / "nothing")
     alone = resolver.lock(nothing, ("mine",), environment(index))
     assert alone is not None, resolver.log
-    assert [row["name"] for row in alone.rows] == ["kept-one", "mine", "other"]
+    assert [row["name"] for row in alone.rows] == ["free", "kept-one", "mine", "other"]
     assert resolver.lock(there, ("absent",), environment(index)) is None
     assert "absent" in resolver.log
 

@@ -28,6 +28,9 @@ _LARGEST_METADATA = 64_000_000
 """Bytes of a file of metadata: the list of files of a large distribution is the longest."""
 
 
+_BUILD = 99999
+"""The number of a build, of which the highest fits best."""
+
 _WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
@@ -53,11 +56,13 @@ class Environment:
         """Yield what is in it."""
         return iter(list(self._there.values()))
 
-    def releases(self, folder: Path, *, without: Collection[str] = (), archives: bool = False) -> Path:
+    def releases(self, folder: Path, tag: str, *, without: Collection[str] = (), archives: bool = False) -> Path:
         """Return a folder with a release of each that is in it: it has metadata, and nothing else.
 
         Args:
             folder: A new one.
+            tag: The tag of wheels that fits best. uv hashes the file that it would install: this one, and not that of
+                an index, which it would have to download.
             without: Names of those that are left out, as indexes write them.
             archives: Whether they are source archives, where wheels are not looked at.
         """
@@ -65,8 +70,11 @@ class Environment:
         for name, each in self._there.items():
             if name not in without:
                 stem = f"{name.replace('-', '_')}-{each.version}"
-                write = _write_archive if archives else _write_wheel
-                write(folder, stem, each.read_text("METADATA") or "")
+                said = each.read_text("METADATA") or ""
+                if archives:
+                    _write_archive(folder, stem, said)
+                else:
+                    _write_wheel(folder / f"{stem}-{_BUILD}-{tag}.whl", stem, said)
         return folder
 
     def describe(self, base: ExtendedBase) -> None:
@@ -120,8 +128,8 @@ class Environment:
         self._there[canonicalize_name(name)] = _Distribution(folder)
 
 
-def _write_wheel(folder: Path, stem: str, said: str) -> None:
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+def _write_wheel(file: Path, stem: str, said: str) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in {"METADATA": said.encode(), "WHEEL": _WHEEL, "RECORD": b""}.items():
             archive.writestr(f"{stem}.dist-info/{name}", content)
 

@@ -145,6 +145,9 @@ class Resolver:
         version = base.full_version or f"{base.version}.0"
         self.words: tuple[str, ...] = ("--python", str(trap / "bin" / "python"), "--python-version", version)
         self.words += ("--python-platform", _platform(base))
+        python = f"cp{base.version.replace('.', '')}"
+        machine, _, level = _platform(base).partition("-")
+        self._best_tag = f"{python}-{python}-{level}_{machine}"
         self.tags = [str(tag) for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)]
 
     def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -202,14 +205,19 @@ class Resolver:
         rather = list(starmap(_row, {**there, **before}.items())) or ["packages = []"]
         file = Path(self.file("pylock.toml", [_HEAD, *rather]))
         archives = any(word.startswith("--no-binary") for word in words)
-        releases = environment.releases(file.with_name("releases"), without=again, archives=archives)
+        releases = environment.releases(file.with_name("releases"), self._best_tag, without=again, archives=archives)
+        # No index is asked for what is kept: the version is certain, and an index without hashes would have to send it.
+        files = {canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())}
+        kept = [f"{name} @ {path.as_uri()}" for name, path in files.items() if name in self._base.kept]
         form = ("--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet")
-        own = ("--no-build-isolation", "--find-links", str(releases), *self._sources_of(words))
+        limits = ("-c", self.file("kept.txt", kept)) if kept else ()
+        own = ("--no-build-isolation", "--find-links", str(releases), *limits, *self._sources_of(words))
         done = self.ask("pip", "compile", *self.words, *form, *own, environment=given)
         if done.returncode != 0:
             return None
         rows = tomllib.loads(file.read_text(encoding="utf-8")).get("packages", ())
-        rows = [row for row in rows if row["name"] in again or _is_new(row, there)]
+        of_base = {each for each in self._base.kept if each in files}
+        rows = [row for row in rows if row["name"] in again or (row["name"] not in of_base and _is_new(row, there))]
         lines = _lines_of(words)
         hashes = _hashes_in(lines)
         bare = [row["name"] for row in rows if row["name"] not in hashes]
