@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import uuid
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from image.support import BuiltByCommand
+from image.support import ROOT, BuiltByCommand
 from trainworks.engine.protocol import BuildRequest, Secret
 from trainworks.host.settings import HostSettings, read_host_settings
 
@@ -116,16 +117,19 @@ DOCKERFILES = {
     "V-JEPA 2": Public(VJEPA, "libnccl-dev"),
     "BEND": Public(BEND),
 }
-OF_NVIDIA = {"libnccl-dev"}
+NOT_THERE = {"libnccl-dev", "nvtop"}
 """docs/extend.md says what to do instead."""
 
 TRY = """
 import concurrent.futures, json, subprocess, sys
 rows = json.load(open("/asked.json"))
 def tried(name, tool):
-    words = {"uv": ("uv", "pip", "install", "--dry-run", "--output-format", "json", "--no-build"),
-             "pip": ("pip", "install", "--dry-run", "--quiet", "--only-binary=:all:", "--report", "-")}[tool]
-    done = subprocess.run((*words, *rows[name].split()), capture_output=True, text=True)
+    words = {"uv": ("uv", "pip", "install", "--dry-run", "--output-format", "json"),
+             "pip": ("pip", "install", "--dry-run", "--quiet", "--report", "-")}[tool]
+    try:
+        done = subprocess.run((*words, *rows[name].split()), capture_output=True, text=True, timeout=600)
+    except subprocess.TimeoutExpired:
+        return [name, tool, 124, {}, "a build of theirs does not end"]
     changes = {}
     if done.returncode == 0 and tool == "uv":
         changes = {each["name"]: each.get("version", "") for each in json.loads(done.stdout)["changes"]}
@@ -191,25 +195,28 @@ def test_no_public_dockerfile_replaces_torch_in_silence(docker_image: BuiltByCom
     fits = {name for name, _, status, changes, _ in found if status == 0}
     assert [row[:2] for row in found if "torch" in row[3]] == []
     for name, tool, status, _, said in found:
-        if DOCKERFILES[name].wants:
+        if DOCKERFILES[name].wants and status != 124:
             assert status != 0, (name, tool)
             assert "torch" in said, (name, tool, said)
-    # What fails otherwise fails for a release of theirs that is not there for this Python.
-    assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "BERT", "DeepSpeed", "ColossalAI"} <= fits
-    assert len(fits) >= 14, sorted(set(DOCKERFILES) - fits)
+    # What fails otherwise fails for a release of theirs that is not there for this Python, or that nvcc compiles.
+    others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
+    assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "LLaMA-Factory"} <= fits, others
+    assert len(fits) >= 14, others
 
 
 def test_their_debian_packages_are_there_or_the_page_says_what_instead(
     docker_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     (tmp_path / "asked.json").write_text("{}")
-    names = sorted({name for each in DOCKERFILES.values() for name in each.apt.split()})
-    command = 'apt-get update >&2 && for each in "$@"; do apt-get install -s -y $each > /dev/null || echo $each; done'
-    done = inside(docker_image, tmp_path, read_host_settings(os.environ), "sh", "-c", command, "sh", *names)
+    names = {name for each in DOCKERFILES.values() for name in each.apt.split()}
+    command = 'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null; shift 2; apt-get install -s -y "$@" >&2'
+    there = sorted(names - NOT_THERE)
+    assert len(NOT_THERE) == 2
+    done = inside(docker_image, tmp_path, read_host_settings(os.environ), "sh", "-c", command, "sh", *NOT_THERE, *there)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert set(done.stdout.split()) == OF_NVIDIA, done.stderr[-3000:]
-    page = (Path(__file__).resolve().parents[2] / "docs/extend.md").read_text()
-    assert [name for name in OF_NVIDIA if f"apt-get install {name}" not in page] == []
+    assert set(re.findall(r"Unable to locate package (\S+)", done.stderr)) == NOT_THERE
+    page = (ROOT / "docs/extend.md").read_text()
+    assert [name for name in NOT_THERE if f"apt-get install {name}" not in page] == []
 
 
 BUILD = """\
