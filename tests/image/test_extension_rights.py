@@ -261,11 +261,9 @@ def test_a_build_backend_that_lies_is_an_error(
     assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
 
 
-def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
-    docker_image: BuiltByCommand, folder: Folder
-) -> None:
+def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: BuiltByCommand, folder: Folder) -> None:
     """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
-    engine, private, folder.in_settings = docker_image.engine, folder.index, False
+    engine, private, folder.in_settings = image.engine, folder.index, False
     texts = {
         "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
         "by_login": f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl",
@@ -308,7 +306,7 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
         names = ("by_netrc", "by_login", "only_private", "twice", "of_page", "of_folder", "by_path", "of_git")
         try:
             for said in ("resolved and hashed", "locked already"):
-                done = folder.extend(engine, docker_image.reference, "--no-cache")
+                done = folder.extend(engine, image.reference, "--no-cache")
                 assert done.returncode == 0, done.stderr
                 assert said in done.stderr
                 found, lock = said_by(engine, folder.tag, *names), folder.lock
@@ -327,7 +325,7 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
                 engine.remove(folder.tag)
             # Another file in the place of a locked one.
             private.files["only_private-1.0-py3-none-any.whl"] = wheel_of("only_private", "1.0", "FOUND = 0\n")[1]
-            spoiled = folder.extend(engine, docker_image.reference, "--no-cache")
+            spoiled = folder.extend(engine, image.reference, "--no-cache")
             assert spoiled.returncode == 11
             assert re.search("Hash mismatch for only_private", spoiled.stderr)
         finally:
