@@ -21,7 +21,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata, util
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -43,6 +43,9 @@ PINS = "install.txt"
 """Among the wheels: each with its version and hash."""
 
 _IMPORT_SECONDS = 300
+_SHARES = 2
+"""Processes that import at the same time, to compile."""
+
 _ELSEWHERE = {"/dev", "/proc", "/run", "/sys"}
 
 _HOOK = """
@@ -187,12 +190,20 @@ def import_error(modules: Sequence[str]) -> str:
     return str((said or [f"import ended with status {done.returncode}"])[-1])
 
 
-def compile_imports(names: Iterable[str]) -> None:
+def compile_imports(names: Collection[str]) -> None:
     """Compile what an import of distributions loads."""
     with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
         own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
-        words, quiet = (sys.executable, __file__, "import", *sorted(names)), subprocess.DEVNULL
-        subprocess.run(words, env=own, cwd=home, stdout=quiet, stderr=quiet, check=False)
+        words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
+        # Not as many as there are processors: which modules are loaded may depend on what was loaded before.
+        shares = [sorted(names)[number::_SHARES] for number in range(_SHARES)]
+        started = [
+            subprocess.Popen((*words, *share), env=own, cwd=home, stdout=quiet, stderr=quiet)
+            for share in shares
+            if share
+        ]
+        for process in started:
+            process.wait()
 
 
 def import_and_compile(names: Sequence[str]) -> NoReturn:
