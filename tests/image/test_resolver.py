@@ -145,6 +145,9 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver:
     assert "kept-one" in resolver.log
     assert [path for path in index.asked if "kept" in path] == []
     assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
+    # As the build of a companion that another index has.
+    index.files |= dict([wheel_of("free", "2.0+build", "")])
+    assert locked("free", "--reinstall-package=free", "--refresh") == {"free": "2.0+build"}
     nothing = Environment(resolver.folder / "nothing")
     alone = resolver.lock(nothing, ("mine",), environment(index))
     assert alone is not None, resolver.log

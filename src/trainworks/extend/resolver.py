@@ -202,7 +202,8 @@ class Resolver:
         """
         there: dict[str, str] = {canonicalize_name(row.metadata["Name"]): row.version for row in environment}
         again = [word.partition("=")[2] for word in words if word.startswith(_FOR_FILES[0])]
-        rather = list(starmap(_row, {**there, **before}.items())) or ["packages = []"]
+        preferred = {name: version for name, version in {**there, **before}.items() if name not in again}
+        rather = list(starmap(_row, preferred.items())) or ["packages = []"]
         file = Path(self.file("pylock.toml", [_HEAD, *rather]))
         archives = any(word.startswith("--no-binary") for word in words)
         releases = environment.releases(file.with_name("releases"), self._best_tag, without=again, archives=archives)
