@@ -89,6 +89,14 @@ def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
     assert found == []
 
 
+def test_nothing_stands_on_modules_that_pip_keeps_to_itself(root: Path) -> None:
+    """pip says of ``pip._internal`` that it changes without notice. Its commands do not."""
+    folders = (root / "src", root / "templates", root / "launcher" / "trainworks_launcher")
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert len(files) > 100
+    assert [str(path) for path in files if b"pip._internal" in path.read_bytes()] == []
+
+
 def test_one_file_for_each_engine(root: Path) -> None:
     modules = {place.partition(":")[0].rpartition(".")[2] for place in ENGINES.values()}
     assert modules == set(ENGINES)

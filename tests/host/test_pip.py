@@ -40,6 +40,7 @@ def read(tmp_path: Path, text: str = "", **variables: str) -> PipSettings:
     [
         ({}, "index-url = x\n", "pip cannot read its settings"),
         ({"PIP_TIMEOUT": "soon"}, "", "invalid floating-point value"),
+        ({}, "[install]\ntimeout = soon\n", "timeout is 'soon', and not a number"),
     ],
 )
 def test_what_pip_refuses_is_refused(variables: dict[str, str], text: str, said: str, tmp_path: Path) -> None:
@@ -69,6 +70,14 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
         timeout_seconds=30,
     )
     assert read_pip_settings({**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}) == PipSettings()
+
+
+def test_the_default_index_is_pips_own() -> None:
+    """pip's help names it, too: two programs of other makers say the same."""
+    words = (sys.executable, "-I", "-m", "pip", "install", "--help")
+    done = subprocess.run(words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True)
+    assert default_index().startswith("https://")
+    assert f"(default {default_index()})" in " ".join(done.stdout.split())
 
 
 MANY = PipSettings(
@@ -144,6 +153,8 @@ def test_a_pip_inside_the_build_is_told_the_same(tmp_path: Path) -> None:
     }
     assert read(tmp_path, pip_configuration(MANY)).timeout_seconds == 2.5
     assert read(tmp_path, pip_configuration(PipSettings(no_index=True))).no_index
+    for settings in (PipSettings(), PipSettings(index_url="file:///srv/index")):
+        assert pip_configuration(settings) == f"[global]\nindex-url = {default_index()}\n"
 
 
 # Files that lie on this machine.

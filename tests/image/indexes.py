@@ -47,7 +47,10 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
 
 
 class Index(ThreadingHTTPServer):
-    """A package index on loopback; with a password, for those who have it. ``asked`` has the paths of all requests."""
+    """A package index on loopback; with a password, for those who have it. ``asked`` has the paths of all requests.
+
+    ``says_hashes``: whether its pages say them. Folders of files, and small servers, do not.
+    """
 
     daemon_threads = True
 
@@ -55,6 +58,7 @@ class Index(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files, self.password = dict(files), password
         self.asked: list[str] = []
+        self.says_hashes = True
 
     @property
     def host(self) -> str:
@@ -68,7 +72,8 @@ class Index(ThreadingHTTPServer):
         links = []
         for name in names:
             digest = hashlib.sha256(self.files[name]).hexdigest()
-            links.append(f'<a href="/file/{name}#sha256={digest}">{name}</a>')
+            fragment = f"#sha256={digest}" if self.says_hashes else ""
+            links.append(f'<a href="/file/{name}{fragment}">{name}</a>')
         return "<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from image.indexes import USER, Index, sdist_of, serving, wheel_of
-from image.support import ROOT, BuiltByCommand
+from image.support import ROOT, BuiltByCommand, copied_checkout
 from trainworks.engine.protocol import BuildRequest, Engine
 
 pytestmark = pytest.mark.engine
@@ -116,6 +116,15 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         yield Folder(tmp_path, index)
 
 
+def committed(repository: Path) -> str:
+    """Commit what is in a folder, and return the commit."""
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "state")):
+        subprocess.run(("git", *words), cwd=repository, check=True)
+    asked = ("git", "rev-parse", "HEAD")
+    return subprocess.run(asked, cwd=repository, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
     """Return what modules of an image say of themselves."""
     program = "import json, importlib as i; print(json.dumps({n: vars(i.import_module(n))['FOUND'] for n in %r}))"
@@ -128,9 +137,7 @@ def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder:
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
     folder.write("pkg/setup.py", SETUP.format(look=look, name="of_folder"))
     folder.write("lib/setup.py", SETUP.format(look=look, name="of_git"))
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
-    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "state")):
-        subprocess.run(("git", *words), cwd=folder.path / "lib", check=True)
+    committed(folder.path / "lib")
     name, content = sdist_of("of_archive", "1.0", SETUP.format(look=look, name="of_archive"))
     folder.index.files[name] = content
     lines = [
@@ -254,11 +261,9 @@ def test_a_build_backend_that_lies_is_an_error(
     assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
 
 
-def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
-    docker_image: BuiltByCommand, folder: Folder
-) -> None:
+def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: BuiltByCommand, folder: Folder) -> None:
     """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
-    engine, private, folder.in_settings = docker_image.engine, folder.index, False
+    engine, private, folder.in_settings = image.engine, folder.index, False
     texts = {
         "by_netrc": f"http://{private.host}/file/by_netrc-1.0-py3-none-any.whl",
         "by_login": f"http://${{NAME}}:${{TOKEN}}@{private.host}/file/by_login-1.0-py3-none-any.whl",
@@ -278,26 +283,38 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
         folder.write("pkg/of_folder.py", "FOUND = 'folder'\n")
         file, content = wheel_of("by_path", "1.0", "FOUND = 'path'\n")
         (folder.path / file).write_bytes(content)
+        folder.write("lib/setup.py", "from setuptools import setup\nsetup(name='of_git', py_modules=['of_git'])\n")
+        repository = folder.write("lib/of_git.py", "FOUND = 'git'\n").parent
+        commit = committed(repository)
+        folder.write("lib/of_git.py", "FOUND = 'later'\n")
+        committed(repository)
         lines = [
             f"--extra-index-url {private.simple}",
             f"--extra-index-url {public.simple}",
             f"--find-links http://{page.host}/links/",
-            *("only_private", "twice==1.0", "of_page", "./pkg", f"./{file}"),
+            *(
+                "only_private",
+                "twice==1.0",
+                "of_page",
+                "./pkg",
+                f"./{file}",
+                f"of_git @ git+{repository.as_uri()}@{commit}",
+            ),
             *(f"{name} @ {address}" for name, address in texts.items()),
         ]
         folder.write("r.txt", "".join(f"{line}\n" for line in lines))
-        names = ("by_netrc", "by_login", "only_private", "twice", "of_page", "of_folder", "by_path")
+        names = ("by_netrc", "by_login", "only_private", "twice", "of_page", "of_folder", "by_path", "of_git")
         try:
             for said in ("resolved and hashed", "locked already"):
-                done = folder.extend(engine, docker_image.reference, "--no-cache")
+                done = folder.extend(engine, image.reference, "--no-cache")
                 assert done.returncode == 0, done.stderr
                 assert said in done.stderr
-                found = said_by(engine, folder.tag, *names)
+                found, lock = said_by(engine, folder.tag, *names), folder.lock
                 assert (found["of_folder"], found["by_path"], found["of_page"]) == ("folder", "path", page.host)
+                assert (found["of_git"], commit in lock) == ("git", True)
                 assert {found[each] for each in ("by_netrc", "by_login", "only_private")} == {private.host}
                 winner = {index.host: index for index in (private, public)}[str(found["twice"])]
                 contents["twice"] = winner.files["twice-1.0-py3-none-any.whl"]
-                lock = folder.lock
                 for each in ("only_private", "twice", "of_page"):
                     digest = hashlib.sha256(contents[each]).hexdigest()
                     assert f"{each.replace('_', '-')}==1.0 \\\n    --hash=sha256:{digest}\n" in lock
@@ -308,8 +325,40 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
                 engine.remove(folder.tag)
             # Another file in the place of a locked one.
             private.files["only_private-1.0-py3-none-any.whl"] = wheel_of("only_private", "1.0", "FOUND = 0\n")[1]
-            spoiled = folder.extend(engine, docker_image.reference, "--no-cache")
+            spoiled = folder.extend(engine, image.reference, "--no-cache")
             assert spoiled.returncode == 11
             assert re.search("Hash mismatch for only_private", spoiled.stderr)
+        finally:
+            engine.remove(folder.tag)
+
+
+def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
+    docker_image: BuiltByCommand, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package index has the build for CUDA. The rows name another index, which is one of the test here."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    engine, folder.in_settings = docker_image.engine, False
+    root = copied_checkout(folder.path / "checkout")
+    rows = root / "images" / "pytorch.toml"
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    other, good = (
+        wheel_of("torchvision", version, text, "torch==2.13.0")
+        for version, text in (("0.28.0", broken), ("0.28.0+cpu", "FOUND = 'vendor'\n"))
+    )
+    with serving(Index(dict([other]))) as public, serving(Index(dict([good]))) as vendor:
+        text, count = re.subn(r'(wheel_index = ")[^"]*/cpu"', rf'\g<1>{vendor.simple}"', rows.read_text())
+        assert count
+        rows.write_text(text)
+        folder.write("r.txt", f"--index-url {public.simple}\ntorchvision\n")
+        try:
+            for said in ("resolved and hashed", "locked already"):
+                done = folder.extend(engine, docker_image.reference, "--no-cache", "--root", str(root))
+                assert done.returncode == 0, done.stderr
+                assert said in done.stderr
+                assert said_by(engine, folder.tag, "torchvision") == {"torchvision": "vendor"}
+                digest = hashlib.sha256(good[1]).hexdigest()
+                assert f"torchvision==0.28.0+cpu \\\n    --hash=sha256:{digest}\n" in folder.lock
         finally:
             engine.remove(folder.tag)

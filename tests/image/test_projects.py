@@ -23,6 +23,7 @@ from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from image.support import ROOT, BuiltByCommand
 from lock.servers import git_repositories
 from lock.servers import serving as serving_files
+from trainworks.engine.protocol import BuildRequest
 
 pytestmark = pytest.mark.engine
 
@@ -749,19 +750,18 @@ RUN UV_CONSTRAINT= UV_NO_CONFIG=1 uv pip install --dry-run --default-index {inde
 """
 
 
-def test_a_dockerfile_on_ours_keeps_torch_or_fails(docker_image: BuiltByCommand, index: Index, tmp_path: Path) -> None:
+def test_a_dockerfile_on_ours_keeps_torch_or_fails(image: BuiltByCommand, index: Index, tmp_path: Path) -> None:
     index.files |= dict([wheel_of("torch", "2.0.0", "raise ImportError('another torch')\n")])
-    (tmp_path / "Dockerfile").write_text(FROM_OURS.format(base=docker_image.reference, index=index.simple))
-    tag = f"trainworks-test/from-ours:{uuid.uuid4().hex[:12]}"
-    words = ("docker", "build", "--quiet", "--network", "host", "--tag", tag, str(tmp_path))
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    (tmp_path / "Dockerfile").write_text(FROM_OURS.format(base=image.reference, index=index.simple))
+    engine, tag = image.engine, f"trainworks-test/from-ours:{uuid.uuid4().hex[:12]}"
+    request = BuildRequest(name="from-ours", context=tmp_path, tags=(tag,), network="host")
+    engine.build(request, lambda _event: None)
     try:
-        assert done.returncode == 0, done.stdout + done.stderr
         read = "cd /tmp; cat pip.status pip.txt; echo; cat uv.status uv.txt c.status c.txt; head -c 300 lifted.json"
-        said = docker_image.engine.run(tag, ("sh", "-c", read), timeout=120).output
-        listed = docker_image.engine.run(tag, ("python", "-c", LISTING), timeout=120).output
+        said = engine.run(tag, ("sh", "-c", read), timeout=120).output
+        listed = engine.run(tag, ("python", "-c", LISTING), timeout=120).output
     finally:
-        docker_image.engine.remove(tag)
+        engine.remove(tag)
     assert said.startswith("1\n")
     assert "The user requested (constraint) torch==2.13.0+cpu" in said
     assert "\n1\n" in said

@@ -14,7 +14,7 @@ from image.indexes import USER, Index, sdist_of, serving, wheel_of
 from trainworks.errors import LockError
 from trainworks.extend.described import Environment
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.resolver import Resolver, name_in
+from trainworks.extend.resolver import Fetched, Resolver, name_in
 from trainworks.host.downloads import Client
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
@@ -28,7 +28,12 @@ BASE = ExtendedBase(
     glibc="2.31",
     machine="aarch64",
     environment={},
-    distributions=(BaseDistribution(name="Kept_One", version="1.0+build"), BaseDistribution(name="../x", version="1")),
+    distributions=(
+        BaseDistribution(name="Kept_One", version="1.0+build"),
+        BaseDistribution(name="free", version="1.0"),
+        BaseDistribution(name="../x", version="1"),
+    ),
+    kept={"kept-one": "1.0+build"},
     metadata={"Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"},
 )
 
@@ -62,7 +67,7 @@ def described(resolver: Resolver) -> Environment:
 
 def test_what_a_base_has_is_data(resolver: Resolver) -> None:
     """A name that would lead out of the folder is left out."""
-    (found,) = described(resolver)
+    found, _ = described(resolver)
     assert (found.metadata["Name"], found.version) == ("Kept_One", "1.0+build")
     assert found.requires == ["other>=1; python_version < '3.10'"]
 
@@ -86,11 +91,11 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
         return found
 
     resolver.learn = learn
-    changes = resolver.changes(described(resolver), ("needs_build",), environment(index))
-    assert changes is not None, resolver.log
-    assert (changes.added, list(changes.removed)) == ({"needs-build": "2.0", "other": "1.5"}, [])
+    lock = resolver.lock(described(resolver), ("needs_build",), environment(index))
+    assert lock is not None, resolver.log
+    assert {row["name"]: row["version"] for row in lock.rows} == {"needs-build": "2.0", "other": "1.5"}
     assert seen == [["PKG-INFO", "setup.py"]]
-    files = resolver.fetch(changes.added, ("needs_build",), environment(index))
+    files = resolver.fetch(lock)
     assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(content).hexdigest()
     assert not ran.exists()
 
@@ -103,31 +108,89 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
         "cp39-cp39-manylinux_2_35_aarch64",
     ):
         index.files[plain.replace("py3-none-any", tag)] = content
-    changes = resolver.changes(described(resolver), ("tagged",), environment(index))
-    assert changes is not None, resolver.log
-    (file,) = resolver.fetch(changes.added, ("tagged",), environment(index))
+    lock = resolver.lock(described(resolver), ("tagged",), environment(index))
+    assert lock is not None, resolver.log
+    (file,) = resolver.fetch(lock)
     assert file.file.name == "tagged-1.0-cp39-cp39-manylinux_2_28_aarch64.whl"
     asked = len(index.asked)
-    assert resolver.fetch(changes.added, ("tagged",), environment(index)) == [file]
+    assert resolver.fetch(lock) == [file]
     assert not [path for path in index.asked[asked:] if path.startswith("/file/")]
     assert resolver.known_file(file.sha256) == file.file
+
+
+def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver: Resolver, index: Index) -> None:
+    """One resolution says all of it: an index has newer releases, and one that is not in any index is kept."""
+    index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
+    index.files |= dict([wheel_of("free", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "free", "other>=1")])
+    index.files |= dict([wheel_of("other", "1.5", ""), wheel_of("other", "1.0", "")])
+    index.files |= dict([wheel_of("third", "1", "", "other>1")])
+    # Such an index has to send a file to say its hash.
+    index.says_hashes = False
+
+    def locked(*words: str, **before: str) -> dict[str, str]:
+        lock = resolver.lock(there, words, environment(index), before)
+        assert lock is not None, resolver.log
+        for each in resolver.fetch(lock):
+            there.add(each.file)
+        return {row["name"]: row["version"] for row in lock.rows}
+
+    there = described(resolver)
+    assert locked("mine", other="1.0") == {"mine": "1.0", "other": "1.0"}
+    assert locked("mine") == {}
+    assert locked("third") == {"third": "1", "other": "1.5"}
+    assert locked("kept-one", "free", "--no-binary=:all:") == {}
+    assert locked("free>1.0", "mine") == {"free": "2.0"}
+    assert sorted(each.version for each in there) == ["1", "1.0", "1.0+build", "1.5", "2.0"]
+    assert resolver.lock(there, ("kept-one>1.0",), environment(index)) is None
+    assert "kept-one" in resolver.log
+    assert [path for path in index.asked if "kept" in path] == []
+    assert locked("mine", "--reinstall-package=mine") == {"mine": "1.0"}
+    # As the build of a companion that another index has.
+    index.files |= dict([wheel_of("free", "2.0+build", "")])
+    assert locked("free", "--reinstall-package=free", "--refresh") == {"free": "2.0+build"}
+    nothing = Environment(resolver.folder / "nothing")
+    alone = resolver.lock(nothing, ("mine",), environment(index))
+    assert alone is not None, resolver.log
+    assert [row["name"] for row in alone.rows] == ["free", "kept-one", "mine", "other"]
+    assert resolver.lock(there, ("absent",), environment(index)) is None
+    assert "absent" in resolver.log
+
+
+def test_all_lines_have_hashes_where_they_have_to(resolver: Resolver, index: Index, tmp_path: Path) -> None:
+    files = dict([wheel_of("hashed", "1.0", "", "bare"), wheel_of("bare", "1.0", "")])
+    index.files |= files
+    lines = tmp_path / "requirements.txt"
+    digest = hashlib.sha256(files["hashed-1.0-py3-none-any.whl"]).hexdigest()
+    lines.write_text(f"hashed==1.0 --hash=sha256:{digest}\n")
+    words = ("-r", str(lines), "--require-hashes")
+    there = described(resolver)
+    assert resolver.lock(there, words, environment(index)) is None
+    assert resolver.log == "error: --require-hashes: no line has a hash of bare"
+    assert resolver.lock(there, (*words, "--no-deps"), environment(index)) is not None
 
 
 def test_a_hash_of_the_users_own_is_what_counts(resolver: Resolver, index: Index, tmp_path: Path) -> None:
     name, content = wheel_of("hashed", "1.0", "")
     index.files[name] = content
     lines = tmp_path / "requirements.txt"
-    words = ("-r", str(lines))
+
+    there = described(resolver)
+
+    def fetched() -> list[Fetched]:
+        lock = resolver.lock(there, ("-r", str(lines)), environment(index))
+        assert lock is not None, resolver.log
+        return resolver.fetch(lock)
+
     lines.write_text(f"hashed==1.0 --hash=sha256:{hashlib.sha256(content).hexdigest()}\n")
-    assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    assert fetched()
     lines.write_text(f"hashed==1.0 --hash=sha512:{hashlib.sha512(content).hexdigest()}\n")
-    assert resolver.fetch({"hashed": "1.0"}, words, environment(index))
+    assert fetched()
     lines.write_text(f"hashed==1.0 --hash=sha512:{'0' * 128}\n")
     with pytest.raises(LockError, match="Hash mismatch for hashed"):
-        resolver.fetch({"hashed": "1.0"}, words, environment(index))
+        fetched()
     lines.write_text(f"hashed==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(LockError, match="Hash mismatch for hashed"):
-        resolver.fetch({"hashed": "1.0"}, words, environment(index))
+        fetched()
 
 
 def test_the_keyring_has_the_password_of_an_index(
@@ -146,9 +209,9 @@ def test_the_keyring_has_the_password_of_an_index(
     config = tmp_path / "uv.toml"
     config.write_text(f'[[index]]\nurl = "{address}"\ndefault = true\n')
     given["UV_CONFIG_FILE"] = str(config)
-    changes = resolver.changes(described(resolver), ("private",), given)
-    assert changes is not None, resolver.log
-    (file,) = resolver.fetch(changes.added, ("private",), given)
+    lock = resolver.lock(described(resolver), ("private",), given)
+    assert lock is not None, resolver.log
+    (file,) = resolver.fetch(lock)
     assert file.file.read_bytes() == content
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import re
+from pathlib import Path
 
 from trainworks.engine import closed
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -12,6 +17,7 @@ from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.kept import kept_of
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.facts.rows import Facts
+from trainworks.host.cache import cache_folder, write_cached
 from trainworks.imagetest import interpreter
 from trainworks.imagetest.job_files import READ, JobFiles
 from trainworks.imagetest.questions import ask_program
@@ -51,7 +57,7 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
             f"no image {reference}: {engine.name} does not have it, and it cannot be pulled from a registry",
             hint="correct the name, build it first (`build.py --list` shows ours), or log in to its registry",
         )
-    found = _ask_python(engine, image, reference)
+    found = _known_python(engine, image, reference)
     distributions = tuple(BaseDistribution(**row) for row in found["distributions"])
     patterns = [pattern for component in facts.components for pattern in component.protected]
     repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
@@ -67,6 +73,21 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         kept=kept_of(found["protected"], distributions, patterns),
         **{name: value for name, value in found.items() if name not in ("distributions", "protected")},  # type: ignore[arg-type]
     )
+
+
+def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
+    """Return what was answered before for the same image by the same program, or ask; raises as below."""
+    program = b"".join(path.read_bytes() for path in sorted(Path(interpreter.__file__).parent.glob("*.py")))
+    key = hashlib.sha256(image.identifier.encode() + program).hexdigest()
+    file = cache_folder(os.environ, "bases", f"{key}.json")
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        known: interpreter.Interpreter = json.loads(file.read_text(encoding="utf-8"))
+        if not _malformed(known):
+            return known
+    found = _ask_python(engine, image, reference)
+    with contextlib.suppress(OSError):
+        write_cached(file, json.dumps(found).encode())
+    return found
 
 
 def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:

@@ -1,11 +1,19 @@
-"""The Python of a base image as a folder that uv reads as an environment: names and metadata, and no code."""
+"""The Python of a base image as uv sees it: names and metadata, and no code.
+
+uv resolves to a lock without looking at an environment. So what is installed is a release that it finds: a wheel of
+nothing but metadata.
+"""
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
+import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from email.message import Message
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
@@ -20,18 +28,54 @@ _LARGEST_METADATA = 64_000_000
 """Bytes of a file of metadata: the list of files of a large distribution is the longest."""
 
 
+_BUILD = 99999
+"""The number of a build, of which the highest fits best."""
+
+_WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+class _Distribution(metadata.PathDistribution):
+    """A distribution that is parsed once: an installation looks at all of them again and again."""
+
+    @cached_property
+    def metadata(self) -> Message:  # type: ignore[override]
+        """Its metadata."""
+        return super().metadata  # type: ignore[return-value]
+
+
 class Environment:
     """A folder with the metadata of distributions."""
 
     def __init__(self, folder: Path) -> None:
         """folder: a new one, of its own."""
         self.folder = folder
+        self._there: dict[str, _Distribution] = {}
         folder.mkdir(parents=True)
 
     def __iter__(self) -> Iterator[metadata.Distribution]:
         """Yield what is in it."""
-        metadata.MetadataPathFinder().invalidate_caches()
-        return iter(metadata.distributions(path=[str(self.folder)]))
+        return iter(list(self._there.values()))
+
+    def releases(self, folder: Path, tag: str, *, without: Collection[str] = (), archives: bool = False) -> Path:
+        """Return a folder with a release of each that is in it: it has metadata, and nothing else.
+
+        Args:
+            folder: A new one.
+            tag: The tag of wheels that fits best. uv hashes the file that it would install: this one, and not that of
+                an index, which it would have to download.
+            without: Names of those that are left out, as indexes write them.
+            archives: Whether they are source archives, where wheels are not looked at.
+        """
+        folder.mkdir()
+        for name, each in self._there.items():
+            if name not in without:
+                stem = f"{name.replace('-', '_')}-{each.version}"
+                said = each.read_text("METADATA") or ""
+                if archives:
+                    _write_archive(folder, stem, said)
+                else:
+                    _write_wheel(folder / f"{stem}-{_BUILD}-{tag}.whl", stem, said)
+        return folder
 
     def describe(self, base: ExtendedBase) -> None:
         """Put in what a base image has; what has no name or version that uv reads is left out, as uv does."""
@@ -69,15 +113,33 @@ class Environment:
 
     def remove(self, name: str) -> None:
         """Take out a distribution."""
-        for path in self.folder.glob("*.dist-info"):
-            if canonicalize_name(path.name.split("-")[0]) == canonicalize_name(name):
-                shutil.rmtree(path)
+        stem = canonicalize_name(name).replace("-", "_")
+        self._there.pop(canonicalize_name(name), None)
+        for path in self.folder.glob(f"{stem}-*.dist-info"):
+            shutil.rmtree(path)
 
     def _write(self, name: str, version: str, files: dict[str, bytes]) -> None:
-        stem = f"{canonicalize_name(name).replace('-', '_')}-{version}.dist-info"
-        folder = self.folder / stem
+        stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+        folder = self.folder / f"{stem}.dist-info"
         folder.mkdir()
-        own = "".join(f"{stem}/{each},,\n" for each in ("METADATA", "RECORD", "INSTALLER", "WHEEL"))
-        wheel = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        for file, content in {"RECORD": own.encode(), "INSTALLER": b"uv", "WHEEL": wheel, **files}.items():
+        own = "".join(f"{folder.name}/{each},,\n" for each in ("METADATA", "RECORD", "INSTALLER", "WHEEL"))
+        for file, content in {"RECORD": own.encode(), "INSTALLER": b"uv", "WHEEL": _WHEEL, **files}.items():
             (folder / file).write_bytes(content)
+        self._there[canonicalize_name(name)] = _Distribution(folder)
+
+
+def _write_wheel(file: Path, stem: str, said: str) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in {"METADATA": said.encode(), "WHEEL": _WHEEL, "RECORD": b""}.items():
+            archive.writestr(f"{stem}.dist-info/{name}", content)
+
+
+def _write_archive(folder: Path, stem: str, said: str) -> None:
+    # From this version on, what an archive says is what its build would say.
+    content = re.sub(r"^Metadata-Version: .*", "Metadata-Version: 2.2", said).encode()
+    files = {"PKG-INFO": content, "pyproject.toml": b"[build-system]\nrequires = []\n"}
+    with tarfile.open(folder / f"{stem}.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{stem}/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))

@@ -175,6 +175,7 @@ def plan_extension(
         commits=commits,
         manifest=manifest_of(base, bench, named.row if named else None, facts),
         beside=path.parent.resolve() if path is not None else Path(),
+        links=settings.pip.local_folders,
         only_binary=request.only_binary,
         strict=request.strict,
     )

@@ -5,7 +5,7 @@
 import fails. ``tools`` installs a compiler. It has only the standard library, and syntax of Python 3.8.
 """
 
-# ruff: noqa: E402, PTH109, PTH118
+# ruff: noqa: E402, PTH109
 # The oldest interpreter decides.
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata, util
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -42,6 +43,9 @@ PINS = "install.txt"
 """Among the wheels: each with its version and hash."""
 
 _IMPORT_SECONDS = 300
+_SHARES = 2
+"""Processes that import at the same time, to compile."""
+
 _ELSEWHERE = {"/dev", "/proc", "/run", "/sys"}
 
 _HOOK = """
@@ -186,12 +190,20 @@ def import_error(modules: Sequence[str]) -> str:
     return str((said or [f"import ended with status {done.returncode}"])[-1])
 
 
-def compile_imports(names: Iterable[str]) -> None:
+def compile_imports(names: Collection[str]) -> None:
     """Compile what an import of distributions loads."""
     with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
         own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
-        words, quiet = (sys.executable, __file__, "import", *sorted(names)), subprocess.DEVNULL
-        subprocess.run(words, env=own, cwd=home, stdout=quiet, stderr=quiet, check=False)
+        words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
+        # Not as many as there are processors: which modules are loaded may depend on what was loaded before.
+        shares = [sorted(names)[number::_SHARES] for number in range(_SHARES)]
+        started = [
+            subprocess.Popen((*words, *share), env=own, cwd=home, stdout=quiet, stderr=quiet)
+            for share in shares
+            if share
+        ]
+        for process in started:
+            process.wait()
 
 
 def import_and_compile(names: Sequence[str]) -> NoReturn:
@@ -217,14 +229,29 @@ def settle(started: float) -> None:
     """Leave nothing of uv's own, and give all that has changed one time: same files, same layer."""
     Path(sys.prefix, ".lock").unlink(missing_ok=True)
     moment = int(os.environ["SOURCE_DATE_EPOCH"])
-    for parent, folders, names in os.walk("/"):
-        folders[:] = [name for name in folders if os.path.join(parent, name) not in _ELSEWHERE]
-        for path in (parent, *(os.path.join(parent, name) for name in names)):
+    started -= 0.1  # the kernel's clock for files is some milliseconds late
+    pending = ["/"]
+    while pending:
+        folder = pending.pop()
+        try:
+            below = list(os.scandir(folder))
+            _give_time(folder, os.lstat(folder), started, moment)
+        except OSError:  # a mount of the engine's
+            continue
+        for entry in below:
             try:
-                if os.lstat(path).st_ctime >= started - 0.1:  # the kernel's clock for files is some milliseconds late
-                    os.utime(path, (moment, moment), follow_symlinks=False)
-            except OSError:  # a mount of the engine's
+                status = entry.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    _give_time(entry.path, status, started, moment)
+                elif entry.path not in _ELSEWHERE:
+                    pending.append(entry.path)
+            except OSError:
                 continue
+
+
+def _give_time(path: str, status: os.stat_result, started: float, moment: int) -> None:
+    if status.st_ctime >= started:
+        os.utime(path, (moment, moment), follow_symlinks=False)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from email.message import Message
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
@@ -27,7 +30,7 @@ from trainworks.extend.described import Environment
 from trainworks.extend.kept import targets_for
 from trainworks.extend.plan import PROJECT_SOURCE, WheelSource
 from trainworks.extend.requirements import NO_LOCK, PIN, ExtendedBase, ExtensionLock
-from trainworks.extend.resolver import Changes, Fetched, Resolver, name_in
+from trainworks.extend.resolver import NONE, Fetched, Resolver, indexes_in, name_in
 from trainworks.extend.sandbox import Supply, Workshop, metadata_of, source_of_archive
 from trainworks.extend.sources import repository_source, source_at
 from trainworks.extend.toolkit import Workbench, lacking
@@ -36,7 +39,7 @@ from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
 from trainworks.plan.shares import library_names
 
-OLD = "730 days"
+OLD = timedelta(days=730)
 """What was replaced by a newer release so long ago is named."""
 
 OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*")
@@ -71,6 +74,7 @@ class Order:
         commits: Git requirement to commit.
         manifest: What the installer reads of the base.
         beside: Where the lock lies: what it names is seen from there.
+        links: Folders of this machine with files: those of pip's settings.
         only_binary: Names of which no source archive is built.
         strict: Whether other builds of the framework are refused.
     """
@@ -80,6 +84,7 @@ class Order:
     commits: Mapping[str, str]
     manifest: Mapping[str, object]
     beside: Path = Path()
+    links: Sequence[Path] = ()
     only_binary: Sequence[str] = ()
     strict: bool = False
 
@@ -151,33 +156,14 @@ class Session:
     def install(self, installation: Any, words: Sequence[str], *, quiet: bool) -> int:  # noqa: ARG002 (nothing is shown)
         """Find out what an installation would change, fetch it, and change the description; return a status."""
         words = [word for word in words if not word.startswith(("--target=", "--prefix="))]
-        changes = self._changes_from_before(words, installation.environment) if not self.fetched else None
-        changes = changes or self.resolver.changes(self.environment, words, installation.environment)
-        if changes is None:
+        before = NONE if self.fetched else self.before
+        lock = self.resolver.lock(self.environment, words, installation.environment, before)
+        if lock is None:
             return 1
-        beside = [row.metadata["Name"] for row in self.environment]
-        for each in self.resolver.fetch(changes.added, words, installation.environment, beside=beside):
+        for each in self.resolver.fetch(lock):
             self.fetched[each.name] = each
-        for name in changes.removed:
-            self.environment.remove(name)
-            if name not in changes.added:
-                self.fetched.pop(name, None)
-        for name in changes.added:
-            self.environment.add(self.wheel_of(self.fetched[canonicalize_name(name)]))
+            self.environment.add(self.wheel_of(each))
         return 0
-
-    def _changes_from_before(self, words: Sequence[str], given: Mapping[str, str]) -> Changes | None:
-        """Return what changes if what an older lock has stays as it is where it can; ``None`` if that does not go."""
-        if not self.before:
-            return None
-        there: dict[str, str] = {canonicalize_name(row.name): row.version for row in self.base.distributions}
-        pins = {**there, **self.before}
-        found = self.resolver.preferred(pins, words, given, self.base.kept)
-        limits = [f"{name}=={version}" for name, version in found.items() if name in self.before]
-        log, more = self.resolver.log, ("-c", self.resolver.file("before.txt", limits))
-        changes = self.resolver.changes(self.environment, (*words, *more), given)
-        self.resolver.log = log
-        return changes
 
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules in the base with what would be installed; return the last words of an error."""
@@ -212,11 +198,11 @@ class Session:
 
     def selected(self, installation: Any, words: Sequence[str]) -> dict[str, str]:
         """Return what uv takes of a lock."""
-        nothing = Environment(self.resolver.folder / f"selected-{len(list(self.resolver.folder.iterdir()))}")
-        changes = self.resolver.changes(nothing, words, installation.environment)
-        if changes is None:
+        nothing = Path(self.resolver.file("nothing/none", ())).parent
+        found = self.resolver.selected(nothing, words, installation.environment)
+        if found is None:
             raise self.installer.RefusedError(f"uv cannot use {words[1]}: {_last(self.resolver.log)}")
-        return dict(changes.added)
+        return found
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
         """Whether no wheel fits what words ask for; False where an index does not answer."""
@@ -286,17 +272,18 @@ def _way_out(targets: Sequence[str]) -> str:
 def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
     """Return what gets the wheels of build requirements: an environment of their own, and nothing that is kept."""
     counted = iter(range(10_000))
+    settings = cache(installer.settings_of_pip)
 
     def supply(requires: Sequence[str], options: Sequence[str]) -> list[Path]:
         folder = resolver.folder / f"supply-{next(counted)}"
         folder.mkdir(mode=0o700)
-        variables, _ = installer.for_uv(installer.settings_of_pip(), folder)
+        variables, _ = installer.for_uv(settings(), folder)
         own = {**os.environ, **variables}
         words = (*options, "-r", resolver.file("requires.txt", list(requires)))
-        changes = resolver.changes(Environment(folder / "environment"), words, own)
-        if changes is None:
+        lock = resolver.lock(Environment(folder / "environment"), words, own)
+        if lock is None:
             raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
-        found = resolver.fetch(changes.added, words, own)
+        found = resolver.fetch(lock)
         return [
             each.file if each.file.name.endswith(".whl") else workshop.wheel_of(source_of_archive(each.file))
             for each in found
@@ -407,37 +394,51 @@ def gather(
     session = _session(base, resolver, workshop, program, [])
     built = [workshop.wheel_of(source) for source in order.sources]
     found: list[Fetched] = []
-    missing: dict[str, str] = {}
-    lines: list[str] = []
+    missing: set[str] = set()
+    head: list[str] = []
+    pins: dict[str, str] = {}
     for line in re.sub(r" \\\n\s+", " ", lock.pins).splitlines():
         hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})", line)
         if not hashes:
-            lines.append(line)
+            head.append(line)
             continue
         name, known = name_in(line), resolver.known_file(hashes[0])
-        version = dict(lock.locked).get(name, "")
+        pins[name] = line
         if known is not None:
+            version = dict(lock.locked).get(name, "")
             found.append(_as_fetched(name, version, known, hashes[0], direct=" @ " in line))
-            continue
-        missing[name] = version
-        lines.append(line)
+        else:
+            missing.add(name)
     folder = resolver.folder / "inputs"
     local = [
         path for path in _own_files(order.wanted, folder) if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
     if missing:
-        variables, options = session.installer.for_uv(session.installer.settings_of_pip(), resolver.folder)
-        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
-        options += [f"--allow-insecure-host={host}" for host in trusted]
-        file = order.wanted.file
-        if file is not None and not is_lock(file):
-            variables["UV_PROJECT"] = str(file.parent.absolute())
-            options += order.wanted.words
-        words = [*order.words, *options, "-r", resolver.file("lock.txt", lines)]
-        beside = [row.name for row in base.distributions]
-        found += resolver.fetch(missing, words, {**os.environ, **variables}, beside=beside)
+        lines = [line for name, line in pins.items() if name in missing]
+        found += _downloaded(order, session, [*head, *lines])
     return _resolved(lock, order, found, session, [*built, *_wheels(local, session)])
+
+
+def _downloaded(order: Order, session: Session, lines: Sequence[str]) -> list[Fetched]:
+    """Return the files of lines of a lock. uv is asked where they are: nothing is left to resolve."""
+    resolver, installer = session.resolver, session.installer
+    variables, options = installer.for_uv(installer.settings_of_pip(), resolver.folder)
+    variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    trusted = re.findall(r"(?m)^--trusted-host[ =](\S+)", "\n".join(order.wanted.lines))
+    options += [f"--allow-insecure-host={host}" for host in trusted]
+    file = order.wanted.file
+    given = {**os.environ, **variables}
+    more: list[str] = []
+    if file is not None and not is_lock(file):
+        # An index of a project may be for some of its packages only, and the lock's lines do not say for which.
+        given["UV_PROJECT"] = str(file.parent.absolute())
+        more = [f"--extra-index-url {address}" for address in indexes_in(given)]
+    words = [*order.words, *options, "--no-deps", "-r", resolver.file("lock.txt", [*more, *lines])]
+    nothing = Environment(Path(resolver.file("nothing/none", ())).parent / "environment")
+    lock = resolver.lock(nothing, words, given)
+    if lock is None:
+        raise LockError(f"uv does not find the files of the lock:\n{_last(resolver.log)}")
+    return resolver.fetch(lock)
 
 
 def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
@@ -497,7 +498,6 @@ def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
 def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequence[str]) -> ExtensionLock:
     own = {wheel.resolve() for wheel in built}
     here = session.resolver.folder.resolve()
-    texts = {name_in(line): line for line in _plain_lines(order.wanted)}
     asked_for = {Path(source.folder) for source in order.sources if source.folder}
     local: dict[str, str] = {}
     folders: dict[str, str] = {}
@@ -520,10 +520,13 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
         line = f"{name}=={version}"
         if each.direct:
             local[name] = version
-            line = f"{name} @ {_address_of(texts.get(name, ''))}"
+            line = f"{name} @ {_with_names(each.address, order.wanted.variables)}"
         pins.append(f"{line} \\\n    --hash=sha256:{each.sha256}\n")
     options = [line.partition("  #@ ") for line in order.wanted.lines if OPTIONS.match(line)]
     head = [f"{line}\n" for line, _, place in options if place not in left]
+    vendors = str(order.manifest.get("wheel_index", ""))
+    if vendors and vendors.rstrip("/") in {each.index.rstrip("/") for each in session.fetched.values()}:
+        head.append(f"--extra-index-url {vendors}\n")
     return ExtensionLock(
         commits=dict(order.commits),
         local=local,
@@ -533,14 +536,12 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
     )
 
 
-def _plain_lines(wanted: Wanted) -> list[str]:
-    return [re.sub(r"\s+(#@|--hash).*$", "", line) for line in wanted.lines if not line.startswith("-")]
-
-
-def _address_of(line: str) -> str:
-    """Return the address in a line, as the user wrote it: with the names of variables, and without a marker."""
-    found = re.search(r"[a-z+]+://[^\s;]+", line)
-    return found.group() if found else without_credentials(line)
+def _with_names(address: str, variables: Iterable[str]) -> str:
+    """Return an address with the names of the user's variables in the place of their values, and with no login else."""
+    for name in sorted(variables):
+        for value in {os.environ[name], quote(os.environ[name]), quote(os.environ[name], safe="")}:
+            address = address.replace(value, f"${{{name}}}")
+    return address if "${" in address.partition("@")[0] else without_credentials(address)
 
 
 def _resolved(
@@ -548,8 +549,7 @@ def _resolved(
 ) -> Resolved:
     files = list(fetched)
     wheels = [session.wheel_of(each) for each in files]
-    pip = session.installer.settings_of_pip()
-    folders = {Path(each).expanduser().resolve() for each in (*pip.find_links, *order.wanted.links)}
+    folders = {each.resolve() for each in (*order.links, *order.wanted.links)}
     own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders and each.sha256]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}
     return Resolved(lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own)))
@@ -559,12 +559,25 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     """Return a line for each release that was replaced long ago, and that no line asks for."""
     local = {parse_wheel_filename(name)[0] for name in own}
     folder = Environment(session.resolver.folder / "new")
-    names = [name for name in session.fetched if name not in local and name not in installation.pinned]
+    moment = datetime.now(UTC) - OLD
+    found = [name for name in session.fetched if name not in local and name not in installation.pinned]
+    # What was released since then cannot have been replaced before it.
+    uploaded = {name: session.fetched[name].uploaded for name in found}
+    names = [name for name, when in uploaded.items() if when is None or when < moment]
     for name in names:
         folder.add(session.wheel_of(session.fetched[name]))
     if not names:
         return []
-    words = ("list", "--target", str(folder.folder), "--outdated", "--exclude-newer", OLD, "--format", "json")
+    words = (
+        "list",
+        "--target",
+        str(folder.folder),
+        "--outdated",
+        "--exclude-newer",
+        f"{OLD.days} days",
+        "--format",
+        "json",
+    )
     python = session.words[:2]
     done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
     rows = json.loads(done.stdout) if done.returncode == 0 else ()

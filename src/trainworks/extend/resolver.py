@@ -15,16 +15,20 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from email.message import Message
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
+from uuid import uuid4
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 from uv import find_uv_bin
 
 from trainworks.errors import LockError
@@ -50,13 +54,11 @@ if here != {home!r}:
 _LEVELS = {"x86_64": (17, 28, *range(31, 41)), "aarch64": (17, 28, *range(31, 41))}
 """Versions of glibc 2 that uv has a platform for."""
 
-_SAME_FILES = (
-    *("--index=", "--default-index", "--only-binary", "--no-binary", "--prerelease", "--allow-insecure-host"),
-    "--no-sources-package",
-)
-"""Options of an installation that decide which files are looked at."""
+_FOR_FILES = ("--reinstall-package", "--require-hashes")
+"""Options of an installation that no lock has: which of its files are taken, and how they are held to hashes."""
 
-_COME = ("installed", "reinstalled")
+NONE: Mapping[str, str] = MappingProxyType({})
+
 _PAIRS = ("-r", "-c", "--excludes", "--overrides", "--find-links", "--target", "--extra", "--group")
 _AT_ONCE = 8
 
@@ -76,6 +78,9 @@ class Fetched:
         direct: Whether a requirement names its address or path.
         local: Whether it was on this machine.
         repository: Of a git repository, which has no file: its address with the commit, as uv names it.
+        address: Of a file that a requirement names, as uv was told it; it may have a login.
+        uploaded: When its index got it; ``None`` where it does not say so.
+        index: The address of that index; ``""`` for none.
     """
 
     name: str
@@ -85,6 +90,26 @@ class Fetched:
     direct: bool
     local: bool
     repository: str = ""
+    address: str = field(default="", repr=False)
+    uploaded: datetime | None = None
+    index: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """What one resolution adds to an environment.
+
+    Attributes:
+        rows: Packages of uv's own lock (PEP 751).
+        folder: Where it lies: paths are seen from there.
+        lines: What may have a login for an address: the user's lines, and uv's settings.
+        hashes: Those of the user's lines, kind and value, by the distribution's name.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    folder: Path
+    lines: Sequence[str] = field(repr=False)
+    hashes: Mapping[str, set[tuple[str, str]]]
 
 
 class Resolver:
@@ -120,6 +145,9 @@ class Resolver:
         version = base.full_version or f"{base.version}.0"
         self.words: tuple[str, ...] = ("--python", str(trap / "bin" / "python"), "--python-version", version)
         self.words += ("--python-platform", _platform(base))
+        python = f"cp{base.version.replace('.', '')}"
+        machine, _, level = _platform(base).partition("-")
+        self._best_tag = f"{python}-{python}-{level}_{machine}"
         self.tags = [str(tag) for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)]
 
     def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
@@ -159,104 +187,94 @@ class Resolver:
             seen.update(map(str, new))
             self._known += [_table(self.learn(each)) for each in new]
 
-    def changes(self, environment: Environment, words: Sequence[str], given: Mapping[str, str]) -> Changes | None:
-        """Return what an installation would change; ``None`` where uv refuses it, whose words are in ``log``.
+    def lock(
+        self, environment: Environment, words: Sequence[str], given: Mapping[str, str], before: Mapping[str, str] = NONE
+    ) -> Lock | None:
+        """Resolve an installation to a lock; ``None`` where uv refuses it, whose words are in ``log``.
+
+        What is installed stays as it is where it can, and so does what an older lock has.
 
         Args:
             environment: Where it is installed.
             words: Those of ``uv pip install``.
             given: Variables of uv.
+            before: Versions of an older lock, by name.
         """
-        more = ("--target", str(environment.folder), "--dry-run", "--output-format", "json", "--no-build-isolation")
-        done = self.ask("pip", "install", *self.words, *more, *words, environment=given)
+        there: dict[str, str] = {canonicalize_name(row.metadata["Name"]): row.version for row in environment}
+        again = [word.partition("=")[2] for word in words if word.startswith(_FOR_FILES[0])]
+        preferred = {name: version for name, version in {**there, **before}.items() if name not in again}
+        rather = list(starmap(_row, preferred.items())) or ["packages = []"]
+        file = Path(self.file("pylock.toml", [_HEAD, *rather]))
+        archives = any(word.startswith("--no-binary") for word in words)
+        releases = environment.releases(file.with_name("releases"), self._best_tag, without=again, archives=archives)
+        # No index is asked for what is kept: the version is certain, and an index without hashes would have to send it.
+        files = {canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())}
+        kept = [f"{name} @ {path.as_uri()}" for name, path in files.items() if name in self._base.kept]
+        form = ("--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet")
+        limits = ("-c", self.file("kept.txt", kept)) if kept else ()
+        own = ("--no-build-isolation", "--find-links", str(releases), *limits, *self._sources_of(words))
+        done = self.ask("pip", "compile", *self.words, *form, *own, environment=given)
         if done.returncode != 0:
             return None
-        rows = json.loads(done.stdout)["changes"]
-        return Changes(
-            removed=[row["name"] for row in rows if row["action"] == "uninstalled"],
-            added={row["name"]: row.get("version", "") for row in rows if row["action"] in _COME},
-        )
+        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("packages", ())
+        of_base = {each for each in self._base.kept if each in files}
+        rows = [row for row in rows if row["name"] in again or (row["name"] not in of_base and _is_new(row, there))]
+        lines = _lines_of(words)
+        hashes = _hashes_in(lines)
+        bare = [row["name"] for row in rows if row["name"] not in hashes]
+        if bare and _FOR_FILES[1] in words:
+            self.log = f"error: --require-hashes: no line has a hash of {', '.join(bare)}"
+            return None
+        return Lock(rows=rows, folder=file.parent, lines=[*lines, *_addresses_in(given)], hashes=hashes)
 
-    def fetch(
-        self, wanted: Mapping[str, str], words: Sequence[str], given: Mapping[str, str], *, beside: Iterable[str] = ()
-    ) -> list[Fetched]:
-        """Download the file of each of these versions, one for each, that the base would install.
+    def _sources_of(self, words: Sequence[str]) -> list[str]:
+        """Return the words of an installation for a lock, whose requirements are files."""
+        found: list[str] = []
+        asked: list[str] = []
+        rest = iter(words)
+        for word in rest:
+            if word == "-r":
+                found.append(next(rest))
+            elif word in _PAIRS:
+                found += (word, next(rest))
+            elif not word.startswith("-"):
+                asked.append(word)
+            elif not word.startswith(_FOR_FILES):
+                found.append(word)
+        return [*found, self.file("asked.txt", asked)]
+
+    def selected(self, folder: Path, words: Sequence[str], given: Mapping[str, str]) -> dict[str, str] | None:
+        """Return the versions that uv takes of a lock of the user's own; ``None`` where it cannot use it.
 
         Args:
-            wanted: Name to version.
-            words: Those of the installation: they have indexes, addresses and hashes.
+            folder: An empty one.
+            words: They name the lock.
             given: Variables of uv.
-            beside: Names of what the base has.
+        """
+        form = ("--target", str(folder), "--dry-run", "--output-format", "json", "--no-build-isolation")
+        done = self.ask("pip", "install", *self.words, *form, *words, environment=given)
+        rows = json.loads(done.stdout)["changes"] if done.returncode == 0 else ()
+        return {row["name"]: row.get("version", "") for row in rows} if done.returncode == 0 else None
+
+    def fetch(self, lock: Lock) -> list[Fetched]:
+        """Download the file of each package of a lock, the one that the base would install.
 
         Raises:
-            LockError: uv cannot find one of them, a hash is another one, or a server does not answer.
+            LockError: None fits, a hash is another one, or a server does not answer.
         """
-        if not wanted:
-            return []
-        lines = _lines_of(words)
-        options = [line for line in lines if line.startswith("-") and not line.startswith("-e ")]
-        direct = [line for line in lines if re.search(r"://|^/|@ */", line) and line not in options]
-        # A source archive that a line names has no version before it is built; the line is there itself.
-        pins = [f"{name}=={version}" for name, version in wanted.items() if version]
-        exact = self.file("exact.txt", [*options, *direct, *pins])
-        output = Path(exact).with_name("pylock.toml")
-        more = [word for word in words if word.startswith(_SAME_FILES)]
-        more += [word for first, second in _pairs(words) if first == "--find-links" for word in (first, second)]
-        chosen = ("--format", "pylock.toml", "--output-file", str(output), "--no-header", "--quiet")
-        projects = _projects_in(words)
-        if projects or any(map(_is_folder, direct)):
-            # What a project has from another place only uv knows, and so it reads the projects. What the base has
-            # and keeps is no part of the answer.
-            left = sorted({canonicalize_name(name) for name in beside} - set(wanted))
-            more += [*projects, *_limits_in(words), "--excludes", self.file("beside.txt", left)]
-        else:
-            more.append("--no-deps")
-        done = self.ask("pip", "compile", *self.words, "--no-build-isolation", *chosen, *more, exact, environment=given)
-        if done.returncode != 0:
-            raise LockError(f"uv does not find the files of what it has resolved:\n{done.stderr.strip()}")
-        rows = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", ())
-        rows = [row for row in rows if row["name"] in wanted]
-        if lost := sorted(set(wanted) - {row["name"] for row in rows}):
-            raise LockError(f"uv names no file of {', '.join(lost)}, which it has resolved")
-        logins = [*lines, *_addresses_in(given)]
-        hashes = _hashes_in(lines)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda row: self._fetch(row, output.parent, logins, hashes), rows))
-
-    def preferred(
-        self, pins: Mapping[str, str], words: Sequence[str], given: Mapping[str, str], kept: Iterable[str]
-    ) -> dict[str, str]:
-        """Return versions of what an installation would bring: those of pins, as far as they go together.
-
-        Args:
-            pins: Name to version.
-            words: Those of the installation.
-            given: Variables of uv.
-            kept: Names of what the base keeps, which an index may not have.
-        """
-        asked = self.file("asked.txt", _lines_of(words))
-        output = Path(self.file("preferred.txt", [f"{name}=={version}" for name, version in pins.items()]))
-        more = [word for word in words if word.startswith(_SAME_FILES)]
-        more += [word for first, second in _pairs(words) if first in ("--find-links", "-c") for word in (first, second)]
-        more += [*_projects_in(words), *_limits_in(words), "--excludes", self.file("kept.txt", sorted(kept))]
-        form = ("--output-file", str(output), "--no-header", "--no-annotate", "--quiet", "--no-build-isolation")
-        done = self.ask("pip", "compile", *self.words, *form, *more, asked, environment=given)
-        lines = output.read_text(encoding="utf-8").splitlines() if done.returncode == 0 else ()
-        found = [re.fullmatch(r"([\w.-]+)==(\S+)(?: *;.*)?", line) for line in lines]
-        return {canonicalize_name(each[1]): each[2] for each in found if each is not None}
+            return list(pool.map(lambda row: self._fetch(row, lock), lock.rows))
 
     def known_file(self, sha256: str, name: str = "") -> Path | None:
         """Return a file that was downloaded before, under this name or any."""
         found = [path for path in (self._files / sha256).glob("[!.]*") if name in ("", path.name)]
         return found[0] if found and content_of(found[0]).sha256 == sha256 else None
 
-    def _fetch(
-        self, row: Mapping[str, Any], folder: Path, logins: Sequence[str], hashes: Mapping[str, set[tuple[str, str]]]
-    ) -> Fetched:
-        """Return the file of a row of a lock (PEP 751)."""
-        name = canonicalize_name(row["name"])
-        if (found := _without_file(name, row, folder)) is not None:
-            return found
+    def _fetch(self, row: Mapping[str, Any], lock: Lock) -> Fetched:
+        """Return the file of a package."""
+        name, folder = canonicalize_name(row["name"]), lock.folder
+        if (without := _without_file(name, row, folder)) is not None:
+            return without
         file = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
         if file is None:
             raise LockError(f"{name} {row.get('version', '')} has no file for Python {self._base.version} of the base")
@@ -266,25 +284,27 @@ class Resolver:
         expected = file.get("hashes", {}).get("sha256", "")
         path = local_path(address)
         if path is not None:
-            content, there = content_of(path), path
+            there, found = path, content_of(path).sha256
         elif expected and (known := self.known_file(expected, _file_name(address))):
-            content, there = content_of(known), known
+            there, found = known, expected
         else:
-            there = self._download(_with_login(address, logins), expected)
-            content = content_of(there)
-        given = hashes.get(name, set())
+            there, found = self._download(_with_login(address, lock.lines), expected)
+        given = lock.hashes.get(name, set())
         fits = not given or any(_hash_of(there, kind) == value for kind, value in given)
-        if (expected and content.sha256 != expected) or not fits:
+        if (expected and found != expected) or not fits:
             wanted = ", ".join(f"{kind}:{value}" for kind, value in sorted(given)) or f"sha256:{expected}"
-            raise LockError(f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{content.sha256}")
+            raise LockError(f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{found}")
         version = str(row.get("version") or _version_of(there.name))
         return Fetched(
             name=name,
             version=version,
             file=there,
-            sha256=content.sha256,
+            sha256=found,
             direct="archive" in row,
             local=path is not None,
+            address=address if "archive" in row else "",
+            uploaded=file.get("upload-time"),
+            index=str(row.get("index", "")),
         )
 
     def _best(self, wheels: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -299,40 +319,26 @@ class Resolver:
         found = min(wheels, key=rank, default=None)
         return found if found is not None and rank(found) < len(ranks) else None
 
-    def _download(self, address: str, sha256: str) -> Path:
-        """Return a file of the cache, by its hash."""
+    def _download(self, address: str, sha256: str) -> tuple[Path, str]:
+        """Return a file of the cache and its hash, by which it is found there."""
         name = _file_name(address)
-        self._files.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self.folder / f"download-{abs(hash(address))}" / name
-        draft.parent.mkdir(exist_ok=True)
-        found = self._client.download(address, draft, sha256=sha256).sha256
-        target = self._files / found / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._moved_near(draft, target).replace(target)
-        return target
-
-    def _moved_near(self, draft: Path, target: Path) -> Path:
-        """Return a copy of a file on the target's own disk: from there it appears at once."""
-        near = target.with_name(f".{target.name}.{os.getpid()}")
-        with draft.open("rb") as source, near.open("wb") as copy:
-            while block := source.read(1 << 20):
-                copy.write(block)
-        draft.unlink()
-        return near
+        # Beside its place: from there it appears at once.
+        draft = self._files / f".{uuid4().hex}" / name
+        draft.parent.mkdir(parents=True, mode=0o700)
+        try:
+            found = self._client.download(address, draft, sha256=sha256).sha256
+            target = self._files / found / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(target)
+        finally:
+            shutil.rmtree(draft.parent, ignore_errors=True)
+        return target, found
 
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         command = (find_uv_bin(), *words)
         return subprocess.run(
             command, cwd=self._home, env=dict(environment), capture_output=True, text=True, check=False
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What an installation changes: names that go; and name to version of what comes, ``""`` where uv says none."""
-
-    removed: Sequence[str]
-    added: Mapping[str, str]
 
 
 def _unknown(folder: Path) -> Message:
@@ -380,11 +386,28 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
 
 def _lines_of(words: Sequence[str]) -> list[str]:
     """Return the lines of requirements among the words of an installation, without their notes."""
-    files = [Path(second) for first, second in _pairs(words) if first == "-r" and second not in _projects_in(words)]
+    named = [Path(second) for first, second in _pairs(words) if first == "-r"]
+    files = [file for file in named if file.suffix not in (".toml", ".py")]
     texts = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     values = [second for first, second in _pairs(words) if first in _PAIRS]
     texts += [word for word in words if not word.startswith("-") and word not in values]
     return [text for text in (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in texts) if text]
+
+
+_HEAD = 'lock-version = "1.0"\ncreated-by = "trainworks"\n'
+
+
+def _row(name: str, version: str) -> str:
+    """Return what uv would rather have, as a package of a lock that is there already."""
+    return f"[[packages]]\nname = {_text(name)}\nversion = {_text(version)}\n"
+
+
+def _is_new(row: Mapping[str, Any], there: Mapping[str, str]) -> bool:
+    """Whether a package of a lock is not what is there: another version, or what an address or a path names."""
+    if not {"archive", "directory", "vcs"}.isdisjoint(row):
+        return True
+    have = there.get(canonicalize_name(row["name"]), "")
+    return not have or Version(have) != Version(str(row["version"]))
 
 
 def _hash_of(file: Path, kind: str) -> str:
@@ -432,30 +455,6 @@ def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | 
     return None
 
 
-def _limits_in(words: Sequence[str]) -> list[str]:
-    """Return the words that name files of what is left out or overridden."""
-    rows = [(first, second) for first, second in _pairs(words) if first in ("--excludes", "--overrides")]
-    return [word for row in rows for word in row]
-
-
-def _is_folder(line: str) -> bool:
-    """Whether a line names a folder of this machine."""
-    found = re.search(r"(?:^|@ *)(file:[^\s;\[#]+)", line)
-    path = local_path(found.group(1)) if found else None
-    return path is not None and path.is_dir()
-
-
-def _projects_in(words: Sequence[str]) -> list[str]:
-    """Return the words that name files of projects and scripts, and what of them is wanted."""
-    found: list[str] = []
-    for first, second in _pairs(words):
-        if first == "-r" and Path(second).suffix in (".toml", ".py"):
-            found.append(second)
-        elif first in ("--extra", "--group"):
-            found += (first, second)
-    return found
-
-
 def _settings_in(given: Mapping[str, str]) -> list[Path]:
     """Return the file of uv's settings that variables name: its one file, or else that of a system."""
     if given.get("UV_CONFIG_FILE"):
@@ -464,25 +463,33 @@ def _settings_in(given: Mapping[str, str]) -> list[Path]:
     return [file for file in files if file.is_file()][:1]
 
 
-def _addresses_in(given: Mapping[str, str]) -> list[str]:
-    """Return the addresses of indexes and pages in uv's settings, which may have a login.
+def _tables_in(given: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    """Yield uv's settings that variables name: those of a file or a system, and those of the project."""
+    project = Path(given.get("UV_PROJECT", "."))
+    for file in (*_settings_in(given), project / "uv.toml", project / "pyproject.toml"):
+        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        yield table.get("tool", {}).get("uv", {}) if file.name == "pyproject.toml" else table
+
+
+def indexes_in(given: Mapping[str, str]) -> list[str]:
+    """Return the addresses of indexes in uv's settings, with the login that a variable has for one.
 
     Args:
         given: Variables of uv: they name the settings and the project, and may have an index's login.
     """
-    project = Path(given.get("UV_PROJECT", "."))
     found: list[str] = []
-    for file in (*_settings_in(given), project / "uv.toml", project / "pyproject.toml"):
-        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        table = table.get("tool", {}).get("uv", {}) if file.name == "pyproject.toml" else table
-        found += table.get("find-links", ())
-        for row in table.get("index", ()):
-            name = re.sub(r"[^A-Z0-9]", "_", str(row.get("name", "")).upper())
-            user, password = (given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD"))
-            login = ":".join(quote(each, safe="") for each in (user, password) if each)
-            address = str(row.get("url", ""))
-            found.append(address.replace("://", f"://{login}@", 1) if login else address)
+    for row in [row for table in _tables_in(given) for row in table.get("index", ())]:
+        name = re.sub(r"[^A-Z0-9]", "_", str(row.get("name", "")).upper())
+        user, password = (given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD"))
+        login = ":".join(quote(each, safe="") for each in (user, password) if each)
+        address = str(row.get("url", ""))
+        found.append(address.replace("://", f"://{login}@", 1) if login else address)
     return found
+
+
+def _addresses_in(given: Mapping[str, str]) -> list[str]:
+    """Return the addresses in uv's settings that may have a login: of indexes, and of pages."""
+    return [*indexes_in(given), *(link for table in _tables_in(given) for link in table.get("find-links", ()))]
 
 
 def _whole_login(address: str, login: str) -> str:

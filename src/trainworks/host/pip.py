@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import subprocess
@@ -12,25 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
+from uv import find_uv_bin
+
 from trainworks.errors import HostError
+from trainworks.facts.data import PACKAGED
 from trainworks.facts.rows import LockedPackage
 
-_ASK = """
-import json
-from pip._internal.commands import create_command
-from pip._internal.models.index import PyPI
-pip, _ = create_command("install").parse_args([])
-print(json.dumps({
-    "index_url": pip.index_url if pip.index_url != PyPI.simple_url else "",
-    "extra_index_urls": pip.extra_index_urls, "find_links": pip.find_links, "trusted_hosts": pip.trusted_hosts,
-    "certificate": pip.cert or "", "no_index": bool(pip.no_index),
-    "timeout_seconds": pip.timeout if pip.timeout != 15 else 0,
-}))
-"""
-"""A program for the Python whose pip is asked; 15 is pip's default."""
+_PROGRAM = PACKAGED / "launcher" / "trainworks_launcher" / "programs" / "installing" / "pip_files.py"
+"""Reads pip's settings: for a job, and for the builder."""
+
+_DEFAULT_INDEX = re.compile(r"--default-index <DEFAULT_INDEX>\s.*?\(by\s+default:\s+<([^>]+)>\)", re.DOTALL)
+"""How uv's help says which index it asks by itself: the one of pip."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
@@ -75,13 +68,13 @@ class PipSettings:
         return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
 
 
+@cache
 def default_index() -> str:
-    """Return the default index of the pip that this Python has; ``""`` without pip."""
-    try:
-        known = importlib.import_module("pip._internal.models.index")
-    except ImportError:
-        return ""
-    return str(known.PyPI.simple_url).rstrip("/")
+    """Return the index that pip and uv ask without settings; ``""`` where uv's help does not say it."""
+    words = (find_uv_bin(), "pip", "install", "--help", "--no-config")
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    found = _DEFAULT_INDEX.search(done.stdout)
+    return found.group(1).rstrip("/") if found else ""
 
 
 def local_path(address: str) -> Path | None:
@@ -93,24 +86,35 @@ def local_path(address: str) -> Path | None:
 
 
 def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
-    """Return what ``pip install`` would use: its files, then ``PIP_*``, as pip itself merges them.
+    """Return what ``pip install`` would use: its files, then ``PIP_*``, as ``pip config list`` says them.
 
-    ``pip config list`` has the files in the order of their names. A Python without pip has no settings.
+    Of a Python without pip only the variables count.
 
     Raises:
         HostError: pip rejects a file or a variable.
     """
-    # -P: Python would import a pip of the current folder.
-    words = (sys.executable, "-P", "-c", _ASK)
+    # Another process: the environment may be another one than this one's.
     done = subprocess.run(
-        words, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        (sys.executable, "-I", str(_PROGRAM)),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if done.returncode != 0 and importlib.util.find_spec("pip"):
-        said = done.stderr.strip().splitlines() or [f"pip ended with status {done.returncode}"]
-        raise HostError(f"pip cannot read its settings: {said[-1]}", hint="`pip config debug` shows pip's view of them")
-    found = json.loads(done.stdout or "{}")
-    own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return PipSettings(**own)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"the program that asks pip ended with {done.returncode}"]
+        raise HostError(said[-1], hint="`pip config debug` shows pip's view of its settings")
+    found = json.loads(done.stdout)
+    return PipSettings(
+        index_url=found["index_url"],
+        extra_index_urls=tuple(found["extra_index_urls"]),
+        find_links=tuple(found["find_links"]),
+        trusted_hosts=tuple(found["trusted_hosts"]),
+        certificate=found["cert"],
+        timeout_seconds=float(found["timeout"] or 0),
+        no_index=found["no_index"],
+    )
 
 
 def _quoted(text: str) -> str:
@@ -150,8 +154,11 @@ def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: 
 def pip_configuration(settings: PipSettings) -> str:
     """Return a ``pip.conf`` with the settings that apply inside a build."""
     lines = ["[global]"]
-    if settings.index_url and local_path(settings.index_url) is None:
-        lines.append(f"index-url = {settings.index_url}")
+    # A program of a build that is not pip does not know pip's default.
+    is_remote = bool(settings.index_url) and local_path(settings.index_url) is None
+    index = settings.index_url if is_remote else default_index()
+    if index:
+        lines.append(f"index-url = {index}")
     extra = [url for url in settings.extra_index_urls if local_path(url) is None]
     if extra:
         lines.append(f"extra-index-url = {' '.join(extra)}")

@@ -1,5 +1,7 @@
 """pip's settings and requirements files, as pip documents them. ``install.py`` loads it; it needs no module of pip's.
 
+Run as a program it prints the settings as JSON: so the builder asks for them.
+
 Settings come from ``pip config list``, a command of pip's: it finds the files and variables, and merges the files.
 Of a requirements file the lines and options are read; what a requirement means is uv's to say.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -20,6 +23,8 @@ from typing import Any, Iterator, NamedTuple, NoReturn, Sequence
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _ORDER = ("global", "install", ":env:")
 """Sections of pip's settings: a later one wins."""
+
+_NUMBERS = {"timeout": float, "retries": int}
 
 _YES, _NO = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 
@@ -169,6 +174,10 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
         values[name] = value.split()
     else:
         values[name] = value.strip()
+        try:
+            _NUMBERS.get(name, str)(values[name])
+        except ValueError as error:
+            raise SettingsError(f"pip cannot read its settings: {key} is {value!r}, and not a number") from error
 
 
 class Row(NamedTuple):
@@ -283,3 +292,18 @@ def _without_comment(number: int, line: str) -> Iterator[tuple[int, str, str]]:
         plain = plain.replace(variable, os.environ.get(name) or variable)
     if plain:
         yield number, plain, origin.group(1) if origin else ""
+
+
+def main() -> int:
+    """Print pip's settings as JSON; return a status."""
+    try:
+        found = read_settings()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{json.dumps(found._asdict())}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
