@@ -179,7 +179,7 @@ class Client:
 
         Args:
             doing: What it is for, for messages.
-            path: What follows ``/v2/NAME/``.
+            path: What follows ``/v2/NAME/``, or an address that the registry gave.
             attempts: How often it is sent; default: as patience has it.
             absent: Whether an answer with the status 404 is one, too: the registry does not know the path.
 
@@ -195,7 +195,8 @@ class Client:
         scope = f"repository:{name}:{'pull' if method == 'GET' else 'pull,push'}"
 
         def attempt() -> Answer:
-            url = urljoin(self._base(host), f"/v2/{name}/{path}")
+            given = path.startswith("/") or "://" in path
+            url = urljoin(self._base(host), path if given else f"/v2/{name}/{path}")
             for again in (True, False):
                 known = self._authorized.get((host, scope))
                 mine = {**(headers or {}), **({"Authorization": known} if known else {})}
