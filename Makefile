@@ -82,8 +82,8 @@ benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, pri
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml tools/requirements.lock tools/uv.lock tools/set-up-python tools/install-packages
-	PYTHON=$(PYTHON) tools/set-up-python
+.venv/complete: pyproject.toml launcher/pyproject.toml testing/pyproject.toml tools/requirements.lock tools/uv.lock tools/set-up-python tools/install-packages
+	PYTHON=$(PYTHON) tools/set-up-python .venv tools/requirements.lock . ./launcher ./testing
 	@touch $@
 
 engine:  ## a container engine, installed and started where none answers

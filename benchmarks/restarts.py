@@ -28,7 +28,7 @@ from start import install_ours
 from trainworks.engine.scratch import private_folder
 
 sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "tests" / "launcher"))
+sys.path.insert(0, str(ROOT / "launcher" / "tests"))
 
 from launcher_network import Network, as_host, network_of
 

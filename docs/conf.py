@@ -17,6 +17,7 @@ include_patterns = [
     "docs/platforms/*.md",
     "docs/tables/*.md",
     "*/README.md",
+    "*/CHANGELOG.md",
     "tests/gpu/README.md",
     "benchmarks/results.md",
 ]
@@ -29,7 +30,17 @@ html_theme = "furo"
 html_title = project
 html_show_copyright = False
 
-NOT_SEARCHED = ("docs/adr/", "docs/tables/", "CHANGELOG", "AGENTS", "CONTRIBUTING", "benchmarks/", "tests/")
+NOT_SEARCHED = (
+    "docs/adr/",
+    "docs/tables/",
+    "CHANGELOG",
+    "launcher/CHANGELOG",
+    "smdistributed/CHANGELOG",
+    "AGENTS",
+    "CONTRIBUTING",
+    "benchmarks/",
+    "tests/",
+)
 """Beginnings of the names of pages that the search leaves out: a user looks for how to do something."""
 
 LINK = re.compile(r"\[([^]]+)\]\(([^)#]+)(#[^)]*)?\)")

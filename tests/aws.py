@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lock.servers import Answer, Request
-from ports import free_port
+from trainworks_testing.ports import free_port
 
 MOTO = Path(__file__).resolve().parents[1] / ".cache/peers/s3/bin/python"
 

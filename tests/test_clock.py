@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from clock import PRESSURE, assert_within, start_clock
+from trainworks_testing.clock import PRESSURE, assert_within, start_clock
 
 BUSY = (sys.executable, "-c", "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass")
 

@@ -44,7 +44,11 @@ def test_each_test_of_the_table_is_there() -> None:
     table = read_table(TEXT)
     ids = collect(table.named)
     assert problems(table, ids) == []
-    assert {each.partition("/")[0] for each in ids} == {"tests", *(["smdistributed"] if TORCH.is_file() else [])}
+    assert {each.partition("/")[0] for each in ids} == {
+        "launcher",
+        "tests",
+        *(["smdistributed"] if TORCH.is_file() else []),
+    }
 
 
 def test_a_sound_table_of_two_rows() -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+PLUGIN = ("-p", "trainworks_testing.plugin")
+"""What the tests of all three packages are run with."""
+
 PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
 
 
@@ -18,7 +21,8 @@ def checked(root: Path, tmp_path: Path) -> Path:
     """Give a folder with the script and programs that refuse everything if there is a file `refuse`."""
     (tmp_path / "tools").mkdir()
     shutil.copy(root / "tools" / "check", tmp_path / "tools" / "check")
-    (tmp_path / "smdistributed").mkdir()
+    for package in ("launcher", "smdistributed"):
+        (tmp_path / package).mkdir()
     for folder, names in ((".venv/bin", PROGRAMS), (".cache/peers/smdistributed/bin", ("python",))):
         (tmp_path / folder).mkdir(parents=True)
         for name in names:
@@ -42,9 +46,9 @@ def test_every_refusal_says_what_to_run(checked: Path) -> None:
     done = run(checked)
     assert done.returncode == 1
     commands = done.stdout.splitlines()
-    assert len(commands) == 9
+    assert len(commands) == 10
     head, *said = done.stderr.strip().splitlines()
-    assert head == "make check: 9 of its commands failed. What to run, or to do:"
+    assert head == "make check: 10 of its commands failed. What to run, or to do:"
     assert [line.strip().split(": ", 1)[0] for line in said] == commands
     advice = dict(line.strip().split(": ", 1) for line in said)
     assert advice[".venv/bin/ruff format --check ."].startswith("make fix")
@@ -82,10 +86,9 @@ def test_a_gate_that_has_compared_nothing_fails(root: Path, tmp_path: Path, test
     (tmp_path / "tests" / "golden" / "one.txt").write_text("same", encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")
     (tmp_path / "tests" / "test_one.py").write_text(test, encoding="utf-8")
-    shutil.copy(root / "tests" / "conftest.py", tmp_path / "tests" / "conftest.py")
-    argv = (sys.executable, "-m", "pytest", "--quiet", "-k", "golden", "-p", "no:cacheprovider")
+    argv = (sys.executable, "-m", "pytest", *PLUGIN, "--quiet", "-k", "golden", "-p", "no:cacheprovider")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRAINWORKS_"))}
-    env["PYTHONPATH"] = os.pathsep.join(map(str, (root / "tests", root / "src", root / "launcher")))
+    env["PYTHONPATH"] = str(root / "testing")
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)
     assert (done.returncode, said in done.stderr) == (status, True), done.stdout + done.stderr
 
@@ -110,11 +113,9 @@ def test_what_nohup_ignores_is_not_passed_on_to_the_programs_of_tests(root: Path
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")
     test = tmp_path / "tests" / "test_one.py"
     test.write_text(SENDS_ITSELF_SIGNALS, encoding="utf-8")
-    shutil.copy(root / "tests" / "conftest.py", tmp_path / "tests" / "conftest.py")
-    pytest_argv = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider")
+    pytest_argv = (sys.executable, "-m", "pytest", *PLUGIN, "--quiet", "-p", "no:cacheprovider")
     ignoring = ("sh", "-c", """trap '' HUP INT QUIT TERM USR1; exec "$@" """, "sh")
-    env = dict(os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(str(root / name) for name in ("tests", "src", "launcher"))
+    env = {**os.environ, "PYTHONPATH": str(root / "testing")}
     done = subprocess.run(
         ignoring + pytest_argv,
         cwd=tmp_path,

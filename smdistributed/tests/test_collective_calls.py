@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from clock import PATIENCE
 from torch import nn
 
 from jobs import BY_HAND, said
@@ -18,6 +17,7 @@ from ranks import _FORKS, free_port, run_ranks
 from smdistributed.modelparallel.torch.job.collective_calls import Call, Report, first_difference
 from smdistributed.modelparallel.torch.wire import watch
 from test_faults import as_process
+from trainworks_testing.clock import PATIENCE
 
 MODEL = "MP_GROUP/0"
 WORLD = "WORLD/0"

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import clock
 import pytest
-from clock import PATIENCE, assert_within, start_clock
 
 from jobs import BY_HAND
 from ranks import _FORKS, free_port, rank_variables, run_program, run_ranks
+from trainworks_testing import clock
+from trainworks_testing.clock import PATIENCE, assert_within, start_clock
 
 RANKS = 4
 """pp_rank 0 and 1 of the first pipeline, then of the second."""

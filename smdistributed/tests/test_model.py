@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clock import assert_within, start_clock
 from torch import nn
 
 from jobs import BY_HAND, train_step
 from ranks import RankError, run_ranks
+from trainworks_testing.clock import assert_within, start_clock
 
 TWO = {"pipeline_parallel_degree": 2, "microbatches": 2}
 REPLICAS = {"pipeline_parallel_degree": 1, "microbatches": 1, "ddp": True}

@@ -41,8 +41,9 @@ def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(workflow: 
     names = [row["name"] for row in listed(root)]
     (pattern,) = shlex.split(line)[shlex.split(line).index("--only") + 1 :]
     assert {name for name in names if fnmatch(name, pattern)} == {name for name in names if "-vendor" not in name}
-    for words in ("git add images", "git commit", "git push"):
+    for words in ("git add images", "git commit", 'git push --force origin "$branch"', "gh pr create"):
         assert words in moves
+    assert "branch=main" not in moves
 
 
 def listed(root: Path) -> list[dict[str, Any]]:
@@ -84,5 +85,36 @@ def test_a_repository_that_is_none_is_refused_before_anything_is_built(root: Pat
 def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]
-    assert workflow["permissions"] == {"contents": "read", "packages": "write"}
+    assert workflow["permissions"] == {"contents": "read"}
+    # Only what a job writes: a pull request with the moved day; images, and a signature with the job's identity.
+    assert workflow["jobs"]["targets"]["permissions"] == {"contents": "write", "pull-requests": "write"}
+    assert release["permissions"] == {"contents": "read", "packages": "write", "id-token": "write"}
     assert release["strategy"]["matrix"]["target"] == "${{ fromJSON(needs.targets.outputs.names) }}"
+
+
+def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
+    """The last command signs the results of the one before it; tests/push/test_sign_released.py runs it."""
+    release, sign = commands(workflow["jobs"]["release"])[-2:]
+    words = shlex.split(sign)
+    assert words == ["tools/sign-released", "--results", shlex.split(release)[-1]]
+    done = subprocess.run([root / words[0], *words[1:]], cwd=root, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("sign-released: ")
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_the_form_of_a_workflow_is_githubs(root: Path, name: str) -> None:
+    """By the schema of workflows that check-jsonschema carries."""
+    program = str(Path(sys.executable).with_name("check-jsonschema"))
+    words = (program, "--builtin-schema", "vendor.github-workflows", f".github/workflows/{name}")
+    done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_wrong_form_is_noticed(root: Path, tmp_path: Path) -> None:
+    text = (root / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    path = tmp_path / "release.yml"
+    path.write_text(text.replace("runs-on:", "run-on:"), encoding="utf-8")
+    program = str(Path(sys.executable).with_name("check-jsonschema"))
+    words = (program, "--builtin-schema", "vendor.github-workflows", str(path))
+    assert subprocess.run(words, check=False, capture_output=True).returncode == 1

@@ -85,7 +85,7 @@ def test_every_file_that_a_walk_names_exists(root: Path) -> None:
 
 def test_the_page_on_what_a_script_is_given_has_every_default_of_mpirun(root: Path) -> None:
     page = (root / "docs" / "environment.md").read_text("utf-8").partition("\n## The command line of mpirun\n")[2]
-    plans = [json.loads(path.read_text("utf-8")) for path in sorted((root / "tests/golden/launch").glob("*.json"))]
+    plans = [json.loads(path.read_text("utf-8")) for path in sorted((root / "launcher/tests/golden").glob("*.json"))]
     reasons = [
         each for plan in plans if plan["ranks_by"] == "mpirun" for each in plan["why"] if each["origin"] != "user"
     ]

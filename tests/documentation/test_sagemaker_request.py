@@ -12,7 +12,7 @@ import pytest
 from botocore.session import Session
 from botocore.validate import ParamValidator
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "launcher"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launcher" / "tests"))
 
 from launcher_support import environment, plan
 

@@ -13,7 +13,6 @@ from types import FrameType
 
 import pytest
 
-from clock import PATIENCE, assert_within, start_clock
 from trainworks.engine.processes import (
     Child,
     Interruption,
@@ -25,6 +24,7 @@ from trainworks.engine.processes import (
     stream,
     uninterrupted,
 )
+from trainworks_testing.clock import PATIENCE, assert_within, start_clock
 
 FOREVER = "import signal, sys, time; print('ready', flush=True); signal.pause()"
 STUBBORN = (

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from clock import assert_within, start_clock
 from engine.daemons import mounts_below, own_daemon, processes_with
 from engine.helpers import BASE, request
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import StepEvent
 from trainworks.errors import EngineUnavailableError, OutputError
+from trainworks_testing.clock import assert_within, start_clock
 
 pytestmark = [
     pytest.mark.engine,

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from clock import PATIENCE
 from image.support import ROOT
+from trainworks_testing.clock import PATIENCE
 
 LOSS = re.compile(r"epoch (\d+) world (\d+) loss ([0-9.]+)")
 

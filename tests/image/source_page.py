@@ -45,8 +45,8 @@ from image.vendor import (
     fetch_sources,
     heads_of,
 )
-from ports import free_port
 from push.support import program, wait_until_it_answers
+from trainworks_testing.ports import free_port
 
 PROOF = "TRAINWORKS_PROOF"
 """The variable that names the folder of sources; only `make proof` sets it: half an hour of compilation."""

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from clock import PATIENCE
 from image.here import Here
 from image.support import ROOT, BuiltByCommand, engine_that_answers
 from image.test_imagetest import ignore
@@ -28,6 +27,7 @@ from trainworks.imagetest.any_image import Frameworks
 from trainworks.imagetest.inside.answers import Answer
 from trainworks.imagetest.questions import answer_in, ask_program
 from trainworks.imagetest.results import CheckResult, line
+from trainworks_testing.clock import PATIENCE
 
 LOGIN = "machine index.example login me password CANARY-LOGIN\n"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from clock import assert_within, start_clock
 from image.support import BuiltByCommand
+from trainworks_testing.clock import assert_within, start_clock
 
 pytestmark = pytest.mark.engine
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from clock import PATIENCE
 from image.efa_installer import make_installer
 from image.support import BuiltByCommand, engine_that_answers
 from image.vendor import (
@@ -27,6 +26,7 @@ from trainworks.errors import BuildError
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks_testing.clock import PATIENCE
 
 pytestmark = pytest.mark.engine
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lock.servers import Authority, Server, make_authority, serving
+from lock.servers import Server, serving
+from trainworks_testing.certificates import Authority, make_authority
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lock.servers import (
-    Authority,
     Request,
     Server,
     dropping,
@@ -27,6 +26,7 @@ from trainworks.host.downloads import Client, Content, Limits, UnreachableError,
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import file_sizes
+from trainworks_testing.certificates import Authority
 
 NOISE = random.Random(7).randbytes(500_000)
 OTHER = random.Random(8).randbytes(500_000)

@@ -19,7 +19,6 @@ import pytest
 
 from lock.conftest import Repository
 from lock.servers import (
-    Authority,
     Server,
     dropping,
     dropping_without_ranges,
@@ -31,6 +30,7 @@ from lock.servers import (
     trickling,
     whole,
 )
+from trainworks_testing.certificates import Authority
 
 FETCH = Path(__file__).resolve().parents[2] / "templates" / "files" / "builder" / "fetch"
 NOISE = random.Random(4).randbytes(300_000)

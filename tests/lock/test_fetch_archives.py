@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lock.servers import Answer, Authority, Request, Server, redirecting, serving, whole
+from lock.servers import Answer, Request, Server, redirecting, serving, whole
+from trainworks_testing.certificates import Authority
 
 FETCH = Path(__file__).resolve().parents[2] / "templates" / "files" / "builder" / "fetch-archives"
 USER, PASSWORD = "reader", "pa55word-of-the-index"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from lock.conftest import Repository
-from lock.servers import Authority, Server, git_repositories
+from lock.servers import Server, git_repositories
 from trainworks.errors import LockError
 from trainworks.host.downloads import UnreachableError
 from trainworks.host.git import bundle_holds, make_bundle, tag_commit
+from trainworks_testing.certificates import Authority
 
 
 @pytest.fixture

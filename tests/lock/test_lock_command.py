@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from lock.conftest import Repository
-from lock.servers import Authority, Request, Server, dropping, git_repositories
+from lock.servers import Request, Server, dropping, git_repositories
 from lock.test_signatures import make_vendor
 from lock.test_signatures import pytestmark as needs_gpg
 from lock.trees import ROOT, TARGET, add_artifact, add_python_lock, make_tree
@@ -32,6 +32,7 @@ from trainworks.inputs.lock_artifacts import lock_base_images
 from trainworks.inputs.mirror import read_mirror
 from trainworks.registry.protocol import Patience
 from trainworks.registry.tools import Registries
+from trainworks_testing.certificates import Authority
 
 METIS = b"metis" * 20_000
 SHA256 = hashlib.sha256(METIS).hexdigest()

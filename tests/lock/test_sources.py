@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lock.conftest import Repository
-from lock.servers import Authority, Server, git_repositories
+from lock.servers import Server, git_repositories
 from lock.trees import PACKAGES_TARGET, add_artifact, add_component, add_python_lock, make_tree
 from trainworks.cli import main
 from trainworks.facts.load import load
@@ -21,6 +21,7 @@ from trainworks.host.apt import AptSettings, AptSource
 from trainworks.inputs.sources import Places, archives_of
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks_testing.certificates import Authority
 
 COST = "the plugin's users wait"
 PYTHON = [

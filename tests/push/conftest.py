@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lock.servers import Authority, Server, make_authority, serving
+from lock.servers import Server, serving
 from push.hostile import Hostile, hostile_registry
 from push.support import PASSWORD, TOOLS, USER, RegistryServer, docker_configuration, registry_server
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.registry.protocol import Patience
 from trainworks.registry.tools import Registries
+from trainworks_testing.certificates import Authority, make_authority
 
 QUICK = Patience(attempts=3, pause=0.01)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from lock.servers import Authority
-from ports import free_port
+from trainworks_testing.certificates import Authority
+from trainworks_testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,12 +10,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from lock.servers import Authority
 from push.hostile import BASIC, Hostile, Request, as_json, hostile_registry
 from push.support import PASSWORD, USER, docker_configuration
 from trainworks.cli import main
 from trainworks.errors import RegistryError
 from trainworks.registry.tools import Registries
+from trainworks_testing.certificates import Authority
 
 HTML = b"<html>Bad Request</html>"
 

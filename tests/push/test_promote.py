@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from cli.terminal import Terminal
-from clock import assert_within, start_clock
-from lock.servers import Authority
 from push.hostile import BASIC, INDEX, Hostile, Request, as_json, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, docker_configuration
 from trainworks.cli import main
@@ -29,6 +27,8 @@ from trainworks.registry.protocol import Patience, RegistryUnreachableError
 from trainworks.registry.push import promote_image
 from trainworks.registry.tags import claim_tag
 from trainworks.registry.tools import Registries
+from trainworks_testing.certificates import Authority
+from trainworks_testing.clock import assert_within, start_clock
 
 pytestmark = pytest.mark.engine
 """They need the programs that `make engines` installs: oras, and a registry."""

@@ -22,7 +22,6 @@ import pytest
 
 from engine.helpers import CREATED, busybox, make_rootfs
 from image.support import engine_that_answers
-from lock.servers import Authority
 from push.hostile import Hostile, digest_of, hostile_registry
 from push.support import PASSWORD, ROOT, USER, RegistryServer, docker_configuration
 from trainworks.cli import main
@@ -39,6 +38,7 @@ from trainworks.registry.protocol import Patience
 from trainworks.registry.push import SENT, Pushed, push_image
 from trainworks.registry.tags import claim_tag
 from trainworks.registry.tools import Registries
+from trainworks_testing.certificates import Authority
 
 PATH = os.environ["PATH"]
 

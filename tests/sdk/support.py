@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clock import PATIENCE
 from trainworks.host.pip import pip_configuration
 from trainworks.host.settings import read_host_settings
+from trainworks_testing.clock import PATIENCE
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clock import assert_within, start_clock
 from sdk.support import PIP_CHANNEL, Ended, pip_settings, run_client, source
 from trainworks_launcher.command.stand_ins import NO_KEY
+from trainworks_testing.clock import assert_within, start_clock
 
 pytestmark = pytest.mark.engine
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clock import PATIENCE
 from sdk.support import PEERS, PROGRAMS, removed_afterwards
+from trainworks_testing.clock import PATIENCE
 
 pytestmark = pytest.mark.engine
 

@@ -125,6 +125,9 @@ def _files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...
     for place, folder in folders.items():
         for path in (folder, *sorted(folder.rglob("*"))):
             relative = path.relative_to(folder)
+            # The tests of a package stay here.
+            if relative.parts[:1] == ("tests",):
+                continue
             # What tools leave behind: caches, and the metadata of an editable install.
             if any(part.startswith(".") or part == "__pycache__" or ".egg-info" in part for part in relative.parts):
                 continue

@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]
 
-from clock import PATIENCE, assert_within, start_clock
 from engine.helpers import BASE, request
 from trainworks.engine import create, isolation, processes, read_files
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, OutputError
+from trainworks_testing.clock import PATIENCE, assert_within, start_clock
 
 pytestmark = pytest.mark.engine
 

@@ -174,18 +174,6 @@ def _native_collective(frames: Sequence[Frame]) -> str:
     return ""
 
 
-def may_compute(threads: Sequence[Thread], natives: Sequence[Thread]) -> bool:
-    """Return whether a process that takes CPU time may compute: its main thread waits in no collective, where it spins.
-
-    Args:
-        threads: Its Python stacks.
-        natives: Those with the frames of compiled code; () if they cannot be read.
-    """
-    main = main_thread(natives or threads)
-    frames = main.frames if main is not None else ()
-    return not (_collective([frame for frame in frames if not frame.native]) or _native_collective(frames))
-
-
 _NO_RECORDS = Lacking()
 
 

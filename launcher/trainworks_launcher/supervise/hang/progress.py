@@ -171,15 +171,6 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
     return ""
 
 
-def busy(before: Look, after: Look) -> frozenset[int]:
-    """Return the processes that take CPU time, or would if they got any: they compute, or spin."""
-    least = WORKING_SHARE * (after.at - before.at)
-    pairs = ((pid, process, before.processes.get(pid)) for pid, process in after.processes.items())
-    return frozenset(
-        pid for pid, process, old in pairs if old is not None and _wanted(process, old, after.at - before.at) >= least
-    )
-
-
 def _imports(process: Process, old: Process, seconds: float) -> bool:
     """Return whether Python is importing a module, and waits for pages or a CPU meanwhile, or takes one.
 

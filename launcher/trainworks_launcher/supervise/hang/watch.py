@@ -4,18 +4,13 @@ A host is quiet when nothing on it made progress for the limit. The leader hears
 again. When all are quiet it asks each for a last look; if that shows no progress either, it names the rank that differs
 and tells every host. All of it happens once for a stall: again only after some host has made progress.
 
-Where the leader's own output came steadily and stops, the same happens earlier (``pace``), and then only warns. A rank
-that takes CPU time outside of a collective is given more time then, up to the limit.
-
 ==========  =========  ================================================================================
 message     direction  meaning
 ==========  =========  ================================================================================
-quiet       to leader  ``quiet``: 2 where nothing on this host has made progress for the limit, 1 for that of the pace
-pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
+quiet       to leader  ``quiet``: whether nothing on this host has made progress for the limit
 look        to host    look once more; ``round`` comes back in the answer
 records     to leader  what torch's flight recorder has of each rank, and NCCL's RAS of all; comes before ``rows``
-rows        to leader  nothing has moved: where each rank is; ``works``: one may compute
-wait        to host    some rank does: begin again with the limit of the pace
+rows        to leader  nothing has moved: where each rank is
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
 ==========  =========  ================================================================================
 """
@@ -35,14 +30,12 @@ from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, RECORD_S
 from trainworks_launcher.supervise.hang.naming import (
     Row,
     documents,
-    may_compute,
     name_the_odd,
     read_documents,
     waits_in_a_package,
 )
 from trainworks_launcher.supervise.hang.nccl import remarks
-from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
-from trainworks_launcher.supervise.hang.progress import Look, Seen, busy, sign_of_life
+from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
@@ -58,9 +51,6 @@ _FILES = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TALKING = 3.0
 _LOOKS = 20
-_LISTEN_SECONDS = SHORTEST / 8
-_MOVES, _EARLY, _WHOLE = 0, 1, 2
-"""How quiet a host is: something moves, nothing did for the limit of the pace, nothing did for the limit."""
 
 T = TypeVar("T")
 
@@ -73,7 +63,6 @@ class _Last(NamedTuple):
     rows: Sequence[Row] = ()
     records: Sequence[Json] = ()
     ras: Sequence[str] = ()
-    works: bool = False
     text: str = ""
     moved: bool = False
 
@@ -131,11 +120,7 @@ class Watch:
         self._wrote: Mapping[int, int] | None = None
         self._before: Look | None = None
         self._seen = Seen()
-        self._quiet = _MOVES
-        self._stalled_at = 0.0
-        self._looked_since = 0.0
-        self._early = 0.0
-        self._excused_at = 0.0
+        self._quiet = False
         self._turn = 0
         self._looking = 0
         self._unanswered = 0
@@ -144,22 +129,18 @@ class Watch:
         self._written = 0
         self.idle = 0.0
         # Of the leader:
-        self._pace = Pace(around.limit)
-        self._quiet_hosts: dict[str, int] = {}
+        self._quiet_hosts: set[str] = set()
         self._round = 0
-        self._asking = _MOVES
-        self._reported = _MOVES
+        self._asking = False
+        self._reported = False
         self._rows: dict[str, list[Row]] = {}
         self._records: list[Json] = []
         self._ras: list[str] = []
-        self._works = False
 
     def begin(self, started: float) -> None:
         """Look from now on. started: when the program was started (monotonic clock)."""
         self._moved_at = started
         self._tick()
-        if self._around.leader and self._around.limit > SHORTEST:
-            self._listen()
 
     def end(self) -> None:
         """The job ends: look no more."""
@@ -174,14 +155,8 @@ class Watch:
             self._look_again(number(message.get("round")))
         elif what == "verdict" and not self._around.leader:
             self._report(words(message.get("text")))
-        elif what == "pace" and not self._around.leader:
-            self._early = number(message.get("limit")) / 1000
-            if not self._looking:
-                self._tick_in(0)
-        elif what == "wait" and not self._around.leader:
-            self._wait()
         elif what == "quiet" and self._around.leader:
-            self._heard(host, number(message.get("quiet")))
+            self._heard(host, message.get("quiet") is True)
         elif self._around.leader:
             self._answer(host, message)
 
@@ -200,22 +175,16 @@ class Watch:
         self._in_thread(lambda: self._eyes.wrote(roots), judged)
 
     def _look_or_wait(self) -> None:
-        limit, whole = self._limit(), self._around.limit
         waited = time.monotonic() - self._last_sign()
-        first = whole * names.HANG_FIRST_LOOK
-        if limit < whole:  # the leader asks for a look where it is needed
-            first = min(first, limit * FIRST_LOOK) if self._around.leader else 0.0
+        first = self._around.limit * names.HANG_FIRST_LOOK
         if waited < first:
             self._before = None
             if self._spoke_at > self._moved_at:
                 self._seen = Seen()  # a new stall
             self._judge()
-            self._tell_pace(whole)
             # What goes on to print is asked again soon: the last word of a main thread is not known more exactly.
-            soon = _pause(limit) if limit >= whole else limit / 4
-            self._tick_in(min(first - waited, max(soon, _TALKING)))
+            self._tick_in(min(first - waited, max(_pause(self._around.limit), _TALKING)))
             return
-        self._tell_pace(limit)
         roots, before, printed = self._around.roots(), self._before, self._around.printed()
 
         def looked(look: Look) -> None:
@@ -243,61 +212,27 @@ class Watch:
     def _looked(self, look: Look) -> None:
         if self._before is not None:
             if not self._around.searching() and sign_of_life(self._before, look, self._seen):
-                self._pace.excuse(look.at - self._last_sign())
                 self._moved_at = look.at
             elif self._spoke_at <= self._before.at:
                 self.idle += look.at - self._before.at
-        else:
-            self._looked_since = look.at
         self._before = look
         self._seen.add(look)
         self._judge()
-        waited = time.monotonic() - self._last_sign()
-        if waited > 2 * self._limit() and not self._asking:
-            self._pace.excuse(waited)  # another host works
-        self._tick_in(_pause(self._limit()))
+        self._tick_in(_pause(self._around.limit))
 
     def _last_sign(self) -> float:
         return max(self._moved_at, self._spoke_at)
 
-    def _limit(self) -> float:
-        """Seconds without progress that are too many now. The leader has warned of a stall: wait for the limit."""
-        if self._around.leader:
-            return self._around.limit if self._reported else self._pace.early
-        return min(self._early or self._around.limit, self._around.limit)
-
     def _judge(self) -> None:
-        """Tell the leader how quiet this host is, where that is news."""
-        now, sign, limit = time.monotonic(), self._last_sign(), self._limit()
-        quiet = self._quiet if sign <= self._stalled_at else _MOVES
-        if now - sign >= self._around.limit:
-            quiet = _WHOLE
-        elif now - max(sign, self._excused_at) >= limit and now - self._looked_since >= limit * (1 - FIRST_LOOK):
-            quiet = max(quiet, _EARLY)
-        self._stalled_at = sign
-        if quiet != self._quiet:
-            self._quiet = quiet
-            if self._around.leader:
-                self._heard(self._around.member, quiet)
-            else:
-                self._around.tell({"what": "quiet", "quiet": quiet})
-
-    def _tell_pace(self, limit: float) -> None:
-        """The leader's own silence is long for its pace, or no longer: the others look closely, or as before."""
-        early = limit if limit < self._around.limit else 0.0
-        if self._around.leader and early != self._early:
-            self._early = early
-            self._around.tell({"what": "pace", "limit": int(early * 1000)})
-
-    def _wait(self) -> None:
-        """Some rank may compute: say that this host is quiet only after the limit of the pace again."""
-        self._excused_at = time.monotonic()
-        if self._quiet == _EARLY:
-            self._quiet = _MOVES
-
-    def _listen(self) -> None:
-        self._pace.hear(self._around.printed())
-        self._after(_LISTEN_SECONDS, self._listen)
+        """Tell the leader whether this host is quiet, where that is news."""
+        quiet = time.monotonic() - self._last_sign() >= self._around.limit
+        if quiet == self._quiet:
+            return
+        self._quiet = quiet
+        if self._around.leader:
+            self._heard(self._around.member, quiet)
+        else:
+            self._around.tell({"what": "quiet", "quiet": quiet})
 
     def _look_again(self, round_: int) -> None:
         """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
@@ -313,11 +248,9 @@ class Watch:
             records = self._eyes.recorder.of_ranks([root.rank for root in roots], RECORD_SECONDS)
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
-            able = busy(before, seen) if before is not None else ()
-            works = any(may_compute(seen.processes[pid].stack, natives.get(pid, ())) for pid in able)
             ras = self._eyes.ras()
             text = self._eyes.report(roots, seen, natives) + (f"=== NCCL's RAS\n{ras}\n" if ras else "")
-            return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), works, text)
+            return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), text)
 
         def looked(found: _Last) -> None:
             seen, self._stacks = found.seen, found.text
@@ -329,7 +262,7 @@ class Watch:
                 self._judge()
                 return
             said: dict[str, Json] = {"records": [*found.records], "ras": [*found.ras]}
-            where: dict[str, Json] = {"rows": documents(found.rows), "works": found.works}
+            where: dict[str, Json] = {"rows": documents(found.rows)}
             for what, fields in (("records", said), ("rows", where)):
                 message = {"what": what, "round": round_, **fields}
                 if around.leader:
@@ -340,21 +273,20 @@ class Watch:
         self._in_thread(look, looked)
 
     # ------------------------------------------------------------------------------------------------------ the leader
-    def _heard(self, host: str, quiet: int) -> None:
+    def _heard(self, host: str, quiet: bool) -> None:
+        """A host, also this one, has become quiet or moves again."""
         if not quiet:
-            self._quiet_hosts.pop(host, None)
-            self._asking = self._reported = _MOVES
+            self._quiet_hosts.discard(host)
+            self._asking = self._reported = False
             return
-        self._quiet_hosts[host] = quiet
-        least = min(self._quiet_hosts.get(each, _MOVES) for each in self._all())
-        if self._asking or least <= self._reported or (self._reported and not self._around.fails):
+        self._quiet_hosts.add(host)
+        if self._asking or self._reported or not self._quiet_hosts.issuperset(self._all()):
             return
-        self._asking = least
+        self._asking = True
         self._round += 1
         self._rows = {}
         self._records = []
         self._ras = []
-        self._works = False
         self._around.tell({"what": "look", "round": self._round})
         self._look_again(self._round)
         round_ = self._round
@@ -373,7 +305,6 @@ class Watch:
             self._ras = self._ras or [one_line(line) for line in texts(message.get("ras"))]
             return
         self._rows[host] = read_documents(host, message.get("rows"))
-        self._works |= message.get("works") is True
         if self._asking and set(self._rows) >= set(self._all()):
             self._decide(self._round)
 
@@ -381,28 +312,18 @@ class Watch:
         """All have answered, or have had the time to."""
         if not self._asking or round_ != self._round:
             return
-        if self._asking == _EARLY and self._works:
-            self._asking = _MOVES
-            self._quiet_hosts = {host: quiet for host, quiet in self._quiet_hosts.items() if quiet == _WHOLE}
-            self._pace.excuse(time.monotonic() - self._last_sign())
-            self._around.tell({"what": "wait"})
-            self._wait()
-            return
-        early = self._early if self._asking == _EARLY else 0.0
-        ends = self._around.fails and self._asking == _WHOLE
-        self._asking, self._reported = _MOVES, self._asking
+        self._asking = False
+        self._reported = True
         rows = [row for host_rows in self._rows.values() for row in host_rows]
         silent = sorted(set(self._all()) - set(self._rows))
-        verdict = name_the_odd(rows, silent, early or self._around.limit, lacking(self._records))
-        rest = f"it was silent for {self._pace.longest:.0f} s at most before, and goes on" if early else ""
+        verdict = name_the_odd(rows, silent, self._around.limit, lacking(self._records))
         drawn = grid(rows, verdict.odd, silent)
         ras = [f"NCCL's RAS: {line}" for line in self._ras]
-        shown = "\n".join(filter(None, (verdict.text, *ras, rest, as_text(drawn))))
+        shown = "\n".join(filter(None, (verdict.text, *ras, as_text(drawn))))
         self._around.tell({"what": "verdict", "text": shown})
         heading = verdict.cause.partition(":")[0]
         written = self._report(shown, as_svg(drawn, heading, self._around.mask) if drawn else "")
-        self._tell_pace(self._around.limit)
-        if ends:
+        if self._around.fails:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""
             more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:], *ras)))
@@ -472,7 +393,7 @@ class Watch:
             if self._unanswered == 1:
                 self._around.log("a look for a hang shows nothing: it failed, or has not returned; looking again")
             # Each look that does not return keeps a thread: there are fewer and fewer of them.
-            pause = _pause(self._limit()) * 2 ** min(self._unanswered, 10)
+            pause = _pause(self._around.limit) * 2 ** min(self._unanswered, 10)
             self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))
 
         self._looking += 1
