@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of, write_archive
-from trainworks.engine.backend import IdleContainer, image_of
+from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
@@ -677,8 +677,9 @@ def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailable
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:
+    more = {key: image.attrs.get(key) for key in MAKERS}
     return image_of(
-        image.attrs.get("Config") or {},
+        {**(image.attrs.get("Config") or {}), **more},
         reference=reference,
         identifier=str(image.id),
         size=int(image.attrs["Size"]),

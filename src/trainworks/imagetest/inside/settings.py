@@ -168,6 +168,22 @@ print("\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 """
 
 
+def more_rights(path: str) -> list[str]:
+    """Return the names of a file's extended attributes, lists of access among them.
+
+    Capabilities have a promise of their own. What hosts and engines set for themselves is not the image's.
+    """
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return []
+    return sorted(name for name in names if not name.startswith(("security.", "trusted.", *_ENGINES)))
+
+
+_ENGINES = ("user.overlay.", "user.containers.", "user.fuseoverlayfs.")
+"""How the attributes begin in which engines without root keep what they cannot set."""
+
+
 def rights_problems(
     root: str,
     rights: list[dict[str, Any]],
@@ -194,6 +210,8 @@ def rights_problems(
             yield path, f"belongs to user {status.st_uid}: that user may change what root runs"
         if stat.S_ISLNK(status.st_mode):
             continue
+        if more := more_rights(root + path):
+            yield path, f"has {', '.join(more)}: no package and no recipe gives a file more than its mode"
         row = next((row for row in rows if row[0].fullmatch(path)), None)
         if row is None:
             if group != 0 and mode & stat.S_IWGRP:
