@@ -292,6 +292,8 @@ class Client:
 
     def _refusal(self, doing: str, host: str, answer: Answer) -> RegistryError:
         """Return the error for an answer that is not a good one."""
+        # Also where nothing asked for it yet: an answer may repeat what an engine has logged in with.
+        self.login(host)
         said, codes = self.clean(answer.words), answer.codes
         if answer.status == HTTPStatus.NOT_FOUND and codes and codes <= ABSENT | {HARBORS} and not answer.elsewhere:
             hint = "check the name; some registries need a repository to be created before the first push"
