@@ -17,7 +17,7 @@ from trainworks.errors import HostError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Base, LockedArchive
 from trainworks.host.apt import AptSettings, AptSource, sources_for
-from trainworks.host.archives import find_archive, line_of, state_of
+from trainworks.host.archives import find_archive, state_of
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.lock_artifacts import lock_archives
@@ -97,7 +97,6 @@ def test_an_archive_in_the_locked_state_is_read_as_it_is(server: Server, base: B
     settings = machine(server)
     found = find_archive(base, states, settings)
     assert (found.settings, found.differs) == (settings, ())
-    assert found.lines == tuple(map(line_of, states))
     assert not [seen for seen in server.seen if "/archive/" in seen.path]
 
 
@@ -168,8 +167,13 @@ def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(server: Se
 
     def lock(*, upgrade: bool = False) -> tuple[LockedArchive, ...]:
         facts = load(root)
-        assert lock_archives(facts.targets, facts, machine(server), root, report=said.append, upgrade=upgrade) == []
-        return load(root).locked_archives
+        problems, suites = lock_archives(
+            facts.targets, facts, machine(server), root, report=said.append, upgrade=upgrade
+        )
+        assert problems == []
+        locked = load(root).locked_archives
+        assert suites == {each.suite for each in locked if each not in facts.locked_archives}
+        return locked
 
     states = serve(server, "/today", DAY, "demo 1")
     assert lock() == states

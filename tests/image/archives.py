@@ -31,13 +31,14 @@ class Archive:
 
     def __init__(self, server: Server, folder: Path, *, keeps: bool = True) -> None:
         """Make an archive without a state; ``keeps``: whether there are snapshots of it."""
-        self._server, self._folder, self._keeps = server, folder, keeps
+        self._server, self.folder, self._keeps = server, folder, keeps
         self._home = folder / "gpg"
         self._home.mkdir(mode=0o700)
         self._gpg("--quick-generate-key", "archive@example.org", "default", "default", "never")
         self.others: dict[str, str] = {}
         self.today = f"{server.url}/today"
         self.snapshot = f"{server.url}/archive/{{archive}}/{{date}}"
+        self.requests = server.seen
 
     def sign(self, version: str, day: datetime) -> None:
         """Be in a state: the package in this version, and ``others`` in theirs, signed on this day."""
@@ -63,7 +64,7 @@ class Archive:
     def _package(self, package: str, version: str, file: str) -> Package:
         """Make a package with a file that says its version."""
         name = f"{package}_{version}_all.deb"
-        tree = self._folder / f"tree-{package}-{version}"
+        tree = self.folder / f"tree-{package}-{version}"
         if not tree.is_dir():
             (tree / "DEBIAN").mkdir(parents=True)
             (tree / "DEBIAN" / "control").write_text(
@@ -74,9 +75,9 @@ class Archive:
             (tree / "usr" / "share").mkdir(parents=True)
             (tree / "usr" / "share" / file).write_text(f"{version}\n", encoding="utf-8")
             environment = {**os.environ, "SOURCE_DATE_EPOCH": "1500000000"}
-            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self._folder / name))
+            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self.folder / name))
             subprocess.run(command, check=True, capture_output=True, env=environment)
-        content = (self._folder / name).read_bytes()
+        content = (self.folder / name).read_bytes()
         control = (tree / "DEBIAN" / "control").read_text(encoding="utf-8")
         sums = f"Size: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n\n"
         return Package(file=name, content=content, row=f"{control}Filename: pool/{name}\n{sums}")

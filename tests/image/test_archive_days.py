@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,8 @@ from trainworks.errors import LockError
 from trainworks.facts.load import load
 from trainworks.facts.rows import LockedArchive, SourceFile
 from trainworks.host.apt import AptSource
-from trainworks.host.archives import todays_states
+from trainworks.host.archives import RECORD, todays_states
+from trainworks.host.bootstrap import bootstrap
 from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.plan.model import IMAGE_TIME, Request
@@ -93,6 +95,18 @@ class Days:
         self.made.append(image.identifier)
         return image
 
+    def install_in_base(self, version: str) -> None:
+        """Give the base the package in this version."""
+        folder = self.archive.folder / "with-package"
+        folder.mkdir()
+        file = f"{PACKAGE}_{version}_all.deb"
+        shutil.copyfile(self.archive.folder / file, folder / file)
+        (folder / "Dockerfile").write_text(
+            f"FROM {self.base.name}\nCOPY {file} /tmp/\nRUN dpkg --install /tmp/{file} && rm -f /tmp/{file}\n"
+        )
+        request = BuildRequest(name="base", context=folder, tags=(self.base.name,))
+        self.engine.build(request, lambda _event: None)
+
     def version(self, image: BuiltImage) -> str:
         """Return the version of the package that an image has."""
         with self.engine.container(image.identifier) as container:
@@ -159,6 +173,7 @@ def test_a_locked_day_is_built_again_after_the_archive_has_moved(days: Days) -> 
 
 def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> None:
     first = days.build()
+    of_first = days.base
     days.archive.sign("2", SECOND)
     days.lock()
     second = days.build(locked=True)
@@ -166,16 +181,24 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     if days.same_bytes:
         same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
         assert same == [*[True] * (len(same) - 2), False, True]
+        # What was built before under the name says nothing about an image.
+        days.base = of_first
+        assert days.build(locked=True).identifier == first.identifier
 
 
 def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) -> None:
-    """Whatever the layers of wheels are made in: the base and they keep their digests, and a registry has them."""
+    """Whatever the layers of wheels are made in: the base and they keep their digests, and a registry has them.
+
+    The update is of a package that the base itself has.
+    """
     days.archive.others = {f"trainworks-other-{number}": "1" for number in range(19)}
-    days.packages = (PACKAGE, *days.archive.others)
+    days.packages = tuple(days.archive.others)
     days.layers = 5
     days.archive.sign("1", FIRST)
+    days.install_in_base("1")
     days.lock()
     first = days.build(locked=True)
+    assert days.version(first) == "1"
     days.archive.sign("2", SECOND)
     days.lock()
     second = days.build(locked=True)
@@ -185,8 +208,28 @@ def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) 
     if days.same_bytes:
         new = [number for number, layer in enumerate(second.layers) if layer != first.layers[number]]
         assert len(first.layers) == len(second.layers)
-        # The base has two layers, the packages are the next one.
+        # Behind the layers of the base, and before those of wheels.
         assert new == [len(second.layers) - days.layers - 1]
+
+
+def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path: Path) -> None:
+    """So it has the same bytes on each day between two point releases, whatever else this machine's archive has."""
+    facts = load(ROOT)
+    debian = own_base(make_plan(Request(framework="pytorch", cuda="cpu"), facts))
+    assert debian is not None
+    settings = read_host_settings(os.environ)
+    suite, uri = settings.suite, days.archive.today
+    updates = AptSource(uri=uri, suite=f"{suite}-security", components="main", trusted=True)
+    settings = replace(settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates)))
+    days.archive.requests.clear()
+    made = bootstrap(debian.row, debian.name, tmp_path / "base.tar", settings, lambda _line: None, debian.states)
+    assert days.archive.requests == []
+    there = days.engine.inspect(debian.name)
+    assert there is not None
+    assert made.rpartition(":")[2] == there.identifier.rpartition(":")[2]
+    with days.engine.container(debian.name) as container:
+        recorded = container.run(("cat", RECORD)).output.splitlines()
+    assert [line.split()[0] for line in recorded] == [debian.row.suite]
 
 
 def test_where_only_todays_archive_is_the_image_says_so(days: Days, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,17 @@ record.write_text(re.sub("^" + re.escape(path) + ",.*", row(path), record.read_t
 NEEDLESS = "printf 'Package: evil\\nStatus: install ok installed\\nVersion: 1\\n\\n' >> /var/lib/dpkg/status"
 """A Debian package that nothing of the plan needs."""
 
+ACL = python("""
+import os, struct
+everyone, reader = 0xFFFFFFFF, 1000
+rows = [(1, 6, everyone), (2, 4, reader), (4, 4, everyone), (16, 4, everyone), (32, 0, everyone)]
+packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in rows)
+os.setxattr("/etc/shadow", "system.posix_acl_access", packed)
+""")
+"""One user more who may read a file: its mode is the same."""
+
+ATTRIBUTE = python("import os; os.setxattr('/usr/bin/env', 'user.more', b'1')")
+
 FILES = (
     ("chmod 0700 /var/tmp", "/var/tmp "),
     ("chmod 0777 /opt/venv", "/opt/venv "),
@@ -150,6 +161,16 @@ FILES = (
     (EXTRA, "extra-1.dist-info/RECORD"),
     (NEEDLESS, "Debian package evil"),
     (PROGRAM, "/bin/tqdm "),
+    ("chgrp 1000 /opt/trainworks/bin/train", "/opt/trainworks/bin/train "),
+    ("chmod 2755 /opt/venv/share", "/opt/venv/share "),
+    ("rm /var/run && ln -s /tmp /var/run", "/var/run is a link to /tmp"),
+    ("echo 'root root 4755 /bin/dash' >> /var/lib/dpkg/statoverride", "dpkg/statoverride gives /bin/dash"),
+    ("printf '/usr/bin/id\\n/usr/bin/id.x\\n:\\n' >> /var/lib/dpkg/diversions", "dpkg/diversions leads /usr/bin/id"),
+    ("echo root:0:65536 >> /etc/subuid", "/etc/subuid lets root"),
+    ("sed -i 's/^shadow:.*/shadow:*::games/' /etc/gshadow", "/etc/gshadow has"),
+    ("rmdir /opt/ml/input/data", "/opt/ml/input/data is a directory"),
+    (ACL, "/etc/shadow has system.posix_acl_access"),
+    (ATTRIBUTE, "/usr/bin/env has user.more"),
 )
 """What is done to the image in one layer, and the pattern that a line of the answer has then."""
 
@@ -169,6 +190,7 @@ SETTINGS = (
     ("EXPOSE 80/udp", "EXPOSE "),
     ("STOPSIGNAL 9", "STOPSIGNAL "),
     ("VOLUME /opt/ml", "VOLUME "),
+    ("MAINTAINER another", "Author "),
     ('SHELL ["/bin/bash", "-c"]', "SHELL "),
 )
 

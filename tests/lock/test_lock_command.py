@@ -27,8 +27,11 @@ from push.support import TOOLS
 from trainworks.cli import main
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
-from trainworks.host.settings import HostSettings
+from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.inputs.lock_artifacts import lock_base_images
 from trainworks.inputs.mirror import read_mirror
+from trainworks.registry.protocol import Patience
+from trainworks.registry.tools import Registries
 from trainworks_testing.certificates import Authority
 
 METIS = b"metis" * 20_000
@@ -270,6 +273,26 @@ def test_debians_digest_and_those_of_tools_are_recorded_at_the_first_contact(
     base_registry.manifests.clear()
     call("lock", root=tree)
     assert {row.name for row in load(tree).locked_base_images} == rows.keys()
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "bookworm-security"])
+def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
+    tree: Path, base_registry: Hostile, suite: str
+) -> None:
+    """Updates are installed on the base: a new one would be a new layer under all others."""
+    there = f"{base_registry.host}/vendor/base:1"
+    with_debian(tree, there)
+    old = f"sha256:{'1' * 64}"
+    (tree / "images" / "lock" / "base-images.toml").write_text(
+        f'[[base_image]]\nname = "{there}"\ndigest = "{old}"\n', encoding="utf-8"
+    )
+    facts = load(tree)
+    rows = facts.targets
+    with Registries(read_host_settings({}), patience=Patience(attempts=1)) as registries:
+        lock_base_images(
+            rows, facts, registries, tree, report=lambda _line: None, upgrade=True, system=frozenset({suite})
+        )
+    assert load(tree).digest_by_image[there] == (DIGEST if suite == "bookworm" else old)
 
 
 def test_the_system_is_locked_where_only_the_package_archive_answers(call: Call, tmp_path: Path) -> None:

@@ -431,8 +431,8 @@ def test_promises_of_what_nobody_chose_are_read_too(facts: Facts) -> None:
 
 def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> None:
     base = facts.bases[0]
-    state = facts.archives_of(base)[-1]
-    moved = replace(facts, locked_archives=(*facts.locked_archives[1:], replace(state, contents="0" * 64)))
+    release, *updates = facts.archives_of(base)
+    moved = replace(facts, locked_archives=(replace(release, contents="0" * 64), *updates))
     names = [
         base_reference(base, facts),
         base_reference(replace(base, suite="sid"), facts),
@@ -444,6 +444,9 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
     assert base_reference(replace(base, source="another book"), facts) == names[0]
     signed_again = [replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64) for each in facts.locked_archives]
     assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
+    # Updates of the release are installed on the base, so that a layer with them is the only new one.
+    updated = (release, *(replace(each, contents="0" * 64) for each in updates))
+    assert base_reference(base, replace(facts, locked_archives=updated)) == names[0]
 
 
 def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bootstrapped(facts: Facts) -> None:

@@ -256,6 +256,10 @@ class Request(BaseHTTPRequestHandler):
             self.server.parts[path] = content
             self.answer(202, Location=mine.location(f"{mine.url}{path}"), Range=f"0-{len(content) - 1}")
             return
+        if self.command == "DELETE":
+            self.server.parts.pop(path, None)
+            self.answer(204)
+            return
         digest = query["digest"][0]
         if digest_of(content) != digest:
             self.answer(400, as_json({"errors": [{"code": "DIGEST_INVALID", "message": "another digest"}]}))

@@ -82,35 +82,67 @@ def test_the_line_that_says_what_failed_is_shown_and_not_the_end_of_a_stack() ->
     assert what_failed(["one", "two"]) == "one\ntwo"
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "shown"),
-    [
-        ("FATA[0001] writing blob: received unexpected HTTP status: 403 Forbidden", RegistryError, "HTTP 403"),
-        ("error: PUT: unexpected status code 413: too large", RegistryError, "HTTP 413"),
-        ('FATA writing blob: file integrity checksum failed for "usr/bin/x"', EngineError, "cannot read the image"),
-    ],
-)
-def test_what_can_never_pass_is_not_repeated(
-    hostile: Hostile, registries: Registries, tmp_path: Path, words: str, kind: type[Exception], shown: str
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """A program that says what would mean a refusal, and a damaged image, if its words were read."""
+    program = tmp_path / "skopeo"
+    words = "error: unexpected HTTP status: 403 Forbidden: file integrity checksum failed"
+    program.write_text(f"#!/bin/sh\necho once >> {tmp_path}/count\necho '{words}'\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(("status", "shown"), [(403, "permission denied"), (413, "HTTP 413"), (400, "HTTP 400")])
+def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
+    hostile: Hostile, registries: Registries, failing: Path, status: int, shown: str
 ) -> None:
-    """A program that ends with these words, as skopeo and docker do in the middle of an upload."""
-    program, count = tmp_path / "skopeo", tmp_path / "count"
-    (tmp_path / "words").write_text(words + "\n", encoding="utf-8")
-    program.write_text(f"#!/bin/sh\necho once >> {count}\ncat {tmp_path}/words\nexit 1\n", encoding="utf-8")
-    program.chmod(0o755)
-    with pytest.raises(kind) as caught:
-        registries.push(f"{hostile.host}/released", (str(program),), show=lambda _line: None)
-    assert shown in str(caught.value)
-    assert count.read_text(encoding="utf-8") == "once\n"
+    """It begins each upload: a proxy before it has a limit of sizes, or a rule against the method."""
+    hostile.fault = lambda request: request.command == "PATCH" and request.answer(status, b"<html>no</html>")
+    with pytest.raises(RegistryError, match=shown):
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: None)
+    assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
 
 
-def test_a_failure_that_nothing_explains_is_repeated(hostile: Hostile, registries: Registries, tmp_path: Path) -> None:
-    program, count = tmp_path / "skopeo", tmp_path / "count"
-    program.write_text(f"#!/bin/sh\necho once >> {count}\necho 'error: EOF'\nexit 1\n", encoding="utf-8")
-    program.chmod(0o755)
-    with pytest.raises(RegistryError, match="although the registry answers: error: EOF"):
-        registries.push(f"{hostile.host}/released", (str(program),), show=lambda _line: None)
-    assert count.read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
+def test_a_failure_of_this_machine_is_not_blamed_on_the_registry(
+    hostile: Hostile, registries: Registries, failing: Path
+) -> None:
+    def damaged() -> None:
+        raise EngineError("the image on this machine is damaged")
+
+    with pytest.raises(EngineError, match="is damaged"):
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=damaged)
+    assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
+
+
+def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
+    hostile: Hostile, registries: Registries, failing: Path
+) -> None:
+    asked: list[int] = []
+    with pytest.raises(RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"):
+        registries.push(
+            f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: asked.append(1)
+        )
+    assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
+    assert asked == [1], "the image is read once"
+    tried = [method for method, path, _ in hostile.seen if "/uploads/" in path]
+    assert tried == ["POST", *["POST", "PATCH", "DELETE"] * PATIENCE.attempts], "what was tried is cancelled"
+
+
+def test_a_registry_that_fails_for_a_moment_has_not_refused(
+    hostile: Hostile, registries: Registries, failing: Path
+) -> None:
+    failed: list[int] = []
+
+    def fault(request: Request) -> bool:
+        if request.command != "PATCH" or failed:
+            return False
+        failed.append(1)
+        return request.answer(503)
+
+    hostile.fault = fault
+    with pytest.raises(RegistryError, match="although the registry answers"):
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: None)
+    assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
 
 
 def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing(

@@ -20,7 +20,7 @@ from trainworks.assemble.tested import PassedChecks, now, passed_before, remembe
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Isolation, Network, Secret
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import ImageTestError, LockError
+from trainworks.errors import EngineError, ImageTestError, LockError
 from trainworks.facts.rows import Architecture, Base, LockedArchive
 from trainworks.host.archives import RECORD, Found, find_archive, line_of
 from trainworks.host.settings import HostSettings
@@ -57,7 +57,6 @@ class ImageSpec:
         extends: The image that this one extends; ``None`` for an image of a target.
         architecture: What its programs run on; another one than this machine's needs emulation.
         isolated: Whether its tests run its programs isolated: another maker's may be in it.
-        archive: What its label will say of the package archive, as far as that is known before the build.
         makers: Gives the lists of files that the makers of its packages sent.
         network: What its steps reach; ``None``: what those reach that download with this machine's settings.
     """
@@ -73,7 +72,6 @@ class ImageSpec:
     base: OwnBase | None = None
     extends: BuiltImage | None = None
     architecture: Architecture = "amd64"
-    archive: str = ""
     network: Network | None = None
     isolated: Isolation = ""
     makers: Makers | None = None
@@ -203,7 +201,7 @@ def on_archive(spec: ImageSpec, base: OwnBase, *, locked: bool) -> ImageSpec:
     """
     found = locate_archive(base.row, base.states, spec.settings, locked=locked)
     secrets = {**spec.secrets, **found.settings.apt_secrets(base.row.suite)}
-    return replace(spec, settings=found.settings, secrets=secrets, archive=_label_of(found.lines))
+    return replace(spec, settings=found.settings, secrets=secrets)
 
 
 def locate_archive(
@@ -246,20 +244,23 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
     """Write the context and let the engine build it; the base image has to be there."""
     labels = {INPUTS_LABEL: spec.rendering.digest, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
     # The labels also say the layers, and which states of the package archive these were made of. Both are known once
-    # they are built; what comes from the cache may be of another day than is expected. Where that is not what the last
-    # build lets expect, a second build on the image sets the labels, and nothing else.
-    before = None if options.no_cache else engine.inspect(spec.tags[0])
-    known = before.labels if before else {}
-    expected = {LAYERS_LABEL: known.get(LAYERS_LABEL, "")}
-    if spec.base:
-        expected[ARCHIVES_LABEL] = known.get(ARCHIVES_LABEL, "") or spec.archive
-    image = build_context(spec, labels | expected, engine, options, progress)
+    # they are built: what comes from the cache may be of another day than is expected. So a second build on the image
+    # sets these two, and nothing else. The first one has the same labels whatever this machine built before, because
+    # buildah writes the names of images in between, which follow from their labels, into the history of the last one.
+    unknown = {LAYERS_LABEL: "", **({ARCHIVES_LABEL: ""} if spec.base else {})}
+    image = build_context(spec, labels | unknown, engine, options, progress)
     truth = {LAYERS_LABEL: layers_of(image)}
     if spec.base:
         with engine.container(image.identifier) as container:
             read = container.run(("cat", RECORD))
         truth[ARCHIVES_LABEL] = _label_of(read.output.splitlines()) if read.status == 0 else ""
-    return image if truth == expected else _label(spec, labels | truth, engine, progress)
+    labelled = _label(spec, labels | truth, engine, progress)
+    if labelled.layers != image.layers:
+        raise EngineError(
+            f"another build on this machine gave {spec.tags[0]} to its own image meanwhile",
+            hint="build again, one checkout after the other",
+        )
+    return labelled
 
 
 def build_context(

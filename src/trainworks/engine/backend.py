@@ -18,6 +18,10 @@ Execute = Callable[..., tuple[int, bytes, bytes]]
 """Runs a command, with ``timeout`` and ``split``: exit status, stdout and stderr, both in stdout unless split."""
 
 
+MAKERS: Final = {"Author": "author", "OsVersion": "os.version", "Variant": "variant"}
+"""What a configuration says beside ``config``, and no recipe renders: as Docker calls it, and as OCI does."""
+
+
 def image_of(configuration: Mapping[str, Any], **more: Any) -> BuiltImage:
     """Return an image by its configuration, whose keys Docker and OCI share, and by what else the engine knows."""
     return BuiltImage(

@@ -28,7 +28,7 @@ from typing import IO, Any, Final
 from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
-from trainworks.engine.backend import IdleContainer, image_of
+from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
@@ -492,8 +492,9 @@ class BuildahEngine:
         image = description["OCIv1"]
         # HEALTHCHECK, ONBUILD and SHELL are in Docker's form alone.
         dockers = (description.get("Docker") or {}).get("config") or {}
+        more = {key: image.get(name) for key, name in MAKERS.items()}
         return image_of(
-            {**dockers, **(image.get("config") or {})},
+            {**dockers, **(image.get("config") or {}), **more},
             reference=reference,
             identifier=f"sha256:{description['FromImageID'].removeprefix('sha256:')}",
             size=sum(_layer_sizes(description)),

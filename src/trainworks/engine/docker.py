@@ -16,6 +16,7 @@ import shutil
 import socket
 import tarfile
 import threading
+import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +24,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from trainworks.engine import isolation, processes, progress
 from trainworks.engine.again import again
-from trainworks.engine.archive import layers_of
-from trainworks.engine.backend import IdleContainer, image_of
+from trainworks.engine.archive import layers_of, write_archive
+from trainworks.engine.backend import MAKERS, IdleContainer, image_of
 from trainworks.engine.building import PROXIES, build_arguments, run_build
 from trainworks.engine.failures import DISK_FULL, Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
@@ -77,8 +78,8 @@ _DENIED: Final = (
 _SHOWN_BYTES: Final = 2000
 """How much is kept of an output that was too long."""
 
-_NO_IMAGE: Final = "trainworks.invalid/no-image:none"
-"""A name that no image has."""
+_EMPTY_IMAGE: Final = "trainworks.invalid/empty"
+"""The name of an image without a file, which says whether skopeo reads from the daemon."""
 
 
 class DockerEngine:
@@ -298,16 +299,26 @@ class DockerEngine:
         """Return the ``skopeo`` that pushes faster than docker; ``""`` if there is none.
 
         containerd's store has compressed layers, and skopeo would compress them anew. Docker 25 and later refuse the
-        skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue 2202): it is asked for an image that
-        does not exist, which ends at once.
+        skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue 2202): it is asked for an image
+        without a file, which is there for that moment.
         """
         found = processes.programs("skopeo", os.environ.get("PATH"))
         if not found or self._in_containerd():
             return ""
         host = ("--daemon-host", self._host()) if self._host() else ()
-        words = (found[0], "--insecure-policy", "inspect", *host, f"docker-daemon:{_NO_IMAGE}")
-        done = processes.run(words, timeout=_SHORT_CALL, environment=self._environment({}))
-        return "" if b"is too old" in done.output + done.errors else found[0]
+        name = f"{_EMPTY_IMAGE}:{uuid.uuid4().hex[:12]}"
+        words = (found[0], "--insecure-policy", "inspect", *host, f"docker-daemon:{name}")
+        with private_folder() as folder:
+            root, archive = folder / "root", folder / "image.tar"
+            root.mkdir()
+            write_archive(root, archive, name=name, environment={}, command=(), created=0)
+            self.load(archive)
+        try:
+            done = processes.run(words, timeout=_SHORT_CALL, environment=self._environment({}))
+        finally:
+            with processes.uninterrupted():
+                self.remove(name)
+        return found[0] if done.status == 0 else ""
 
     @contextlib.contextmanager
     def contents(self, reference: str) -> Iterator[Iterator[Layer]]:
@@ -666,8 +677,9 @@ def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailable
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:
+    more = {key: image.attrs.get(key) for key in MAKERS}
     return image_of(
-        image.attrs.get("Config") or {},
+        {**(image.attrs.get("Config") or {}), **more},
         reference=reference,
         identifier=str(image.id),
         size=int(image.attrs["Size"]),

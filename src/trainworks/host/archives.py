@@ -36,12 +36,10 @@ class Found:
 
     Attributes:
         settings: The settings of this machine, with that archive in the place of its own.
-        lines: What ``RECORD`` will have, so far as it is known.
         differs: Each suite that is not in its locked state, in words; empty where the archive is as locked.
     """
 
     settings: HostSettings
-    lines: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
 
 
@@ -123,15 +121,13 @@ def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSe
         else:
             missing = "not in the archive of this machine"
         other = [state for state in states if today.get(state.suite) != state]
-        lines = tuple(map(line_of, today.values()))
         if not other:
-            return Found(settings=settings, lines=lines)
+            return Found(settings=settings)
         dated = _dated(base, states, settings, client)
     if dated is not None:
-        return Found(settings=dated, lines=tuple(map(line_of, states)))
+        return Found(settings=dated)
     return Found(
         settings=settings,
-        lines=lines,
         differs=tuple(
             newer_than(each, today[each.suite]) if each.suite in today else f"{_locked(each)}, {missing}"
             for each in other

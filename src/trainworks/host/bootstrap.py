@@ -1,7 +1,8 @@
 """Make a base image from the distribution's package archive, without an image registry.
 
 The same state of the archive gives the same bytes: times are set to one moment, logs and this machine's names are
-removed. Packages come from the archive of this machine's apt. The image has the distribution's default archive.
+removed. Packages come from the archive of this machine's apt, of its release alone: updates of the release are in the
+first layer on the base, and leave the base's bytes as they are. The image has the distribution's default archive.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def bootstrap(
             hint="where a registry answers, `build.py lock --upgrade system` records the digest to pull; else install "
             f"{TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
         )
-    sources = sources_for(base.suite, settings.apt.sources, settings.suite)
+    release = [source for source in settings.apt.sources if source.suite == settings.suite]
+    sources = sources_for(base.suite, release, settings.suite) or (f"deb {base.archive} {base.suite} main",)
     last: deque[str] = deque(maxlen=15)
 
     def note(line: str) -> None:

@@ -180,7 +180,7 @@ def lock_base_images(
     report: Report,
     missing: bool = False,
     upgrade: bool = False,
-    system: bool = False,
+    system: frozenset[str] | None = None,
 ) -> list[str]:
     """Record the digests that the tags of the targets' base images, and of the images of CI's tools, have.
 
@@ -193,7 +193,9 @@ def lock_base_images(
         report: Receives a line of text for each digest that changed.
         missing: Whether to look at nothing but the images without a digest.
         upgrade: Whether tags with a recorded digest are asked again.
-        system: Whether the package archives are what is locked: then a registry that does not answer is only a line.
+        system: Where the package archives are what is locked, the suites that moved. A base image is then asked for
+            only if its own suite is among them, because updates are installed on it, and a registry that does not
+            answer is only a line.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -204,7 +206,9 @@ def lock_base_images(
     silent: set[str] = set()
     targets = [context_of(row, facts) for row in rows]
     # Where no registry answers, these are made of their archives, and programs come from packages.
-    made = {each.base.image for each in targets if each.base.archives and not each.row.image}
+    on_archives = [each.base for each in targets if each.base.archives and not each.row.image]
+    made = {base.image for base in on_archives}
+    stays = {base.image for base in on_archives if system is not None and base.suite not in system}
     optional = made if missing else made | {tool.image for tool in facts.tool_images}
     more = {base.image: base.alternatives for base in facts.bases}
     wanted = [name for each in targets for name in images_of(each)] + ([] if missing else sorted(optional))
@@ -212,7 +216,7 @@ def lock_base_images(
         row = facts.base_image_by_name.get(name)
         alternatives = row.alternatives if row else more.get(name, ())
         known = _row_digest(name, facts)
-        if (known and (missing or not alternatives)) or (not upgrade and name in locked):
+        if (known and (missing or not alternatives)) or (name in locked and (not upgrade or name in stays)):
             continue
         failures = []
         refused = False
@@ -235,7 +239,7 @@ def lock_base_images(
         else:
             if name in made:
                 report(f"  {failures[0]}: this base image is bootstrapped")
-            elif name in optional or (system and not refused):
+            elif name in optional or (system is not None and not refused):
                 kept = known or (before[name].digest if name in before else "")
                 report(f"  {failures[0]}: {f'it stays {kept}' if kept else 'its digest is not recorded'}")
             else:
@@ -254,7 +258,7 @@ def lock_base_images(
 
 def lock_archives(
     rows: Iterable[TargetRow], facts: Facts, settings: HostSettings, root: Path, *, report: Report, upgrade: bool
-) -> list[str]:
+) -> tuple[list[str], frozenset[str]]:
     """Record the states that the package archives of the targets' bases have; what is recorded stays.
 
     Args:
@@ -264,7 +268,7 @@ def lock_archives(
         upgrade: Whether states that are recorded move; those of the same packages stay.
 
     Returns:
-        The archives that could not be asked, one line each.
+        The archives that could not be asked, one line each; and the suites that moved.
     """
     locked = {row.suite: row for row in facts.locked_archives}
     problems: list[str] = []
@@ -282,9 +286,10 @@ def lock_archives(
             if before != state:
                 report(f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'} {state.date}")
             locked[state.suite] = state
-    if locked != {row.suite: row for row in facts.locked_archives}:
+    before_all = {row.suite: row for row in facts.locked_archives}
+    if locked != before_all:
         _write(root, lockfile.ARCHIVES, LockedArchive, (locked[suite] for suite in sorted(locked)))
-    return problems
+    return problems, frozenset(suite for suite, state in locked.items() if before_all.get(suite) != state)
 
 
 def _row_digest(name: str, facts: Facts) -> str:

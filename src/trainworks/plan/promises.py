@@ -242,7 +242,7 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
 def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:
     """Return the promises about what is there, and what is not."""
     provided = DRIVER_LIBRARIES if target.cell.version else ()
-    there = ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output", "/opt/ml/input")
+    there = ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output/data", "/opt/ml/input/config", "/opt/ml/input/data")
     absent = (
         *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
         "/opt/builder",

@@ -57,7 +57,7 @@ CUDA_ENVIRONMENT: Mapping[str, str] = {
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The end of every image's PATH."""
 
-BOOTSTRAP_REVISION = 3
+BOOTSTRAP_REVISION = 4
 """To be raised when ``host.bootstrap`` makes other bytes from the same row."""
 
 
@@ -385,11 +385,12 @@ def base_reference(base: Base, facts: Facts) -> str:
     """Return the local name of a base image: one with a digest is pulled, another one is bootstrapped.
 
     The name changes with everything that decides the content, so that an old base is never taken for a new one, nor one
-    that was pulled for one that was bootstrapped.
+    that was pulled for one that was bootstrapped. Of the archive that is the release: its updates are in another layer.
     """
     digest = facts.digest_of(base)
     decides = f"{base.suite} {base.image} {digest} {BOOTSTRAP_REVISION}"
     if not digest:
-        decides += "".join(f" {state.suite} {state.contents}" for state in facts.archives_of(base))
+        release = [state for state in facts.archives_of(base) if state.suite == base.suite]
+        decides += "".join(f" {state.suite} {state.contents}" for state in release)
     suite = base.suite if base.architecture == "amd64" else f"{base.suite}-{base.architecture}"
     return f"trainworks/base:{suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"

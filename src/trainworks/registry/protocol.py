@@ -179,7 +179,7 @@ class Client:
 
         Args:
             doing: What it is for, for messages.
-            path: What follows ``/v2/NAME/``.
+            path: What follows ``/v2/NAME/``, or an address that the registry gave.
             attempts: How often it is sent; default: as patience has it.
             absent: Whether an answer with the status 404 is one, too: the registry does not know the path.
 
@@ -195,7 +195,8 @@ class Client:
         scope = f"repository:{name}:{'pull' if method == 'GET' else 'pull,push'}"
 
         def attempt() -> Answer:
-            url = urljoin(self._base(host), f"/v2/{name}/{path}")
+            given = path.startswith("/") or "://" in path
+            url = urljoin(self._base(host), path if given else f"/v2/{name}/{path}")
             for again in (True, False):
                 known = self._authorized.get((host, scope))
                 mine = {**(headers or {}), **({"Authorization": known} if known else {})}
@@ -291,6 +292,8 @@ class Client:
 
     def _refusal(self, doing: str, host: str, answer: Answer) -> RegistryError:
         """Return the error for an answer that is not a good one."""
+        # Also where nothing asked for it yet: an answer may repeat what an engine has logged in with.
+        self.login(host)
         said, codes = self.clean(answer.words), answer.codes
         if answer.status == HTTPStatus.NOT_FOUND and codes and codes <= ABSENT | {HARBORS} and not answer.elsewhere:
             hint = "check the name; some registries need a repository to be created before the first push"

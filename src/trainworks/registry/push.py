@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import secrets
+import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.engine import image_in
+from trainworks.engine.archive import stored_layers
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import RegistryError
+from trainworks.errors import EngineError, RegistryError
 from trainworks.host import aws
 from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
@@ -123,7 +126,27 @@ def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) 
         engine.push_command(image, name, plain=plain) as argv,
         DISPLAY.task("pushing", log=False),
     ):
-        registries.push(place, argv, show=_say_layer)
+        registries.push(place, argv, show=_say_layer, whole=lambda: _hold_to_digests(engine, image))
+
+
+def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:
+    """Read an image as a push does; raises ``EngineError`` where a layer is not there with the bytes of its digest."""
+    try:
+        with engine.archive(image.identifier) as stream:
+            found = {layer.digest for layer in stored_layers(stream)}
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise _unreadable(engine, image, str(error)) from error
+    except EngineError as error:
+        raise _unreadable(engine, image, error.message) from error
+    if damaged := [name for name in image.layers if name not in found]:
+        raise _unreadable(engine, image, f"other bytes than the digest says: {', '.join(damaged)}")
+
+
+def _unreadable(engine: Engine, image: BuiltImage, said: str) -> EngineError:
+    return EngineError(
+        f"{engine.name} cannot read the image {image.reference} on this machine: {said}",
+        hint="`build.py check --image` says which bytes are damaged; remove the image, and pull or build it again",
+    )
 
 
 def _remove(registries: Registries, place: str, image: Manifest, name: str) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -26,7 +26,7 @@ from requests.utils import parse_header_links
 from trainworks.engine import processes
 from trainworks.engine.protocol import Report, ignore
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import EngineError, HostError, RegistryError
+from trainworks.errors import HostError, RegistryError
 from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import config_key
 from trainworks.registry.names import image_name
@@ -37,12 +37,16 @@ from trainworks.registry.protocol import (
     Client,
     PassingError,
     Patience,
+    RegistryUnreachableError,
     table,
     without_tls,
 )
 
 NOWHERE = urlunsplit(("http", "127.0.0.1:9", "", "", ""))
 """A proxy that is not there. Go's programs use it for plain HTTP, except to addresses of this machine."""
+
+TRIED = 2 << 20
+"""Bytes that show whether a file may be sent: more than what proxies take at most unless they are told otherwise."""
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, "
@@ -227,9 +231,15 @@ class Registries:
         argv = (oras(), "cp", *words, named)
         self._send(f"copying {words[-1]} to {named}", target, argv, source=(source, digest))
 
-    def push(self, repository: str, argv: tuple[str, ...], *, show: Report) -> None:
-        """Run an engine's push; ``show`` receives each line that it prints, cleaned, as it comes."""
-        self._send(f"pushing to {repository}", repository, argv, show=show)
+    def push(self, repository: str, argv: tuple[str, ...], *, show: Report, whole: Callable[[], None]) -> None:
+        """Run an engine's push.
+
+        Args:
+            show: Receives each line that it prints, cleaned, as it comes.
+            whole: Called when it fails for the first time: raises ``EngineError`` if the image on this machine is
+                damaged, so that no registry is blamed.
+        """
+        self._send(f"pushing to {repository}", repository, argv, show=show, whole=whole)
 
     def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str) -> str:
         """Put a manifest into a repository under a tag; return its digest."""
@@ -241,21 +251,47 @@ class Registries:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""
         return self._client.plain(host)
 
-    def _check_uploads(self, repository: str, *, again: bool = False) -> None:
+    def _check_uploads(self, repository: str) -> None:
         """Begin an upload that is not continued: a registry that takes none says so before anything is sent.
-
-        ``NOWHERE`` keeps programs from an address without TLS on another machine, but not from one on this machine.
 
         Raises:
             RegistryError: It takes no uploads from this user, or sends them from TLS to an address without it.
         """
-        if repository in self._checked and not again:
-            return
+        if repository not in self._checked:
+            self._begin_upload(repository)
+            self._checked.add(repository)
+
+    def _begin_upload(self, repository: str) -> str:
+        """Begin an upload, and return its address.
+
+        ``NOWHERE`` keeps programs from an address without TLS on another machine, but not from one on this machine.
+        """
         doing, host = f"sending to {repository}", repository.partition("/")[0]
         answer = self._client.ask(doing, repository, "blobs/uploads/", method="POST")
-        if urlsplit(answer.headers.get("Location", "")).scheme == "http" and not self.plain(host):
+        address = answer.headers.get("Location", "")
+        if urlsplit(address).scheme == "http" and not self.plain(host):
             raise without_tls(doing, host)
-        self._checked.add(repository)
+        return address
+
+    def _try_upload(self, repository: str) -> None:
+        """Send as much of a file as shows whether the registry, and the proxy before it, take one; then cancel it.
+
+        Raises:
+            RegistryError: They do not, and say so with a status.
+        """
+        doing, host = f"sending to {repository}", repository.partition("/")[0]
+        address = self._begin_upload(repository)
+        if urlsplit(address).netloc not in ("", host):
+            # Another machine takes the bytes of this registry. Its logins are not for that one.
+            return
+        headers = {"Content-Type": "application/octet-stream"}
+        # An address that was used is not used again: a failure in the middle of it is a failure of the whole try.
+        answer = self._client.ask(
+            doing, repository, address, method="PATCH", headers=headers, body=bytes(TRIED), attempts=1
+        )
+        with contextlib.suppress(RegistryError):
+            address = answer.headers.get("Location", "") or address
+            self._client.ask(doing, repository, address, method="DELETE", attempts=1)
 
     def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
         headers = {"Content-Type": kind}
@@ -269,19 +305,23 @@ class Registries:
         *,
         source: tuple[str, str] | None = None,
         show: Report = ignore,
+        whole: Callable[[], None] = lambda: None,
     ) -> None:
         """Run a program that sends an image to a repository, again after a failure that the registries do not explain.
 
         Args:
             source: The repository and the digest that it copies from.
+            whole: As of ``push``.
 
         Raises:
+            EngineError: What ``whole`` raises.
             RegistryUnreachableError: A registry cannot be resolved, or did not answer in any attempt.
             RegistryError: A registry refuses, or the program failed in each attempt.
         """
         self._check_uploads(target)
         hosts = [each.partition("/")[0] for each in ((source[0],) if source else ()) + (target,)]
         environment = self._environment(hosts)
+        looked: list[bool] = []
 
         def attempt() -> None:
             lines: list[str] = []
@@ -292,23 +332,16 @@ class Registries:
                     show(line)
 
             if processes.stream(argv, heard, environment=environment):
-                said = what_failed(lines)
-                if _OF_THIS_MACHINE.search(said):
-                    # No registry has been asked, or none has answered for it.
-                    raise EngineError(
-                        f"{doing}: {Path(argv[0]).name} cannot read the image on this machine: {said}",
-                        hint="`build.py check --image` says which bytes are damaged; remove the image, and pull or "
-                        "build it again",
-                    )
+                if not looked:
+                    looked.append(True)
+                    whole()
                 if source:
                     self.existing(*source)
-                self._check_uploads(target, again=True)
-                if refused := _REFUSED.search(said):
-                    raise RegistryError(
-                        f"{doing}: the registry refuses with HTTP {refused[1]}: {said}",
-                        hint="this is not repeated: rights, a quota, or a proxy's limit of sizes before the registry",
-                    )
-                raise self._failed(doing, argv, said)
+                try:
+                    self._try_upload(target)
+                except RegistryUnreachableError as error:
+                    raise PassingError(error.message, error) from error
+                raise self._failed(doing, argv, what_failed(lines))
 
         self._client.patiently(doing, hosts[-1], attempt)
 
@@ -342,19 +375,8 @@ class Registries:
         return environment
 
 
-_OF_THIS_MACHINE = re.compile(
-    r"file integrity checksum failed|initializing source docker-daemon|no space left on device"
-    r"|reading (?:blob|layer|config) .* from (?:docker|the daemon)|error committing the finished image",
-    re.IGNORECASE,
-)
-"""What programs say where they could not read the image that they were to send."""
-
-_REFUSED = re.compile(r"(?:HTTP status|status code|StatusCode|HTTP)\W{1,3}(4(?!08|25|29)\d\d)\b", re.IGNORECASE)
-"""What programs say of an answer that stays the same, however often it is asked for."""
-
-
 def what_failed(lines: Sequence[str]) -> str:
-    """Return the line of a program's output that says what failed: the first one of an error, else the last ones.
+    """Return the line to show of a program's output: the first one of an error, else the last ones. Nothing is decided.
 
     Programs in Go print a stack of calls behind it.
     """

@@ -148,12 +148,13 @@ def _lock(
             newer_tags(rows, facts, client, report=report)
         return written, moved, problems
     upgrade = bool(options.upgrade)
-    problems += lock_archives(rows, facts, settings, place, report=report, upgrade=upgrade)
+    unread, suites = lock_archives(rows, facts, settings, place, report=report, upgrade=upgrade)
+    problems += unread
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(resolved, facts, client, place, mirror=options.mirror, report=say)
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
-        system = options.upgrade == "system"
+        system = suites if options.upgrade == "system" else None
         problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=upgrade, system=system)
     return written, moved, problems
 

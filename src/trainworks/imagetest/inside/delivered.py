@@ -32,6 +32,7 @@ from trainworks.imagetest.inside.settings import (
     certificate_problems,
     environment_problems,
     locale_problems,
+    package_problems,
     rights_problems,
 )
 
@@ -88,7 +89,7 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
         tell(owners.name(path), path, problem)
     rules = [locale_problems(root), account_problems(root, {row["group"] for row in request["rights"]})]
     rules += [authentication_problems(root), certificate_problems(root), environment_problems(image)]
-    rules += [bytecode_problems(image)]
+    rules += [bytecode_problems(image), package_problems(root)]
     for path, problem in itertools.chain(*rules):
         tell(owners.name(path), path, problem)
     brought = {path for _, path, _ in request["digests"]}

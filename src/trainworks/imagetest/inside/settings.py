@@ -15,6 +15,9 @@ from typing import Any
 from trainworks.imagetest.inside.files import Image, ask, pattern_of, run
 from trainworks.imagetest.inside.packages import lines_of, text_of
 
+FIRST_SUBORDINATE = 100_000
+"""The first number that login.defs(5) gives to users for their own namespaces."""
+
 
 def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
     """Yield what gives access: a password, a second root, a member of a group with rights; and what is missing.
@@ -32,6 +35,13 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
     for row in (line.split(":") for line in lines_of(root + "/etc/group")):
         if len(row) == 4 and row[3] and (row[2] == "0" or row[0] in groups):
             yield "/etc/group", f"makes {row[3]} a member of {row[0]}, which has rights of its own"
+    for row in (line.split(":") for line in lines_of(root + "/etc/gshadow")):
+        if len(row) == 4 and (row[2] or not row[1].startswith(("*", "!")) or (row[3] and row[0] in groups)):
+            yield "/etc/gshadow", f"has a password, an administrator or a member of {row[0]}"
+    for path in ("/etc/subuid", "/etc/subgid"):
+        for row in (line.split(":") for line in lines_of(root + path)):
+            if len(row) == 3 and (not row[1].isdigit() or int(row[1]) < FIRST_SUBORDINATE):
+                yield path, f"lets {row[0]} be a user or group of the system, from number {row[1]} on"
     for name in ("passwd", "group"):
         there = set(lines_of(f"{root}/etc/{name}"))
         for line in lines_of(f"{root}/usr/share/base-passwd/{name}.master"):
@@ -39,6 +49,22 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
             # update-passwd(8) leaves members and shells of groups alone.
             if not any(each.startswith(wanted) for each in there):
                 yield f"/etc/{name}", f"lacks the row {wanted} of the distribution"
+
+
+def package_problems(root: str) -> Iterator[tuple[str, str]]:
+    """Yield what dpkg would change at its next run: rights and places of files that are not what they are now."""
+    path = "/var/lib/dpkg/statoverride"
+    for row in (line.split() for line in lines_of(root + path)):
+        if len(row) == 4:
+            status = os.lstat(root + row[3]) if os.path.lexists(root + row[3]) else None
+            if status is not None and f"{stat.S_IMODE(status.st_mode):o}" != row[2].lstrip("0"):
+                yield path, f"gives {row[3]} mode {row[2]}, which it does not have"
+    path = "/var/lib/dpkg/diversions"
+    lines = lines_of(root + path)
+    # Three lines each: the path, where packages put it, and which package says so, ":" for none.
+    for place, other, owner in zip(lines[::3], lines[1::3], lines[2::3], strict=False):
+        if owner == ":" and not os.path.lexists(root + other):
+            yield path, f"leads {place} to {other}, which is not there"
 
 
 def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
@@ -168,6 +194,22 @@ print("\n" + sys.argv[1] + json.dumps(found) + sys.argv[1])
 """
 
 
+def more_rights(path: str) -> list[str]:
+    """Return the names of a file's extended attributes, lists of access among them.
+
+    Capabilities have a promise of their own. What hosts and engines set for themselves is not the image's.
+    """
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+    except OSError:
+        return []
+    return sorted(name for name in names if not name.startswith(("security.", "trusted.", *_ENGINES)))
+
+
+_ENGINES = ("user.overlay.", "user.containers.", "user.fuseoverlayfs.")
+"""How the attributes begin in which engines without root keep what they cannot set."""
+
+
 def rights_problems(
     root: str,
     rights: list[dict[str, Any]],
@@ -190,10 +232,14 @@ def rights_problems(
             numbers[fields[0]] = fields[2]
     for path, status in files:
         mode, group = stat.S_IMODE(status.st_mode), status.st_gid
+        if path.startswith("/opt/") and (group != 0 or mode & stat.S_ISGID):
+            yield path, f"has mode {mode:04o} and group {group}: what recipes make belongs to root's group"
         if status.st_uid != 0 and not closed.fullmatch(path):
             yield path, f"belongs to user {status.st_uid}: that user may change what root runs"
         if stat.S_ISLNK(status.st_mode):
             continue
+        if more := more_rights(root + path):
+            yield path, f"has {', '.join(more)}: no package and no recipe gives a file more than its mode"
         row = next((row for row in rows if row[0].fullmatch(path)), None)
         if row is None:
             if group != 0 and mode & stat.S_IWGRP:
