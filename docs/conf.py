@@ -18,6 +18,7 @@ include_patterns = [
     "docs/tables/*.md",
     "*/README.md",
     "*/CHANGELOG.md",
+    "examples/*/README.md",
     "tests/gpu/README.md",
     "benchmarks/results.md",
 ]

@@ -9,14 +9,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
-from coverage_table import TABLE, TORCH, collect, page_markdown, problems, read_table
+from coverage_table import TABLE, TORCH, collect, page_markdown, problems, read_record, read_table, recorded
 
 TEXT = TABLE.read_text(encoding="utf-8")
 SMALL = """
 [[page]]
 name = "tips"
 title = "Tips"
-works = 1
 
 [[item]]
 page = "tips"
@@ -33,17 +32,18 @@ item = "a device"
 state = "P"
 reason = "no device has run it"
 """
+WORKED = ("1 two hosts",)
 IDS = ("tests/test_tips.py::test_hosts[one]", "tests/test_tips.py::test_hosts[two]")
 
 
 def test_the_table_is_sound() -> None:
-    assert problems(read_table(TEXT)) == []
+    assert problems(read_table(TEXT), read_record()) == []
 
 
 def test_each_test_of_the_table_is_there() -> None:
     table = read_table(TEXT)
     ids = collect(table.named)
-    assert problems(table, ids) == []
+    assert problems(table, read_record(), ids) == []
     assert {each.partition("/")[0] for each in ids} == {
         "launcher",
         "tests",
@@ -52,7 +52,7 @@ def test_each_test_of_the_table_is_there() -> None:
 
 
 def test_a_sound_table_of_two_rows() -> None:
-    assert problems(read_table(SMALL), IDS) == []
+    assert problems(read_table(SMALL), WORKED, IDS) == []
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,16 @@ def test_a_sound_table_of_two_rows() -> None:
         ("test_hosts[one]", "test_hosts[three]", "row 1: test tests/test_tips.py::test_hosts[three] is gone"),
         ("test_hosts[one]", "test_gone", "row 1: test tests/test_tips.py::test_gone is gone"),
         ("test_tips.py::test_hosts[one]", "test_gone.py", "row 1: test tests/test_gone.py is gone"),
-        ("works = 1", "works = 2", "page tips: 1 rows work, and 2 did: mend what fell"),
-        ("works = 1", "works = 0", "page tips: 1 rows work: write `works = 1`"),
+        ("number = 1", "number = 3", "row '1 two hosts' worked, and no row has this number and these words"),
+        (
+            'item = "two hosts"',
+            'item = "three hosts"',
+            "row '1 two hosts' worked, and no row has this number and these",
+        ),
+        ('item = "two hosts"', 'item = "three hosts"', "row 1: works, and tests/coverage-worked.txt lacks it"),
+        ('"Y"\nwhere = "[tips](tips.md)"', '"P"\nreason = "why"', "row 1: worked, and has the state P: mend it"),
+        ('reason = "no', 'fell = "why"\nreason = "no', "row 2: `fell` is for a row that worked and does no more"),
+        ('where = "', 'fell = "why"\nwhere = "', "row 1: `fell` is for a row that worked and does no more"),
         ('where = "[tips](tips.md)"', 'reason = "none"', "row 1: state Y says `where`"),
         ('reason = "no device has run it"', "", "row 2: state P says its `reason`"),
         ('state = "P"', 'state = "maybe"', "row 2: state 'maybe' is not one of"),
@@ -73,13 +81,21 @@ def test_a_sound_table_of_two_rows() -> None:
 )
 def test_what_is_wrong_is_said(old: str, new: str, said: str) -> None:
     assert old in SMALL
-    found = problems(read_table(SMALL.replace(old, new)), IDS)
+    found = problems(read_table(SMALL.replace(old, new)), WORKED, IDS)
     assert [each for each in found if each.startswith(said)], found
+
+
+def test_a_row_that_fell_says_why_and_stays_in_the_record() -> None:
+    fell = SMALL.replace('"Y"\nwhere = "[tips](tips.md)"', '"P"\nfell = "AWS took it away"\nreason = "gone"')
+    table = read_table(fell)
+    assert problems(table, WORKED, IDS) == []
+    assert recorded(table, WORKED) == [*WORKED]
+    assert recorded(read_table(SMALL), ()) == [*WORKED]
 
 
 def test_a_suite_whose_python_is_missing_is_not_asked() -> None:
     other = SMALL.replace("tests/test_tips.py::test_hosts[one]", "smdistributed/tests/test_x.py::test_y")
-    assert problems(read_table(other), IDS) == []
+    assert problems(read_table(other), WORKED, IDS) == []
 
 
 def test_a_reader_sees_what_is_there_and_why_not() -> None:

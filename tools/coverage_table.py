@@ -2,7 +2,8 @@
 """Hold tests/coverage.toml to the tests that are there, and run the quick ones that it names: `make coverage`.
 
 The table has what AWS's pages describe, a row for each item. Its last word is a test: a row that works has one, and a
-test that is gone is a failure. `--all` runs the tests of smdistributed and those with containers, too.
+test that is gone is a failure. Each row that works is recorded by its words, so that none falls without a word of why.
+`--all` runs the tests of smdistributed and those with containers, too; `--record` adds what works now to the record.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "coverage.toml"
+RECORD = ROOT / "tests" / "coverage-worked.txt"
+"""The rows that work or have worked, a line each as ``named`` writes it. Lines are added, and none is taken away."""
+
 LIBRARY = "smdistributed/"
 """Where tests begin that run with the Python that has torch, in a folder of their own."""
 
@@ -32,12 +36,10 @@ class Page:
     Attributes:
         name: By which rows name it.
         title: What a reader sees.
-        works: How many of its rows have the state Y.
     """
 
     name: str
     title: str
-    works: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Item:
         state: A key of ``WORDS``.
         where: Where a reader finds it, with a link; ``""`` unless the state is Y.
         reason: Why it is not wholly there, in one line; ``""`` if the state is Y.
+        fell: Why it worked and does no more, in one line; ``""`` for every other row.
         tests: Files, functions or cases, by their ids of pytest.
     """
 
@@ -60,7 +63,13 @@ class Item:
     state: str
     where: str = ""
     reason: str = ""
+    fell: str = ""
     tests: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """Return its line of the record."""
+        return f"{self.number} {self.item}"
 
 
 @dataclass(frozen=True)
@@ -83,23 +92,16 @@ def read_table(text: str) -> Table:
     return Table(tuple(Page(**row) for row in data["page"]), tuple(items))
 
 
-def problems(table: Table, ids: Iterable[str] | None = None) -> list[str]:
+def problems(table: Table, worked: Sequence[str], ids: Iterable[str] | None = None) -> list[str]:
     """Return what is wrong with the table.
 
     Args:
         table: The table.
+        worked: The lines of the record.
         ids: Ids of all tests of the suites that are looked at. None: whether tests are there is not asked.
     """
     found = [problem for item in table.items for problem in _problems_of(item)]
-    for page in table.pages:
-        works = sum(item.page == page.name and item.state == "Y" for item in table.items)
-        if works < page.works:
-            found.append(
-                f"page {page.name}: {works} rows work, and {page.works} did: mend what fell, or lower `works` and "
-                "say why in CHANGELOG.md"
-            )
-        elif works > page.works:
-            found.append(f"page {page.name}: {works} rows work: write `works = {works}`, so that none is lost again")
+    found += _fallen(table, worked)
     numbers = [item.number for item in table.items]
     found += [f"row {number}: is there twice" for number in sorted({n for n in numbers if numbers.count(n) > 1})]
     names = {page.name for page in table.pages}
@@ -129,6 +131,40 @@ def _problems_of(item: Item) -> list[str]:
     if item.state != "Y" and (item.where or not item.reason):
         found.append(f"{row}: state {item.state} says its `reason`, and not `where`")
     return found
+
+
+def _fallen(table: Table, worked: Sequence[str]) -> list[str]:
+    """Return what the record says of rows that work no more, and which rows it lacks."""
+    record = RECORD.relative_to(ROOT)
+    found = []
+    rows = {item.named for item in table.items}
+    found += [
+        f"row {line!r} worked, and no row has this number and these words: bring it back, or write the new in {record}"
+        for line in worked
+        if line not in rows
+    ]
+    for item in table.items:
+        row = f"row {item.number}"
+        works = item.state == "Y"
+        has_worked = item.named in worked
+        if works and not has_worked:
+            found.append(f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)} --record` adds it")
+        if has_worked and not works and not item.fell:
+            found.append(f"{row}: worked, and has the state {item.state}: mend it, or say why in its `fell`")
+        if item.fell and (works or not has_worked):
+            found.append(f"{row}: `fell` is for a row that worked and does no more")
+    return found
+
+
+def read_record() -> list[str]:
+    """Return the lines of the record."""
+    return RECORD.read_text(encoding="utf-8").splitlines()
+
+
+def recorded(table: Table, worked: Sequence[str]) -> list[str]:
+    """Return the lines of the record with those of all rows that work, by their numbers."""
+    lines = {*worked, *(item.named for item in table.items if item.state == "Y")}
+    return sorted(lines, key=lambda line: (int(line.partition(" ")[0]), line))
 
 
 def _with_parents(ids: Iterable[str]) -> set[str]:
@@ -181,7 +217,11 @@ def page_markdown(table: Table) -> str:
 def main(words: Sequence[str]) -> int:
     """Check the table and run the tests; return the exit status."""
     table = read_table(TABLE.read_text(encoding="utf-8"))
-    wrong = problems(table, collect(table.named))
+    if "--record" in words:
+        lines = recorded(table, read_record())
+        RECORD.write_text("\n".join((*lines, "")), encoding="utf-8")
+        return 0
+    wrong = problems(table, read_record(), collect(table.named))
     for problem in wrong:
         print(f"{TABLE.relative_to(ROOT)}: {problem}", file=sys.stderr)
     if not TORCH.is_file():

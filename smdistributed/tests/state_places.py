@@ -28,7 +28,7 @@ class Place:
         write: The statement that writes VALUE.
         prelude: Statements of the module, before its classes.
         sizes: What SIZE may be: how many items a container has when the model is made.
-        stays: A write stays on its rank: it is a tensor, an array or a buffer. So what other ranks hold is refused.
+        stays: It is a buffer: a write stays on its rank, so one on another rank than its owner's is refused.
     """
 
     made: str
@@ -108,20 +108,33 @@ PLACES: dict[str, Place] = {
         SIZES,
     ),
     "global tensor": Place(
-        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n", stays=True
+        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n"
     ),
-    "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n", stays=True),
-    "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)", stays=True),
-    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR, stays=True),
+    "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n"),
+    "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)"),
+    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR),
     "tensor of an installed object": Place(
         "argparse.Namespace(t=torch.zeros(()).double())",
         "float(self.held.t)",
         "self.held.t.fill_(VALUE)",
         INSTALLED,
-        stays=True,
     ),
     "buffer of the remote module": Place("None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)", stays=True),
     "buffer of the root": Place("None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)", stays=True),
+}
+
+COUNTED = "class Own:\n    n = 0\n    def __init__(self):\n        self.n = 0\n"
+
+# Whole numbers that are only counted up.
+PLACES |= {
+    "count in a dictionary": Place('{"n": 0}', 'self.held["n"]', 'self.held["n"] += 1'),
+    "count under a new key": Place("{}", 'self.held.get("n", 0)', 'self.held["n"] = self.held.get("n", 0) + 1'),
+    "count in a list": Place("[0] * SIZE", "self.held[0]", "self.held[0] += 1", sizes=SIZES),
+    "count in an own object": Place("Own()", "self.held.n", "self.held.n += 1", COUNTED),
+    "count in a class": Place("None", "Own.n", "Own.n += 1", COUNTED),
+    "count in the remote module": Place("None", "BODY.n", "BODY.n += 1"),
+    "count in the root": Place("None", "ROOT.n", "ROOT.n += 1"),
+    "count in an array": Place("numpy.zeros(2, int)", "int(self.held[1])", "self.held[1] += 1", "import numpy\n"),
 }
 
 TEXT = """\
@@ -132,7 +145,7 @@ from torch import nn
 class Body(nn.Module):
     def __init__(self, held):
         super().__init__()
-        self.linear, self.held, self.v = nn.Linear(4, 4), held, 0.0
+        self.linear, self.held, self.v, self.n = nn.Linear(4, 4), held, 0.0, 0
         self.register_buffer("buffer", torch.zeros(()))
 
     def forward(self, h, step):{scope}
@@ -146,7 +159,7 @@ class Root(nn.Module):
         super().__init__()
         held = {made}
         self.first, self.body, self.last = nn.Linear(4, 4), Body(held), nn.Linear(4, 4)
-        self.held, self.v, self.step = held, 0.0, 0
+        self.held, self.v, self.n, self.step = held, 0.0, 0, 0
         self.register_buffer("buffer", torch.zeros(())){hook}
 
     def note(self, module, args, out):{scope}
@@ -216,7 +229,7 @@ def drawn(chance: random.Random) -> Program:
     """Return a program."""
     name = chance.choice(sorted(PLACES))
     # The remote module has no name for the root.
-    writers = [each for each in WRITERS if not (name.endswith("of the root") and each == "body")]
-    readers = [each for each in READERS if not (name.endswith("of the root") and each == "body")]
+    writers = [each for each in WRITERS if not (name.endswith(("of the root", "in the root")) and each == "body")]
+    readers = [each for each in READERS if not (name.endswith(("of the root", "in the root")) and each == "body")]
     size = chance.choice(PLACES[name].sizes)
     return Program(name, chance.choice(writers), chance.choice(readers), chance.choice(FIRST_STEPS), size)

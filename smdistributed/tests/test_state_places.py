@@ -7,7 +7,9 @@ More by hand: SMP_STATE_PROGRAMS=2000.
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import json
 import os
 import random
 import sys
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from jobs import BY_HAND, forget
 from ranks import RankError, run_ranks
@@ -92,14 +95,33 @@ def difference(folder: str, number: int, program: Program) -> float:
     return max(differences)
 
 
+TOGETHER = datetime.timedelta(seconds=5)
+"""How long a rank whose step failed waits for the other one to fail, too. If it does not, the job ends."""
+
+
 def train_all(folder: str, programs: list[Program]) -> None:
-    """Write for each program how far it is from one process. The first that is refused ends the job."""
+    """Write for each program how far it is from one process, and the text of the error if it was refused."""
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.exceptions import StepError
 
     smp.init({**BY_HAND, "microbatches": MICROBATCHES})
+    store: Any = distributed_c10d._get_default_store()
     for number, program in enumerate(programs):
-        found = difference(folder, number, program)
-        Path(folder, f"difference {number} of rank {smp.rank()}").write_text(repr(found))
+        error = None
+        found = 0.0
+        try:
+            found = difference(folder, number, program)
+        except StepError as raised:  # a failed step leaves the pipeline as it was
+            error = raised
+            forget()
+        text = "" if error is None else str(error)
+        Path(folder, f"{number} of rank {smp.rank()}").write_text(json.dumps([found, text]))
+        store.set(f"{number} {smp.rank()}", "")
+        if error is not None:
+            try:
+                store.wait([f"{number} {1 - smp.rank()}"], TOGETHER)
+            except RuntimeError:
+                raise error from None
         smp.barrier()
 
 
@@ -112,26 +134,33 @@ class Results:
 
 
 def run_all(folder: Path, programs: list[Program]) -> Results:
-    """Run programs in as few jobs as there are refusals, and one more."""
+    """Run programs in few jobs of two ranks. One ends early where a step fails on one of the ranks only."""
     results = Results()
     left = list(programs)
     while left:
         job = folder / f"job{len(left)}"
         job.mkdir()
-        error = ""
+        ended = ""
         try:
-            run_ranks(2, train_all, str(job), left, limit=600 + PROGRAMS)
-        except RankError as raised:
-            error = str(raised)
-        files = [[job / f"difference {number} of rank {rank}" for rank in range(2)] for number in range(len(left))]
-        done = [pair for pair in files if all(file.exists() for file in pair)]
-        for program, pair in zip(left, done, strict=False):
-            worst = max(float(file.read_text()) for file in pair)
-            if worst > 1e-9:
-                results.silent.append((program, worst))
-        if len(done) < len(left):
-            results.refused.append((left[len(done)], error))
-        left = left[len(done) + 1 :]
+            run_ranks(2, train_all, str(job), left, limit=600 + 10 * len(left))
+        except RankError as error:
+            ended = str(error)
+        done = 0
+        for number, program in enumerate(left):
+            files = [job / f"{number} of rank {rank}" for rank in range(2)]
+            both = [json.loads(file.read_text()) for file in files if file.exists()]
+            if not both:
+                break
+            done += 1
+            text = "\n".join(text for _, text in both if text)
+            if text or len(both) < 2:
+                results.refused.append((program, text or ended))
+            elif max(found for found, _ in both) > 1e-9:
+                results.silent.append((program, max(found for found, _ in both)))
+            if len(both) < 2:
+                break
+        assert done, ended
+        left = left[done:]
     return results
 
 

@@ -148,7 +148,7 @@ def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "  without curl: scripts that call `curl` fail\n" in done.stdout
     assert "libgl" not in done.stdout, "no image has it by default"
     assert "checks after the build; at most 6300 MB\n" in done.stdout
-    downloads = r"  downloads about [23],\d{3} MB and 2 files of unknown size, less what caches have\n"
+    downloads = r"  downloads about [23],\d{3} MB and 3 files of unknown size, less what caches have\n"
     assert re.search(downloads, done.stdout)
     # The record is that of the target's own image.
     recorded = r"  image: [56],\d{3} MB when a build was last recorded\n"
@@ -181,7 +181,7 @@ def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:
 
 
 def test_with_and_without(call: Call) -> None:
-    without = ("mpi4py", "open-mpi", "libfabric", "aws-ofi-nccl", "gdrcopy")
+    without = ("mpi4py", "open-mpi", "libfabric", "aws-ofi-nccl", "gdrcopy", "libfabric-cuda")
     words = ("--with", "rmm-python", *(word for name in without for word in ("--without", name)), "--until", "plan")
     plan = json_of(call("--framework", "pytorch", "--cuda", "cu121", *words, "--format", "json"))
     names = {step["component"] for step in plan["steps"]}

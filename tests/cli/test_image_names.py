@@ -109,7 +109,7 @@ def test_an_image_is_itself(
             TCP,
             (USUAL,),
             f"buildah has no image {TCP}",
-            f"`{BUILD} --without aws-ofi-nccl --without gdrcopy` builds it",
+            f"`{BUILD} --without aws-ofi-nccl --without gdrcopy --without libfabric-cuda` builds it",
         ),
         ("my/trian:1", ("my/train:1",), "buildah has no image my/trian:1", "did you mean my/train:1? "),
         ("pytorch-2.4.1-cu121", (), "buildah has no image pytorch-2.4.1-cu121", f"did you mean {TARGET}? "),
@@ -146,7 +146,7 @@ def test_every_command_finds_the_image_of_a_target(
     # The stand-in is no image that could be read: only the name was found.
     assert main(words, root) != 0
     said = capsys.readouterr().err
-    assert f"{TARGET}: buildah has {TCP}, built without aws-ofi-nccl, gdrcopy: {COST}" in said
+    assert f"{TARGET}: buildah has {TCP}, built without aws-ofi-nccl, gdrcopy, libfabric-cuda: {COST}" in said
     assert "has no image" not in said
 
 
@@ -177,7 +177,7 @@ def test_every_target_has_a_name_and_a_command_of_its_own(facts: Facts) -> None:
         ("", [f"  or     {TCP}, if github.com cannot be reached\n"]),
         ("--with gdrcopy", []),
         ("--strict", []),
-        ("--without aws-ofi-nccl --without gdrcopy", []),
+        ("--without aws-ofi-nccl --without gdrcopy --without libfabric-cuda", []),
     ],
 )
 @pytest.mark.usefixtures("store")

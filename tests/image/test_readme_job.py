@@ -1,10 +1,16 @@
-"""The failed job that the README shows, run as its example says: each command prints what stands below it."""
+"""The examples, run as their pages say; the failed job of the README prints what stands there.
+
+All are in one file, which one process runs: their containers have fixed names.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +39,77 @@ def test_the_failed_job_of_the_readme(docker_image: BuiltByCommand, tmp_path: Pa
         subprocess.run(("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True)
         subprocess.run(("docker", "network", "rm", "failing"), check=False, capture_output=True)
     assert seen == block
+
+
+EXAMPLES = ("fsdp2", "trainer-peft", "lightning")
+LOSS = re.compile(r"\bloss'?:? '?([0-9.]+)")
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """Give a copy of the examples beside a `build.py`, as in a clone: jobs write into it."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "build.py").symlink_to(ROOT / "build.py")
+    return tmp_path / "examples"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the variables of a shell in which `python` is the one that has the builder."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **more}
+
+
+@pytest.mark.usefixtures("docker_image")
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: str) -> None:
+    """Every block of the page, one after the other: one host, then two hosts from the last checkpoint."""
+    page = (examples / name / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    done = subprocess.run(
+        ("bash", "-euc", "\n".join(blocks)),
+        cwd=examples / name,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    losses = [float(each) for each in LOSS.findall(done.stdout)]
+    assert len(losses) > 4
+    assert losses[-1] < losses[0] / 4
+    assert "goes on" in done.stdout
+    assert "exit status of node-1 and node-2: 0 0" in done.stdout
+
+
+def rank_in(container: str) -> int:
+    """Return the process of the script in a container, as this machine numbers it."""
+    listed = run(("docker", "top", container, "-eo", "pid,args"), ROOT)
+    (found,) = [words for words in map(str.split, listed.splitlines()) if words[2:4] == ["-u", "train.py"]]
+    return int(found[0])
+
+
+def test_an_example_goes_on_after_the_death_of_a_rank(docker_image: BuiltByCommand, examples: Path) -> None:
+    """A rank of the second host is killed after the first checkpoint: torchrun starts all ranks again from there."""
+    words = ("train", "--mode", "torch_distributed", "--processes-per-host", "1", "--", "train.py", "--steps", "200")
+    watching = ("docker", "events", "--filter", "container=node-2", "--filter", "event=start")
+    with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True) as events:
+        job = subprocess.Popen(
+            ("sh", "../two-hosts.sh", docker_image.reference, *words),
+            cwd=examples / "fsdp2",
+            env=environment(DOCKER_OPTIONS="--env TRAINWORKS_MAX_RESTARTS=3"),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert events.stdout is not None
+        assert events.stdout.readline()
+        events.kill()
+    with subprocess.Popen(("docker", "logs", "--follow", "node-1"), stdout=subprocess.PIPE, text=True) as log:
+        assert log.stdout is not None
+        assert any("step 30 loss" in line for line in log.stdout)
+        os.kill(rank_in("node-2"), signal.SIGKILL)
+        log.kill()
+    output, _ = job.communicate()
+    assert job.returncode == 0, output[-4000:]
+    assert re.search(r"goes on with step \d+, from /src/checkpoints/step-\d+", output)
+    assert "step 200 loss" in output

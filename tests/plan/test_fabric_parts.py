@@ -12,7 +12,7 @@ from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan, plan_row
 
 DEBIANS_RDMA_CORE = {"ibverbs-providers", "libibverbs1", "librdmacm1"}
-PLUGIN = {"cuda-headers", "gdrcopy", "aws-ofi-nccl"}
+PLUGIN = {"cuda-headers", "gdrcopy", "libfabric-cuda", "aws-ofi-nccl"}
 
 
 def packages_rows(facts: Facts) -> list[TargetRow]:
@@ -74,6 +74,7 @@ def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
     assert downloads == {
         ("rdma-core", "rdma-core", "https://ftp.debian.org/debian"),
         ("gdrcopy", "gdrcopy", "https://github.com/NVIDIA/gdrcopy"),
+        ("libfabric-cuda", "libfabric-cuda", "https://github.com/ofiwg/libfabric"),
         ("aws-ofi-nccl", "aws-ofi-nccl", "https://github.com/aws/aws-ofi-nccl"),
         ("aws-ofi-nccl", "libfabric-headers", "https://ftp.debian.org/debian"),
     }
@@ -105,7 +106,8 @@ def test_the_page_names_the_versions_that_images_have(facts: Facts, root: Path) 
 @pytest.mark.parametrize(
     ("without", "gone", "ending"),
     [
-        (("aws-ofi-nccl", "gdrcopy"), PLUGIN, "-debian12-tcp"),
+        (("aws-ofi-nccl", "gdrcopy", "libfabric-cuda"), PLUGIN, "-debian12-tcp"),
+        (("libfabric-cuda",), {"libfabric-cuda"}, "-debian12-without-libfabric-cuda"),
         (("gdrcopy",), {"gdrcopy"}, "-debian12-without-gdrcopy"),
         # Nothing of the headers is in any image: they go with what is compiled with them.
         ((), set(), "-debian12"),

@@ -199,7 +199,8 @@ def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None
     request = Request(framework="pytorch", cuda="cu121")
     for changed, title in (
         (request, CU121),
-        (replace(request, without_components=("aws-ofi-nccl", "gdrcopy")), f"{CU121}-tcp"),
+        (replace(request, without_components=("aws-ofi-nccl", "gdrcopy", "libfabric-cuda")), f"{CU121}-tcp"),
+        (replace(request, without_components=("libfabric-cuda",)), f"{CU121}-without-libfabric-cuda"),
         (replace(request, with_components=("huggingface",)), f"{CU121}-with-huggingface"),
     ):
         plan = make_plan(changed, facts)
@@ -273,19 +274,34 @@ def test_nccl_tests_is_refused_where_nothing_compiles_it_and_the_nearest_is_name
     assert "pytorch-2.14.1-cu130-py311-debian12: --cuda cu130" in (caught.value.hint or "")
 
 
-def test_libfabric_with_cuda_takes_the_place_of_the_wheels_where_it_is_asked_for(facts: Facts) -> None:
-    row = next(row for row in facts.targets if facts.name_of(row) == CU121)
-    plan = make_plan(replace(request_for(row, facts), with_components=("libfabric-cuda",)), facts)
+@pytest.mark.parametrize(
+    "name", [CU121, "pytorch-2.14.1-cu130-py313-debian13", "pytorch-2.14.1-cu130-py311-debian12-arm64"]
+)
+def test_libfabric_with_cuda_takes_the_place_of_the_wheels(name: str, facts: Facts) -> None:
+    plan = plan_of(name, facts)
     versions = {step.component: step.version for step in plan.steps}
     assert versions["libfabric-cuda"] == versions["libfabric"], "Open MPI and the plugin load it in the wheel's place"
-    assert plan.tags[0].endswith("-with-libfabric-cuda")
-    image = render(plan, facts).dockerfile.partition("FROM system AS image")[2]
-    wheel, settings, ours = (
+    dockerfile = render(plan, facts).dockerfile
+    image = dockerfile.partition("FROM system AS image")[2]
+    wheel, ours, settings = (
         image.index(text)
-        for text in ("COPY --from=open-mpi", "OFI_NCCL_PROTOCOL=SENDRECV", "COPY --from=libfabric-cuda")
+        for text in ("COPY --from=open-mpi", "COPY --from=libfabric-cuda", "OFI_NCCL_PROTOCOL=SENDRECV")
     )
-    assert wheel < settings < ours < image.index("sed -i /^OFI_NCCL_/d /etc/nccl.conf")
-    assert "libfabric-cuda" not in {step.component for step in plan_of(CU121, facts).steps}
+    assert wheel < ours < settings, "the settings follow from the libfabric that is there"
+    # Debian 13 has an rdma-core that is new enough, with its headers.
+    assert ("from=rdma-core,source=/opt/fetched" in dockerfile) == ("debian12" in name)
+    assert "libibverbs-dev" in dockerfile
+
+
+def test_libfabric_with_cuda_may_be_asked_for_by_name_and_left_out(facts: Facts) -> None:
+    row = next(row for row in facts.targets if facts.name_of(row) == CU121)
+    request, name = request_for(row, facts), ("libfabric-cuda",)
+    usual = make_plan(request, facts)
+    asked = make_plan(replace(request, with_components=name), facts)
+    less = make_plan(replace(request, without_components=name), facts)
+    assert asked == usual
+    assert less.tags[0].endswith("-debian12-without-libfabric-cuda")
+    assert "libfabric-cuda" not in {step.component for step in less.steps}
 
 
 def test_a_missing_lock_names_the_command_that_makes_it(facts: Facts) -> None:
@@ -461,7 +477,7 @@ def test_images_of_other_components_have_another_tag(
 
 
 def test_a_tag_never_grows_longer_than_registries_take(facts: Facts) -> None:
-    removed = ("libfabric", "open-mpi", "mpi4py", "rmm", "ssh", "metis", "aws-ofi-nccl", "gdrcopy")
+    removed = ("libfabric", "open-mpi", "mpi4py", "rmm", "ssh", "metis", "aws-ofi-nccl", "gdrcopy", "libfabric-cuda")
     request = Request(framework="pytorch", cuda="cu121", without_components=removed)
     tag = make_plan(request, facts).tags[0].partition(":")[2]
     assert len(tag) <= 128

@@ -411,3 +411,23 @@ def test_leaving_a_component_out_leaves_the_other_stages_as_they_are(
     less = sections(render(make_plan(request, facts), facts).dockerfile)
     assert full.keys() - less.keys() == {"rmm", "mpi4py"}
     assert [stage for stage in less if less[stage] != full[stage]] == ["image"]
+
+
+def test_what_is_compiled_is_hardened_and_looked_at(
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+) -> None:
+    seen = set()
+    for name, plan in plans.items():
+        if plan.target.sources != "packages":
+            continue
+        stages = re.split(r"^FROM ", renderings[name].dockerfile, flags=re.MULTILINE)
+        compiling = {
+            each.split()[2] for each in stages if re.search(r"^[^#]*\b(gcc|make|ninja) [-$]", each, re.MULTILINE)
+        }
+        looked_at = {check.component for check in plan.checks if check.kind == "hardened-libraries"}
+        assert compiling == looked_at, name
+        assert all(
+            "-Wl,-z,relro,-z,now" in each for each in stages if each.split()[2:3] and each.split()[2] in compiling
+        )
+        seen |= compiling
+    assert seen == {"aws-ofi-nccl", "gdrcopy", "hostname-shim", "libfabric-cuda", "rdma-core"}

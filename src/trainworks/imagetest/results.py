@@ -60,6 +60,8 @@ def title_of(check: kinds.Check) -> str:
             return f"{library} can be loaded"
         case kinds.OpenableLibrariesCheck(libraries=libraries, by_name=by_name):
             return f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
+        case kinds.HardenedLibrariesCheck(libraries=libraries):
+            return f"{', '.join(libraries)} {'are' if len(libraries) > 1 else 'is'} hardened as Debian's libraries"
         case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case kinds.SingleLibraryCheck(soname=soname):

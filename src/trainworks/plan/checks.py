@@ -147,6 +147,21 @@ class OpenableLibrariesCheck(_Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HardenedLibrariesCheck(_Promise):
+    """Every file that fits a pattern is linked as Debian hardens its own: read-only relocations, no executable stack.
+
+    Attributes:
+        libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
+        guards: Whether at least one of the files guards its stack, and one calls functions of libc that know a
+            buffer's size. A compiler puts these in only where code has such a buffer.
+    """
+
+    libraries: tuple[forms.Library, ...]
+    guards: bool = True
+    kind: Literal["hardened-libraries"] = "hardened-libraries"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElfNeedsCheck(_Promise):
     """What is under ``roots`` was built against the libraries that the image has, not against another major version.
 
@@ -360,6 +375,7 @@ Check = (
     | LoadedLibraryCheck
     | LoadableLibraryCheck
     | OpenableLibrariesCheck
+    | HardenedLibrariesCheck
     | SharedLibrariesCheck
     | ElfNeedsCheck
     | SingleLibraryCheck

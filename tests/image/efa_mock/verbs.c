@@ -138,6 +138,7 @@ struct context {
 struct region {
     struct ibv_mr memory;
     struct region *next;
+    char *content; /* where the card reaches it: for a GPU's memory not where the program names it */
     uint64_t start; /* the address by which work requests name it */
     unsigned access;
 };
@@ -181,7 +182,7 @@ static uint64_t next_serial = 1, next_number = 1;
 static uint32_t next_key = 1;
 static size_t locked_pages;
 static long refusals, until_lost = -1;
-static int lost, unreachable;
+static int lost, unreachable, no_gpus;
 
 static long setting(const char *name, long otherwise) {
     const char *value = getenv(name);
@@ -235,6 +236,7 @@ static void find_cards(void) {
     refusals = setting("EFA_MOCK_RNR", 0);
     until_lost = setting("EFA_MOCK_LOSE", -1);
     unreachable = setting("EFA_MOCK_UNREACHABLE", 0) != 0;
+    no_gpus = setting("EFA_MOCK_NO_GPUS", 0) != 0;
     own_host = find_host();
     for (int index = 0; index < count; index++) {
         struct card *card = &cards[card_count < CARDS ? card_count : CARDS - 1];
@@ -368,27 +370,31 @@ static size_t pages_of(const struct ibv_mr *memory) {
     return last - first;
 }
 
-/* Whether memory is a GPU's: CUDA's driver knows, if the program has loaded it. */
-static int is_of_gpu(const void *data) {
+/* Where a GPU's memory is reached: the tests' stand-in for CUDA's driver knows, if the program has loaded it. */
+static char *memory_of_gpu(const void *data) {
     enum { MEMORY_TYPE = 2, DEVICE_MEMORY = 2 };
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!driver) return 0;
+    if (!driver) return NULL;
     unsigned type = 0;
     int (*ask)(void *, int, uint64_t) = (int (*)(void *, int, uint64_t))dlsym(driver, "cuPointerGetAttribute");
-    int failed = !ask || ask(&type, MEMORY_TYPE, (uintptr_t)data);
+    void *(*reach)(uint64_t) = (void *(*)(uint64_t))dlsym(driver, "stand_in_memory");
+    int failed = !ask || !reach || ask(&type, MEMORY_TYPE, (uintptr_t)data) || type != DEVICE_MEMORY;
+    char *found = failed ? NULL : reach((uintptr_t)data);
     dlclose(driver);
-    return !failed && type == DEVICE_MEMORY;
+    return found;
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *domain, void *data, size_t length, uint64_t start, unsigned access) {
     /* GPUs and cards reach each other from the second generation on; the kernel finds no page at other addresses. */
-    if (!abilities_of(card_of(domain->context)) && is_of_gpu(data)) {
+    char *content = memory_of_gpu(data);
+    if (content && (no_gpus || !abilities_of(card_of(domain->context)))) {
         errno = EFAULT;
         return NULL;
     }
     struct region *region = zeroed(sizeof *region);
     region->memory = (struct ibv_mr){.context = domain->context, .pd = domain, .addr = data, .length = length};
     region->start = start;
+    region->content = content ? content : data;
     region->access = access;
     pthread_mutex_lock(&lock);
     size_t pages = locked_pages + pages_of(&region->memory);
@@ -438,7 +444,7 @@ static char *memory_at(uint32_t key, uint64_t address, size_t length, unsigned a
         if (region->memory.lkey != key) continue;
         uint64_t offset = address - region->start;
         if (address < region->start || offset + length > region->memory.length) return NULL;
-        return (region->access & access) == access ? (char *)region->memory.addr + offset : NULL;
+        return (region->access & access) == access ? region->content + offset : NULL;
     }
     return NULL;
 }

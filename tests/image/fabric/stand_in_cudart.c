@@ -1,14 +1,18 @@
 /* CUDA for machines without a GPU, as far as NCCL's EFA plugin and a libfabric with CUDA need it: one library that goes
- * by the names libcudart.so and libcuda.so.1. There is one device, whose memory is memory of the host.
+ * by the names libcudart.so and libcuda.so.1. There is one device. Its memory has
+ * addresses that a program may hand on and not touch, as a GPU's has: one that reads or writes there is ended by a signal.
+ * CUDA's functions reach it, and so does a card with which it is registered: stand_in_memory().
  *
  * The plugin asks the runtime for its version and, one by one, for the driver's functions. Those that it calls have an
  * answer here. All others can be found, and do nothing but succeed. libfabric looks functions up by their names. Numbers
  * are those of CUDA's own headers.
  */
+#define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { SUCCESS = 0, NO_MEMORY = 2, NOT_SUPPORTED = 801 };
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
@@ -51,6 +55,7 @@ static int address_range_handle(void *handle, uint64_t address, size_t size, int
 static struct {
     uint64_t start;
     size_t size;
+    char *content;
 } blocks[BLOCKS];
 static int block_count;
 
@@ -59,6 +64,12 @@ static int block_of(uint64_t address) {
         if (address - blocks[index].start < blocks[index].size) return index;
     }
     return -1;
+}
+
+/* Where the content of an address is: another place for the device's memory, the same for the host's. */
+void *stand_in_memory(uint64_t address) {
+    int index = block_of(address);
+    return index < 0 ? (void *)(uintptr_t)address : blocks[index].content + (address - blocks[index].start);
 }
 
 static int pointer_attributes(unsigned count, const int *attributes, void **values, uint64_t address) {
@@ -73,9 +84,12 @@ static int pointer_attributes(unsigned count, const int *attributes, void **valu
 
 static int allocate(uint64_t *address, size_t size) {
     size = (size + PAGE - 1) / PAGE * PAGE;
-    void *memory = block_count < BLOCKS ? aligned_alloc(PAGE, size) : NULL;
-    if (!memory) return NO_MEMORY;
-    blocks[block_count].start = *address = (uint64_t)(uintptr_t)memory;
+    if (block_count == BLOCKS) return NO_MEMORY;
+    void *place = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *content = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED || content == MAP_FAILED) return NO_MEMORY;
+    blocks[block_count].start = *address = (uint64_t)(uintptr_t)place;
+    blocks[block_count].content = content;
     blocks[block_count++].size = size;
     return SUCCESS;
 }
@@ -86,13 +100,13 @@ static int release(uint64_t address) {
 }
 
 static int set_bytes(uint64_t address, unsigned char byte, size_t size) {
-    memset((void *)(uintptr_t)address, byte, size);
+    memset(stand_in_memory(address), byte, size);
     return SUCCESS;
 }
 
 static int copy_from_host(uint64_t target, const void *source, size_t size, void *stream) {
     (void)stream;
-    memcpy((void *)(uintptr_t)target, source, size);
+    memcpy(stand_in_memory(target), source, size);
     return SUCCESS;
 }
 
@@ -169,6 +183,14 @@ int cuMemGetAddressRange_v2(uint64_t *start, size_t *size, uint64_t address) {
 int cuMemGetAddressRange(uint64_t *start, size_t *size, uint64_t address) {
     return cuMemGetAddressRange_v2(start, size, address);
 }
+/* What transfer.c asks for. */
+int cuMemAlloc_v2(uint64_t *address, size_t size) { return allocate(address, size); }
+int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) { return copy_from_host(target, source, size, NULL); }
+int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+    memcpy(target, stand_in_memory(source), size);
+    return SUCCESS;
+}
+
 int cuDeviceCanAccessPeer(int *can, int device, int other) {
     (void)device, (void)other;
     *can = 1;
@@ -191,7 +213,7 @@ int cudaMalloc(void **address, size_t size) { return allocate((uint64_t *)addres
 int cudaFree(void *address) { return release((uint64_t)(uintptr_t)address); }
 int cudaMemcpy(void *target, const void *source, size_t size, int kind) {
     (void)kind;
-    memcpy(target, source, size);
+    memcpy(stand_in_memory((uint64_t)(uintptr_t)target), stand_in_memory((uint64_t)(uintptr_t)source), size);
     return SUCCESS;
 }
 int cudaHostRegister(void *address, size_t size, unsigned flags) { return (void)address, (void)size, (void)flags, SUCCESS; }

@@ -3,7 +3,8 @@
  *   transfer listen PORT          waits for the other one
  *   transfer connect HOST PORT    calls it
  *
- * Both send 64 MiB and receive 64 MiB, at the same time, and compare every byte. The last line says what came; the status
+ * Both send 64 MiB and receive 64 MiB, at the same time, and compare every byte. It is a GPU's memory where the plugin says
+ * that it takes that, else the host's: NCCL decides so, too. The last line says what came, and in which memory; the status
  * is 0 only if all of it was right. What the plugin itself says goes to stderr.
  */
 #include <arpa/inet.h>
@@ -22,11 +23,19 @@
 #define PLUGIN "libnccl-net.so"
 #define TABLE "ncclNetPlugin_v8"
 
-enum { HANDLE_SIZE = 128, HOST_POINTER = 1, INFORMATION = 3 };
+enum { HANDLE_SIZE = 128, HOST_POINTER = 1, GPU_POINTER = 2, INFORMATION = 3 };
 enum { MESSAGES = 16, MESSAGE_SIZE = 4 << 20, MEBIBYTE = 1 << 20 };
 enum { DEADLINE = 120 }; /* seconds for everything */
 
 typedef void (*logger)(int level, unsigned long subsystem, const char *file, int line, const char *format, ...);
+
+/* The beginning of NCCL's ncclNetProperties_v8_t, and room for the rest. */
+struct properties {
+    char *name, *path;
+    uint64_t number;
+    int pointers;
+    char rest[256];
+};
 
 /* NCCL's ncclNet_v8_t. Functions that are not called are there for the place that they take. */
 struct net {
@@ -63,6 +72,37 @@ static void fail(const char *what, const char *why) {
             exit(1);                                                      \
         }                                                                 \
     } while (0)
+
+/* CUDA's driver, by which a program reaches a GPU's memory. */
+static struct {
+    int (*allocate)(uint64_t *address, size_t size);
+    int (*copy_to)(uint64_t target, const void *source, size_t size);
+    int (*copy_from)(void *target, uint64_t source, size_t size);
+} driver;
+
+static void load_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) fail("libcuda.so.1", dlerror());
+    *(void **)&driver.allocate = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&driver.copy_to = dlsym(library, "cuMemcpyHtoD_v2");
+    *(void **)&driver.copy_from = dlsym(library, "cuMemcpyDtoH_v2");
+    if (!driver.allocate || !driver.copy_to || !driver.copy_from) fail("libcuda.so.1", "it lacks a function");
+}
+
+static void *allocate(int on_gpu) {
+    uint64_t address = 0;
+    if (!on_gpu) return malloc(MESSAGE_SIZE);
+    CALL(driver.allocate(&address, MESSAGE_SIZE));
+    return (void *)(uintptr_t)address;
+}
+
+static void copy(void *target, const char *source, int to_gpu) {
+    if (to_gpu) {
+        CALL(driver.copy_to((uint64_t)(uintptr_t)target, source, MESSAGE_SIZE));
+    } else {
+        memcpy(target, source, MESSAGE_SIZE);
+    }
+}
 
 static void say(int level, unsigned long subsystem, const char *file, int line, const char *format, ...) {
     (void)subsystem, (void)file, (void)line;
@@ -129,6 +169,10 @@ int main(int count, char **arguments) {
     CALL(net->init(say));
     CALL(net->devices(&devices));
     if (devices < 1) fail(net->name, "it has no device");
+    struct properties properties = {0};
+    CALL(net->get_properties(0, &properties));
+    int on_gpu = (properties.pointers & GPU_POINTER) != 0, pointer = on_gpu ? GPU_POINTER : HOST_POINTER;
+    if (on_gpu) load_driver();
 
     int other = meet(count, arguments);
     uint64_t side = !strcmp(arguments[1], "listen");
@@ -142,11 +186,12 @@ int main(int count, char **arguments) {
         if (!receiver) CALL(net->accept(listener, &receiver, &unused));
     }
 
-    void *outgoing = malloc(MESSAGE_SIZE), *incoming = malloc(MESSAGE_SIZE), *expected = malloc(MESSAGE_SIZE);
-    void *outgoing_memory = NULL, *incoming_memory = NULL;
-    if (!outgoing || !incoming || !expected) fail("memory", strerror(errno));
-    CALL(net->register_memory(sender, outgoing, MESSAGE_SIZE, HOST_POINTER, &outgoing_memory));
-    CALL(net->register_memory(receiver, incoming, MESSAGE_SIZE, HOST_POINTER, &incoming_memory));
+    void *outgoing = allocate(on_gpu), *incoming = allocate(on_gpu), *outgoing_memory = NULL, *incoming_memory = NULL;
+    /* What is sent and what has come, where this program can touch it. */
+    char *written = malloc(MESSAGE_SIZE), *seen = malloc(MESSAGE_SIZE), *expected = malloc(MESSAGE_SIZE);
+    if (!outgoing || !incoming || !written || !seen || !expected) fail("memory", strerror(errno));
+    CALL(net->register_memory(sender, outgoing, MESSAGE_SIZE, pointer, &outgoing_memory));
+    CALL(net->register_memory(receiver, incoming, MESSAGE_SIZE, pointer, &incoming_memory));
 
     long wrong = 0;
     struct timespec begin, end;
@@ -154,9 +199,11 @@ int main(int count, char **arguments) {
     for (int message = 0; message < MESSAGES; message++) {
         void *sending = NULL, *receiving = NULL;
         int size = MESSAGE_SIZE, sent = 0, received = 0;
-        memset(incoming, 0, MESSAGE_SIZE);
-        fill(outgoing, side, (uint64_t)message);
-        fill(expected, !side, (uint64_t)message);
+        memset(seen, 0, MESSAGE_SIZE);
+        fill((uint64_t *)(void *)written, side, (uint64_t)message);
+        fill((uint64_t *)(void *)expected, !side, (uint64_t)message);
+        copy(incoming, seen, on_gpu);
+        copy(outgoing, written, on_gpu);
         while (!receiving) {
             CALL(net->receive(receiver, 1, &incoming, &size, &message, &incoming_memory, &receiving));
         }
@@ -166,10 +213,18 @@ int main(int count, char **arguments) {
             if (!sent_all) CALL(net->test(sending, &sent_all, &sent));
             if (!received_all) CALL(net->test(receiving, &received_all, &received));
         }
-        wrong += labs((long)MESSAGE_SIZE - received);
-        for (int index = 0; index < MESSAGE_SIZE; index++) {
-            wrong += ((char *)incoming)[index] != ((char *)expected)[index];
+        /* A GPU may see what has come later than the CPU: the plugin waits for it, if it has to. */
+        if (on_gpu) {
+            void *flushing = NULL;
+            int flushed = 0, none = 0;
+            CALL(net->flush(receiver, 1, &incoming, &size, &incoming_memory, &flushing));
+            while (flushing && !flushed) CALL(net->test(flushing, &flushed, &none));
+            CALL(driver.copy_from(seen, (uint64_t)(uintptr_t)incoming, MESSAGE_SIZE));
+        } else {
+            memcpy(seen, incoming, MESSAGE_SIZE);
         }
+        wrong += labs((long)MESSAGE_SIZE - received);
+        for (int index = 0; index < MESSAGE_SIZE; index++) wrong += seen[index] != expected[index];
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
 
@@ -182,8 +237,9 @@ int main(int count, char **arguments) {
     CALL(net->close_receiver(receiver));
     CALL(net->close_listener(listener));
     printf(
-        "%s: sent %d MiB, received %d MiB, %ld bytes differ, %.2f s\n", net->name,
+        "%s: sent %d MiB, received %d MiB, %ld bytes differ, in %s memory, %.2f s\n", net->name,
         MESSAGES * (MESSAGE_SIZE / MEBIBYTE), MESSAGES * (MESSAGE_SIZE / MEBIBYTE), wrong,
+        on_gpu ? "a GPU's" : "the host's",
         (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9
     );
     return wrong != 0;

@@ -26,6 +26,7 @@ from trainworks.imagetest.inside.files import (
 from trainworks.imagetest.inside.libraries import (
     check_duplicate_packages,
     check_elf_needs,
+    check_hardened_libraries,
     check_loadable_library,
     check_loaded_library,
     check_openable_libraries,
@@ -95,6 +96,7 @@ QUESTIONS: dict[str, Callable[[dict[str, Any], Image], list[str]]] = {
     "elf-needs": check_elf_needs,
     "loadable-library": check_loadable_library,
     "openable-libraries": check_openable_libraries,
+    "hardened-libraries": check_hardened_libraries,
     "loaded-library": check_loaded_library,
     "single-library": check_single_library,
     "duplicate-packages": check_duplicate_packages,

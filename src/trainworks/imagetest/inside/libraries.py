@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 from trainworks.imagetest.inside.files import Image, ask, matching, told
 
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
+PT_GNU_STACK, PT_GNU_RELRO = 0x6474E551, 0x6474E552
+PF_X = 1
 ET_EXEC, ET_DYN = 2, 3
-DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_FLAGS_1 = 0, 1, 5, 14, 0x6FFFFFFB
-DF_1_PIE = 0x08000000
+DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = 0, 1, 5, 14, 24, 30, 0x6FFFFFFB
+DF_BIND_NOW, DF_1_NOW, DF_1_PIE = 8, 1, 0x08000000
 
 SONAME = re.compile(r"(lib.+?)(?:-[0-9a-f]{8})?\.so(?:\.(.+))?")
 """The name of a library, also one that auditwheel gave it, and its version."""
@@ -30,12 +32,18 @@ class DamagedElfError(Exception):
 
 
 class Elf(NamedTuple):
-    """What a program or library of this machine says of itself; ``loader`` is the program that starts it, if any."""
+    """What a program or library of this machine says of itself.
+
+    Attributes:
+        loader: The program that starts it, if any.
+        lacks: Which of the linker's protections it does not have.
+    """
 
     needed: tuple[str, ...]
     soname: str
     is_program: bool
     loader: str
+    lacks: tuple[str, ...]
 
 
 def read_elf(path: str) -> Elf | None:
@@ -53,7 +61,8 @@ def read_elf(path: str) -> Elf | None:
             kind, table, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
             if kind not in (ET_EXEC, ET_DYN):
                 return None
-            segments = [struct.unpack("<I4xQQ8xQ", os.pread(file.fileno(), 40, table + size * n)) for n in range(count)]
+            raw = [struct.unpack("<IIQQ8xQ", os.pread(file.fileno(), 40, table + size * n)) for n in range(count)]
+            segments = [(kind, offset, address, length) for kind, _, offset, address, length in raw]
             places = {kind: (offset, length) for kind, offset, _, length in segments}
             if PT_DYNAMIC not in places:
                 return None
@@ -81,9 +90,30 @@ def read_elf(path: str) -> Elf | None:
                 soname=text(strings[0] + found[DT_SONAME]) if DT_SONAME in found else "",
                 is_program=PT_INTERP in places or bool(found.get(DT_FLAGS_1, 0) & DF_1_PIE),
                 loader=text(places[PT_INTERP][0]) if PT_INTERP in places else "",
+                lacks=_unprotected({kind: rights for kind, rights, *_ in raw}, found),
             )
         except (struct.error, ValueError, OSError, OverflowError) as error:
             raise DamagedElfError(str(error)) from error
+
+
+def _unprotected(rights: dict[int, int], tags: dict[int, int]) -> tuple[str, ...]:
+    """Return which of the linker's protections a file lacks, as the linker's options name them.
+
+    Args:
+        rights: The rights of its segments, by their kind.
+        tags: Its dynamic section.
+    """
+    flags, more = tags.get(DT_FLAGS, 0), tags.get(DT_FLAGS_1, 0)
+    is_bound = DT_BIND_NOW in tags or flags & DF_BIND_NOW or more & DF_1_NOW
+    lacking = []
+    if PT_GNU_RELRO not in rights:
+        lacking.append("-z relro")
+    if not is_bound:
+        lacking.append("-z now")
+    # Without this segment the kernel makes the stack executable.
+    if rights.get(PT_GNU_STACK, PF_X) & PF_X:
+        lacking.append("-z noexecstack")
+    return tuple(lacking)
 
 
 def loadable_files(roots: Iterable[str], below: str = "") -> tuple[dict[str, Elf], list[str]]:
@@ -366,6 +396,27 @@ def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
     places = {os.path.basename(path) if check["by_name"] else path: path for path in paths}
     problems += _unopened(places, image, check["provided"])
     return told(problems, "a job that first needs it fails then: install the library's wheel again, and what it needs")
+
+
+FORTIFIED = re.compile(rb"\0__\w+_chk\0")
+
+
+def check_hardened_libraries(check: dict[str, Any], image: Image) -> list[str]:
+    """Return which protections the files that fit the patterns lack."""
+    problems, contents = [], []
+    for pattern in check["libraries"]:
+        fitting = [path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)]
+        problems += [] if fitting else [f"no file fits {pattern}"]
+        for path, elf in loadable_files(fitting, image.root)[0].items():
+            problems += [f"{path} is linked without {option}" for option in elf.lacks]
+            with open(image.root + path, "rb") as file:
+                contents.append(file.read())
+    if check["guards"] and contents:
+        if not any(b"\0__stack_chk_fail\0" in content for content in contents):
+            problems.append("no file is compiled with -fstack-protector-strong")
+        if not any(map(FORTIFIED.search, contents)):
+            problems.append("no file is compiled with -D_FORTIFY_SOURCE=2")
+    return told(problems, "compile it by `hardened` of templates/macros.j2, if its build reads the variables")
 
 
 def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:

@@ -237,6 +237,9 @@ class Caller:
             tie = torch.empty(0, requires_grad=True)
             # What came along and was not read leads nowhere: its graph may be gone.
             idle = () if call.notes is None else call.notes.idle
+            if call.notes is not None and call.notes.unused:
+                old = views.old(microbatch)
+                idle = (*idle, *(n for n in call.notes.unused if id(tensors[n]) in old))
             used = [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)] if idle else tensors
             results = list(_Remote.apply(call, results, tie, *used))  # type: ignore[no-untyped-call]
         assert call.value is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,23 @@ class Fresh(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         """Return the gradient."""
         return grad
+
+
+def leaves_of(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Return the identities of the leaves that gradients of tensors go to."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.add(id(leaf))
+        todo += [following for following, _ in node.next_functions]
+    return found
 
 
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +149,7 @@ class Server:
             views.enter(turn)
             variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
         before = Arguments(args, kwargs, along, given)
-        came = contextvars.copy_context()
+        context = contextvars.copy_context()
         asked = tensors_in((args, kwargs)) if notes.writes else []
         flags = capture()
         result, following = self._run(message, args, kwargs)
@@ -152,13 +169,18 @@ class Server:
             own = before.known() if message.before[1] is None and message.tail is None else None
             held = notes.held if message.tail is None else frozenset()
             news, written = views.pack(message.microbatch, message.call[0], held=held)
+            # A chain's earlier segments may have set some, too: then what came here says it.
+            names, values = variables.since(context if message.segment is None else port.scheduler.home.variables)
             if along is not None and message.segment is None:
                 unread = views.unread(turn, notes, along.written, asked)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
+            if along is not None and message.before[1] is None:
+                came = {id(t) for t in tensors_in(along.written) if t.requires_grad}
+                reached = leaves_of(tensors_in((result, written, values, wrote))) if came else set()
+                both = enumerate(zip(inputs, given, strict=True))
+                news = news._replace(unused=tuple(n for n, (t, g) in both if id(g) in came and id(t) not in reached))
             if own is not None and (lent := views.lent(result)):
                 news = news._replace(lent=lent)
-            # A chain's earlier segments may have set some, too: then what came here says it.
-            names, values = variables.since(came if message.segment is None else port.scheduler.home.variables)
             if names:
                 news = news._replace(variables=names)
             note, back = beside(news, written, values, *wrote)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -86,8 +87,9 @@ class Notes(NamedTuple):
         variables: Names of the context variables whose values go along.
         hooked: Numbers of Hugging Face's models whose outputs are captured.
         idle: With a result: numbers of the tensors that came with the call and were not read.
-        late: A container changed where a microbatch that overlaps may have read it.
+        late: In how many microbatches something changed where one that overlaps may have read it.
         lent: With a result: numbers of the tensors and containers in it that a module of the sender keeps.
+        unused: With a result: numbers of the tensors that came with the call and are not in a graph of the result.
     """
 
     writes: tuple[tuple[Key, Stamp, int], ...] = ()
@@ -96,8 +98,9 @@ class Notes(NamedTuple):
     variables: tuple[tuple[str, str], ...] = ()
     hooked: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
-    late: bool = False
+    late: int = 0
     lent: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
 
 
 NOTHING = Notes()
@@ -137,6 +140,16 @@ class _Version:
         self.through = self.fetched = False
         self.writer: Any = None
         self.looked = self.time = self.reads = self.own = self.writes = 0
+
+
+class _Known(NamedTuple):
+    """Stands for a container in what is sent: the other rank takes its own one, and no copy.
+
+    Attributes:
+        key: Where it was when the step began.
+    """
+
+    key: Key
 
 
 class _Slot:
@@ -247,6 +260,7 @@ _slots: dict[tuple[int, str], _Slot] = {}
 """The attributes that were written in the present step, by module and name."""
 _views: Views | None = None
 _setattr, _delattr = nn.Module.__setattr__, nn.Module.__delattr__
+_register_buffer = nn.Module.register_buffer
 
 
 def _set(module: nn.Module, name: str, value: Any) -> None:
@@ -254,6 +268,13 @@ def _set(module: nn.Module, name: str, value: Any) -> None:
         _views.write(module, name, value)
     else:
         _setattr(module, name, value)
+
+
+def _register(module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+    if _views is None or name in module.__dict__["_parameters"]:
+        _register_buffer(module, name, tensor, persistent)
+    else:
+        _views.write(module, name, tensor, lambda: _register_buffer(module, name, tensor, persistent))
 
 
 def _delete(module: nn.Module, name: str) -> None:
@@ -302,6 +323,8 @@ class Views:
         self._wanted: set[Key] = set()
         self._told: dict[int, int] = {}
         self._cells: dict[int, _Slot] = {}
+        self._places: dict[Key, Any] = {}
+        self._keys: dict[int, Key] = {}
         self._buffers: list[tuple[int, str, torch.Tensor, int]] = []
         self._weak: list[tuple[int, str, Any]] = []
         self._hooks: dict[int, int] = {}
@@ -318,6 +341,10 @@ class Views:
         self._entered: set[Turn] = set()
         self._left: set[Turn] = set()
         self._late: dict[str, str] = {}
+        self._changed_in: set[int] = set()
+        self._told_changed = 0
+        self._began_late: set[str] = set()
+        self._stays_in_turn: set[str] = set()
         self._said: set[str] = set()
         self._unlike: set[Key] = set()
         self._locals: list[_Slot] = []
@@ -332,7 +359,8 @@ class Views:
         self._numbers = {id(module): number for number, module in enumerate(modules)}
         for known in (self._steps, self._hot, self._shared, self._wanted, self._told, self._late, self.agreed):
             known.clear()
-        self._moving.clear()
+        for names in (self._moving, self._began_late, self._stays_in_turn):
+            names.clear()
         # Those that a module writes in place in a training pass and reads in an evaluation.
         self._hot.update(
             (number, name)
@@ -367,8 +395,13 @@ class Views:
         self._entered.clear()
         self._left.clear()
         self._returned.clear()
+        self._changed_in.clear()
+        self._told_changed = 0
         self._cells = {}
+        self._places.clear()
+        self._keys.clear()
         for key, cell in self._look():
+            self._place(key, cell)
             if steps == 1 or key in self._hot or not _is_far(key, cell):
                 self._cells[id(cell)] = _Slot(key, cell, mutable.content(cell))
             else:
@@ -384,6 +417,14 @@ class Views:
             for name, parameter in module._parameters.items()  # noqa: SLF001
             if parameter is not None and not parameter.is_inference()
         ]
+        self._leaves = list(self._look_inside())
+        whole = set()  # what goes to other ranks by itself, and not as an attribute of one module
+        for leaf in self._leaves:
+            if self._in_turn and leaf.travels():
+                written = mutable.Written.of(leaf.value)
+                self._place(leaf.key, written)
+                whole.add(id(leaf.value))
+                self._cells[id(written)] = _Slot(leaf.key, written, written.get())
         self._hooks = {n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me}
         self._buffers = [
             (number, name, buffer, buffer._version)  # noqa: SLF001
@@ -391,26 +432,46 @@ class Views:
             if self._owner[number] == self.me
             for name, buffer in (*module.__dict__["_buffers"].items(), *module.__dict__.items())
             if isinstance(buffer, torch.Tensor) and not buffer.requires_grad and not buffer.is_inference()
+            if id(buffer) not in whole
         ]
-        self._leaves = list(self._look_inside())
         self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
         if self._learns:
             roots = ((n, *root) for n, module in enumerate(self._modules) for root in _roots(module, self._outside))
             self._weak = [root for root in roots if isinstance(root[2], _WEAK)]
         _views = self
         nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
+        nn.Module.register_buffer = _register  # type: ignore[method-assign,assignment]
         return self._in_turn
+
+    def _place(self, key: Key, cell: Any) -> None:
+        """Remember where a container is when the step begins: all ranks have one there."""
+        self._places[key] = cell
+        self._keys[id(mutable.held(cell))] = key
 
     def agree(self, function: str, *, root: bool) -> bool:
         """Return whether the microbatches of the next step run in turn: the root's owner says so, for all ranks."""
         if root:
-            self.agreed[function] = function in self._late
+            late = function in self._late
+            # One microbatch may have set up what all others find: only what changes again keeps microbatches in turn.
+            again = max(len(self._changed_in), self._told_changed) > 1 or function in self._began_late
+            if late and again:
+                self._stays_in_turn.add(function)
+            if late:
+                self._began_late.add(function)
+            self.agreed[function] = late or function in self._stays_in_turn
         return self.agreed.get(function, False)
+
+    def _is_late(self, turn: Turn | None, words: str) -> None:
+        """Note that the microbatches of the next step must run in turn, and why."""
+        self._late[self._function] = words
+        if turn is not None:
+            self._changed_in.add(turn[0])
 
     def end(self) -> None:
         """End a step: what the last microbatch sees stays."""
         global _views
         nn.Module.__setattr__, nn.Module.__delattr__ = _setattr, _delattr  # type: ignore[method-assign]
+        nn.Module.register_buffer = _register_buffer  # type: ignore[method-assign]
         _views = None
         self._running.settle_all()
         for slot in _slots.values():
@@ -430,6 +491,8 @@ class Views:
         self._replaced.clear()
         _slots.clear()
         self._cells.clear()
+        self._places.clear()
+        self._keys.clear()
         self._log.clear()
         self._known.clear()
         self._lent.clear()
@@ -490,6 +553,9 @@ class Views:
                 self._change(slot, turn, slot.installed, now, backward=backward)
             slot.installed = now
             self._note(slot, turn, now)
+            if slot.key[-1] == _LEAF:
+                self._is_late(turn, self._where(slot))
+                continue
             self._watch(slot.key, now if isinstance(now, list) else list(now.values()))
             holder = _slots.get((id(self._modules[slot.key[0]]), slot.key[1])) if slot.key[2] == _NEW else None
             if holder is not None:
@@ -501,7 +567,7 @@ class Views:
         for slot in _slots.values():
             seen = [version.seen for version in slot.turns.values() if slot.late and version.through]
             if any(not _equal(value, slot.base) for value in seen) and not slot.counts():
-                self._late[self._function] = self._where(slot)
+                self._is_late(turn, self._where(slot))
         self._left.add(turn)
 
     def knows(self, module: nn.Module, name: str) -> None:
@@ -520,7 +586,7 @@ class Views:
                     slot = self._slot(module, (number, name))
                     slot.base = before.get(name, MISSING)
                 self._note(slot, turn, now.get(name, MISSING))
-                self._late[self._function] = self._where(slot)
+                self._is_late(turn, self._where(slot))
             self._held[number] = now
 
     def _compare_leaves(self, turn: Turn, *, backward: bool) -> None:
@@ -538,29 +604,28 @@ class Views:
                 # It wrote, and ran here once more: another one would have written meanwhile, if they overlapped.
                 came_back = before == turn and written_in != visit
                 came_late = before[0] > turn[0]
-            known = (leaf.number, leaf.name) in self._moving
+            known = (leaf.key[0], leaf.key[1]) in self._moving
             if not self._in_turn and (came_late or (changed and not known and self._is_overlapped(turn))):
                 raise StepError(f"{self._where_leaf(leaf)}\n{_REMEDY}")
             if self._in_turn and changed:
-                self._moving.add((leaf.number, leaf.name))
+                self._moving.add((leaf.key[0], leaf.key[1]))
             if (changed and turn in self._left) or (self._in_turn and came_back):
-                self._late[self._function] = self._where_leaf(leaf)
+                self._is_late(turn, self._where_leaf(leaf))
 
     def returned(self, turn: Turn) -> None:
         """Note that a microbatch has come back to this rank from a call of another one."""
         self._returned[turn] += 1
 
     def _check_owner(self, leaf: _Leaf) -> None:
-        """Refuse a write to what a module of another rank holds."""
-        if leaf.elsewhere:
-            raise StepError(
-                f"attribute {leaf.name!r} of module {self.title(leaf.number)} is on another partition, and was written "
-                f"in place\n{_REMEDY}"
-            )
+        """Refuse a write to what a module of another rank holds, unless it goes there."""
+        if leaf.elsewhere and not (self._in_turn and leaf.travels()):
+            raise StepError(f"{self._leaf_title(leaf)} is on another partition, and was written in place\n{_REMEDY}")
+
+    def _leaf_title(self, leaf: _Leaf) -> str:
+        return f"attribute {leaf.key[1]!r} of module {self.title(leaf.key[0])}"
 
     def _where_leaf(self, leaf: _Leaf) -> str:
-        where = f"attribute {leaf.name!r} of module {self.title(leaf.number)}"
-        return f"{where} is written where a microbatch that overlaps may have read it"
+        return f"{self._leaf_title(leaf)} is written where a microbatch that overlaps may have read it"
 
     def variable_left(self, words: str) -> None:
         """Note that a microbatch has set a context variable, and not set it back: the next one sees that.
@@ -571,7 +636,7 @@ class Views:
         late = f"{words} is set and not set back, where a microbatch that overlaps may have read it"
         if not self._in_turn:
             raise StepError(f"{late}\n{_REMEDY}")
-        self._late[self._function] = late
+        self._is_late(self.turn(), late)
 
     def _is_overlapped(self, turn: Turn) -> bool:
         """Return whether a later microbatch has run on this rank already."""
@@ -591,7 +656,7 @@ class Views:
     def _change(self, slot: _Slot, turn: Turn, before: Any, now: Any, *, backward: bool) -> None:
         """Look at the change of a container: one that overlaps may have read what was in it."""
         if turn in self._left:
-            self._late[self._function] = self._where(slot)
+            self._is_late(turn, self._where(slot))
         if self._is_overlapped(turn) and not (_adds(before, now) or backward):
             raise StepError(f"{self._where(slot)}\n{_REMEDY}")
         if isinstance(now, dict) and not backward:
@@ -672,14 +737,22 @@ class Views:
                 "it would not run\nRegister it before the step on all ranks, or place it with smp.set_partition."
             )
 
-    def write(self, module: nn.Module, name: str, value: Any) -> None:
-        """Set an attribute."""
+    def write(self, module: nn.Module, name: str, value: Any, put: Callable[[], None] | None = None) -> None:
+        """Set an attribute.
+
+        Args:
+            module: The module.
+            name: The name of the attribute.
+            value: Its value.
+            put: Sets it; None: as any attribute is set.
+        """
         own = module.__dict__
+        put = put or functools.partial(_setattr, module, name, value)
         if id(module) not in self._numbers or isinstance(value, nn.Module | nn.Parameter):
-            _setattr(module, name, value)
+            put()
             return
         if name in own["_parameters"] or name in own["_modules"]:
-            _setattr(module, name, value)
+            put()
             return
         new = (id(module), name) not in _slots
         slot = self.slot(module, name)
@@ -689,7 +762,7 @@ class Views:
             )
         self.quiet = True
         try:
-            _setattr(module, name, value)
+            put()
         finally:
             self.quiet = False
             self.knows(module, name)
@@ -720,7 +793,7 @@ class Views:
         if not self._in_turn:
             raise StepError(f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}")
         self._running.settle(slot.where)
-        self._late[self._function] = self._where(slot)
+        self._is_late(self.turn(), self._where(slot))
 
     def read(self, slot: _Slot) -> Any:
         """Return what the running microbatch sees; UNSENT: none runs on this thread."""
@@ -739,7 +812,7 @@ class Views:
         version.fetched = True
         if slot.in_place and not _in_backward():
             if turn in self._left:
-                self._late[self._function] = self._where(slot)
+                self._is_late(turn, self._where(slot))
             for later, other in slot.turns.items():
                 if later[0] > turn[0] and later[1] == turn[1] and other.writes:
                     raise self._error(slot, later[0], turn[0], "before")
@@ -874,7 +947,7 @@ class Views:
         wanted: tuple[Key, ...] = ()
         if self._told.get(peer, 0) < len(self._wanted):
             self._told[peer], wanted = len(self._wanted), tuple(self._wanted)
-        late = self._function in self._late
+        late = max(len(self._changed_in), self._told_changed)
         if not self._log:
             return NOTHING._replace(wanted=wanted, late=late) if wanted or late else NOTHING, []
         known = self._known.setdefault((peer, copy), set())
@@ -893,10 +966,49 @@ class Views:
                     continue
                 known.add(stamp)
                 writes.append((key, stamp, number))
-                values.append(UNSENT if idle or not _sendable(value) else value)
+                sent = self._named(key, value)
+                values.append(UNSENT if idle or not _sendable(sent) else sent)
         if not writes and not wanted and not late and held is None and microbatch not in self._log:
             return NOTHING, []
         return Notes(tuple(writes), self.held(microbatch), wanted, late=late), values
+
+    def _named(self, key: Key, value: Any) -> Any:
+        """Return what was written, with a name for each container in it that the other rank has, too."""
+
+        def named(item: Any) -> Any:
+            known = None if isinstance(item, _PLAIN) else self._keys.get(id(item))
+            return item if known is None or known == key else _Known(known)
+
+        if len(key) == 2 or isinstance(value, _Mark):
+            return named(value)
+        return [*map(named, value)] if isinstance(value, list) else {name: named(item) for name, item in value.items()}
+
+    def _found(self, value: Any, key: Key) -> Any:
+        """Return what came from another rank, with this rank's own containers in the place of their names."""
+
+        def found(item: Any) -> Any:
+            if not isinstance(item, _Known):
+                return item
+            own = self._resolve(item.key)
+            if own is None:
+                raise StepError(
+                    f"attribute {item.key[1]!r} of module {self.title(item.key[0])} is not the same on two ranks, and "
+                    f"was written\n{_REMEDY}"
+                )
+            return mutable.held(own)
+
+        if len(key) == 2 or isinstance(value, _Mark):
+            return found(value)
+        return [*map(found, value)] if isinstance(value, list) else {name: found(item) for name, item in value.items()}
+
+    def old(self, microbatch: int) -> set[int]:
+        """Return the identities of the tensors that containers have kept from before this step."""
+        found: set[int] = set()
+        for key in self._log.get(microbatch, {}):
+            slot = self._cells.get(id(self._places.get(key)))
+            if slot is not None:
+                found.update(map(id, tensors_in(list(mutable.items(slot.base)))))
+        return found
 
     def _share(self, turn: Turn) -> None:
         """Take along the containers that modules of several ranks hold, as the microbatch sees them."""
@@ -914,10 +1026,11 @@ class Views:
         self._wanted.update(notes.wanted)
         if notes.late:
             self._late.setdefault(self._function, "")
+            self._told_changed = max(self._told_changed, notes.late)
         known, microbatch = self._known.setdefault((peer, turn[1]), set()), turn[0]
         for (key, stamp, number), value in zip(notes.writes, values, strict=True):
             known.add(stamp)
-            turn = (number, turn[1])
+            turn, value = (number, turn[1]), self._found(value, key)
             if self._log.get(number, {}).get(key, (None,))[0] == stamp and not _differentiable(value):
                 if not turn[1]:
                     continue
@@ -947,6 +1060,7 @@ class Views:
             if cell is None:
                 cell = self._cells[id(where)] = _Slot(key, where, mutable.content(where))
             before = cell.find(turn)[1]
+            value = _kept(before, value)
             cell.changed = cell.changed or _remains(before) != _remains(value)
             if number == microbatch and not turn[1] and _remains(before) != _remains(value):
                 self._change(cell, turn, before, value, backward=False)
@@ -1030,7 +1144,12 @@ class Views:
         module = self._modules[key[0]]
         if len(key) == 2:
             return module
+        if key in self._places:
+            return self._places[key]
         for name, value in _roots(module, self._outside):
+            if name == key[1] and key[-1] == _LEAF:
+                leaf = next(itertools.islice(mutable.leaves(value, package(type(module))), key[2], None), None)
+                return None if leaf is None else mutable.Written.of(leaf)
             if name == key[1]:
                 return next(itertools.islice(mutable.cells(value, package(type(module))), key[2], None), None)
         return None
@@ -1049,12 +1168,12 @@ class Views:
             if mine and self._in_turn:
                 named += [*own["_parameters"].items(), *own["_buffers"].items()]
             for name, value in named:
-                for each in mutable.leaves(value, package(type(module))):
+                for place, each in enumerate(mutable.leaves(value, package(type(module)))):
                     if not self._in_turn and not _is_cheap(each):
                         continue
                     if not mine and not _is_shared(each):
                         continue
-                    held = found.setdefault(id(each), _Leaf(number, name, each))
+                    held = found.setdefault(id(each), _Leaf((number, name, place, _LEAF), each))
                     held.elsewhere |= not mine
                     held.direct |= each is value and (name in own or name in own["_buffers"])
         for leaf in found.values():
@@ -1078,6 +1197,8 @@ class Views:
 _log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
 """In the place of the way to a container that was made in the present step: it goes along with its attribute."""
+_LEAF = "leaf"
+"""After the way to what is no container."""
 _MOST = 256
 """The containers of one attribute that are compared whenever a microbatch ends or waits. Others are after each step."""
 _REMEDY = (
@@ -1116,8 +1237,7 @@ class _Leaf:
     """What is no container, and can be written in place: a tensor, an array, a generator.
 
     Attributes:
-        number: The number of a module that holds it.
-        name: The attribute.
+        key: The number of a module that holds it, the name of the attribute, and its place in that.
         value: The object.
         elsewhere: A module of another rank holds it.
         direct: It is an attribute of a module, so that reads of it are seen.
@@ -1126,14 +1246,25 @@ class _Leaf:
         state: What was seen of it last.
     """
 
-    number: int
-    name: str
+    key: Key
     value: Any
     elsewhere: bool = False
     direct: bool = False
     writer: Turn | None = None
     visit: tuple[Key, int] | None = None
     state: Any = None
+
+    def travels(self) -> bool:
+        """Return whether its values go to other ranks, where microbatches run in turn.
+
+        A tensor that only its owner has in an attribute goes as that attribute does. A buffer stays, and what needs a
+        gradient cannot go.
+        """
+        if isinstance(self.value, nn.Parameter | itertools.count | types.GeneratorType) or not _is_cheap(self.value):
+            return False
+        if isinstance(self.value, torch.Tensor) and (self.value.requires_grad or self.value.is_inference()):
+            return False
+        return self.elsewhere or not self.direct
 
     def now(self, *, in_turn: bool) -> Any:
         """Return what is seen of it now: of a tensor its version, and where microbatches run in turn its sum."""
@@ -1195,6 +1326,16 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
 
 
+def _kept(before: Any, now: Any) -> Any:
+    """Return a content that came from another rank, with the objects before in the place of equal ones."""
+    if isinstance(before, list) and isinstance(now, list):
+        pairs = itertools.zip_longest(before[: len(now)], now, fillvalue=MISSING)
+        return [one if _equal(one, other) else other for one, other in pairs]
+    if isinstance(before, dict) and isinstance(now, dict):
+        return {key: before[key] if key in before and _equal(before[key], item) else item for key, item in now.items()}
+    return now
+
+
 def _is_comparable(value: Any) -> bool:
     """Return whether ``_equal`` can tell that two such values differ."""
     if isinstance(value, tuple):
@@ -1236,33 +1377,27 @@ def _remains(content: Any) -> list[Any]:
 
 
 def _adds(before: Any, now: Any) -> bool:
-    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so.
-
-    Numbers that are only counted up do not matter either: after the step they are added.
-    """
+    """Return whether a dictionary only got new keys, which are for no number: what is computed once is kept so."""
     if not isinstance(now, dict) or not before.keys() <= now.keys():
         return False
     for key, item in now.items():
         if key not in before:
             if type(item) in _NUMBERS:
                 return False
-        elif item is not before[key] and not _grows(before[key], item):
+        elif item is not before[key]:
             return False
     return True
 
 
 def _replaces(before: Any, now: Any) -> bool:
-    """Return whether a plain value that a container had is another one now, and was not only counted up."""
+    """Return whether a plain value that a container had is another one now."""
     if isinstance(before, list) and isinstance(now, list):
         pairs = list(zip(before, now, strict=False))
     elif isinstance(before, dict) and isinstance(now, dict):
         pairs = [(item, now[key]) for key, item in before.items() if key in now]
     else:
         return True
-    return any(
-        one is not other and isinstance(one, _PLAIN) and not _equal(one, other) and not _grows(one, other)
-        for one, other in pairs
-    )
+    return any(one is not other and isinstance(one, _PLAIN) and not _equal(one, other) for one, other in pairs)
 
 
 def _grows(before: Any, now: Any) -> bool:

@@ -164,14 +164,14 @@ class Settings:
     writer with open files: so nothing else of it is looked at, and the object itself does not go to another rank.
     """
 
-    known: ClassVar[dict[int, Settings | Local]] = {}
+    known: ClassVar[dict[int, Settings | Local | Written]] = {}
     """Those of the present step, by the identity of the object."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
 
     @classmethod
-    def of(cls, holder: Any) -> Settings | Local:
+    def of(cls, holder: Any) -> Any:
         """Return the one of an object: the same one until the step ends."""
         found = cls.known.get(id(holder))
         if found is None:
@@ -207,7 +207,7 @@ class Local:
         self.holder = holder
 
     @classmethod
-    def of(cls, holder: threading.local) -> Local | Settings:
+    def of(cls, holder: threading.local) -> Any:
         """Return the one of an object: the same one until the step ends."""
         found = Settings.known.get(id(holder))
         if found is None:
@@ -223,6 +223,44 @@ class Local:
         own = self.holder.__dict__
         own.clear()
         own.update(value)
+
+
+class Written:
+    """What is in a tensor, an array or a bytearray, as a container."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+        self._state: Any = None
+        self._content: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, holder: Any) -> Any:
+        """Return the one of an object: the same one until the step ends."""
+        found = Settings.known.get(id(holder))
+        if found is None:
+            found = Settings.known[id(holder)] = cls(holder)
+        return found
+
+    def get(self) -> dict[str, Any]:
+        """Return a copy of the values: the same one until they are written."""
+        now = state(self.holder)
+        if not self._content or now != self._state:
+            self._state, self._content = now, {"value": _copied(self.holder)}
+        return dict(self._content)
+
+    def put(self, value: dict[str, Any]) -> None:
+        """Write the values."""
+        assign(self.holder, value["value"])
+        self._state, self._content = state(self.holder), dict(value)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+
+
+def held(cell: Any) -> Any:
+    """Return the object that a container stands for."""
+    return cell.holder if isinstance(cell, Settings | Local | Written) else cell
 
 
 def has_settings(value: Any) -> bool:
@@ -268,7 +306,7 @@ def _are_alike(one: type, other: type) -> bool:
 
 def content(cell: Any) -> Any:
     """Return what is in a container now: a list or a dictionary."""
-    if isinstance(cell, Names | Settings | Local):
+    if isinstance(cell, Names | Settings | Local | Written):
         return cell.get()
     if isinstance(cell, _SEQUENCES):
         return list(cell)
@@ -315,8 +353,11 @@ def value(leaf: Any) -> Any:
 
 def assign(cell: Any, value: Any) -> None:
     """Put another content into a container, or into a leaf that is writable."""
-    if isinstance(cell, Names | Settings | Local):
+    if isinstance(cell, Names | Settings | Local | Written):
         cell.put(value)
+    elif isinstance(cell, torch.Tensor):
+        with torch.no_grad():
+            cell.copy_(value)
     elif isinstance(cell, torch.Generator):
         cell.set_state(value)
     elif isinstance(cell, random.Random):

@@ -1,0 +1,134 @@
+"""Programs of other authors train as in one process, or end with a sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import strangers
+from jobs import BY_HAND, forget
+from ranks import run_ranks
+from strangers import MICROBATCHES, PROGRAMS, Job
+
+REFUSED: dict[str, str] = {}
+"""Programs that are refused, and what the error says."""
+
+
+class PlainModel(nn.Module):
+    """A model in one process."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss / MICROBATCHES).backward()  # type: ignore[no-untyped-call]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+class Plain(Job):
+    """One process, which takes one microbatch after another."""
+
+    def wrap(self, model: nn.Module, remote: tuple[str, ...]) -> Any:  # noqa: ARG002
+        return PlainModel(model)
+
+    def optimizer(self, optimizer: Any) -> Any:
+        return optimizer
+
+    def step(self, function: Callable[..., Any]) -> Callable[..., list[float]]:
+        def run(model: Any, *given: Any) -> list[float]:
+            chunks = [each.chunk(MICROBATCHES) if isinstance(each, torch.Tensor) else None for each in given]
+            losses = []
+            for number in range(MICROBATCHES):
+                parts = [g if c is None else c[number] for g, c in zip(given, chunks, strict=True)]
+                losses.append(float(function(model, *parts)))
+            return losses
+
+        return run
+
+
+class Partitioned(Job):
+    """A rank of smp."""
+
+    def wrap(self, model: nn.Module, remote: tuple[str, ...]) -> Any:
+        import smdistributed.modelparallel.torch as smp
+
+        for name in remote:
+            smp.set_partition(model.get_submodule(name), 1)
+        return smp.DistributedModel(model)
+
+    def optimizer(self, optimizer: Any) -> Any:
+        import smdistributed.modelparallel.torch as smp
+
+        return smp.DistributedOptimizer(optimizer)
+
+    def step(self, function: Callable[..., Any]) -> Callable[..., list[float]]:
+        import smdistributed.modelparallel.torch as smp
+
+        decorated: Any = smp.step(function)
+
+        def run(model: Any, *given: Any) -> list[float]:
+            return [float(each) for each in decorated(model, *given).outputs]
+
+        return run
+
+
+def restart() -> None:
+    """Put back what programs keep outside of their models."""
+    strangers.CountsInClass.calls = 0
+    strangers.Hub.get("train").scalars["scale"] = 1.0
+    strangers.LOSSES.clear()
+    strangers.table.cache_clear()
+
+
+def play(job: Job, name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Run a program; return the numbers of its loop, and the model after it."""
+    restart()
+    torch.manual_seed(0)
+    program = PROGRAMS[name]
+    model = job.wrap(program.make().double(), program.remote)
+    numbers = program.loop(job, model)
+    return numbers, model.state_dict()
+
+
+def differences(names: list[str]) -> dict[str, tuple[float, str]]:
+    """Return for each program how far it is from one process, and the error if there was one."""
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.exceptions import StepError
+
+    smp.init({**BY_HAND, "microbatches": MICROBATCHES})
+    found = {}
+    for name in names:
+        numbers, state = play(Plain(), name)
+        try:
+            mine, states = play(Partitioned(), name)
+        except StepError as error:
+            found[name] = (0.0, str(error))
+        else:
+            assert len(mine) == len(numbers)
+            assert states.keys() == state.keys()
+            off = [abs(one - other) for one, other in zip(mine, numbers, strict=True)]
+            off += [float((states[key].double() - state[key].double()).abs().max()) for key in state]
+            found[name] = (max(off), "")
+        forget()
+        smp.barrier()
+    return found
+
+
+def test_programs_of_others_equal_one_process_or_are_refused() -> None:
+    for rank, results in enumerate(run_ranks(2, differences, list(PROGRAMS))):
+        for name, (off, error) in results.items():
+            assert off <= 1e-9, f"{name} on rank {rank}: {off}"
+            assert bool(error) == (name in REFUSED), f"{name} on rank {rank}: {error}"
+            assert REFUSED.get(name, "") in error, f"{name} on rank {rank}: {error}"
