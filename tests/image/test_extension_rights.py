@@ -11,14 +11,28 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from image.indexes import USER, Index, sdist_of, serving, wheel_of
-from image.support import ROOT, BuiltByCommand, copied_checkout
+from image.support import ROOT, BuiltByCommand
+from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import BuildRequest, Engine
+from trainworks.extend.base import find_base
+from trainworks.extend.plan import make_extension
+from trainworks.extend.render import INSTALLER, RECIPES, Recipes
+from trainworks.extend.requirements import ExtendedBase
+from trainworks.extend.resolve import Order, gather, manifest_of, resolve
+from trainworks.extend.resolver import Resolver
+from trainworks.extend.sandbox import Workshop
+from trainworks.extend.toolkit import BARE
+from trainworks.extend.wanted import read_wanted
+from trainworks.facts.rows import Facts
+from trainworks.host.downloads import Client
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
 
 pytestmark = pytest.mark.engine
 
@@ -93,7 +107,18 @@ class Folder:
         return path
 
     def extend(self, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
-        words = ("--base", base, "--tag", self.tag, "--engine", engine.name, "--root", str(ROOT), "--format", "json")
+        words = (
+            "--base",
+            base,
+            "--tag",
+            self.tag,
+            "--engine",
+            engine.name,
+            "--root",
+            str(ROOT),
+            "--format",
+            "json",
+        )
         return subprocess.run(
             (sys.executable, str(ROOT / "build.py"), "extend", *words, "-r", "r.txt", "--until", "build", *more),
             cwd=self.path,
@@ -333,32 +358,67 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: 
 
 
 def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
-    docker_image: BuiltByCommand, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    docker_image: BuiltByCommand, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package index has the build for CUDA. The rows name another index, which is one of the test here."""
+    """The package index has the build for CUDA. A row's index is https: here it is one of the test."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    engine, folder.in_settings = docker_image.engine, False
-    root = copied_checkout(folder.path / "checkout")
-    rows = root / "images" / "pytorch.toml"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
     other, good = (
         wheel_of("torchvision", version, text, "torch==2.13.0")
-        for version, text in (("0.28.0", broken), ("0.28.0+cpu", "FOUND = 'vendor'\n"))
+        for version, text in (("0.28.0", broken), ("0.28.0+cpu", ""))
     )
-    with serving(Index(dict([other]))) as public, serving(Index(dict([good]))) as vendor:
-        text, count = re.subn(r'(wheel_index = ")[^"]*/cpu"', rf'\g<1>{vendor.simple}"', rows.read_text())
-        assert count
-        rows.write_text(text)
-        folder.write("r.txt", f"--index-url {public.simple}\ntorchvision\n")
-        try:
-            for said in ("resolved and hashed", "locked already"):
-                done = folder.extend(engine, docker_image.reference, "--no-cache", "--root", str(root))
-                assert done.returncode == 0, done.stderr
-                assert said in done.stderr
-                assert said_by(engine, folder.tag, "torchvision") == {"torchvision": "vendor"}
-                digest = hashlib.sha256(good[1]).hexdigest()
-                assert f"torchvision==0.28.0+cpu \\\n    --hash=sha256:{digest}\n" in folder.lock
-        finally:
-            engine.remove(folder.tag)
+    engine, settings = docker_image.engine, HostSettings(pip=PipSettings())
+    _, base = find_base(docker_image.reference, engine, facts)
+    source = ROOT / "src" / "trainworks"
+    programs = {
+        "inside.py": (source / "extend" / "inside.py").read_bytes(),
+        "imports.py": (source / "imagetest" / "imports.py").read_bytes(),
+    }
+    texts = {name: (ROOT / "templates" / name).read_text() for name in RECIPES}
+    plan, recipes = (
+        make_extension(tag="trainworks-test/companion:1", base=base),
+        Recipes(texts=texts, programs=programs),
+    )
+    program = ROOT / "launcher" / INSTALLER
+    with serving(Index(dict([other]))) as public, serving(Index(dict([good]))) as vendor, Client(settings) as client:
+        file = tmp_path / "requirements.txt"
+        file.write_text(f"--index-url {public.simple}\ntorchvision\n")
+        manifest = {**manifest_of(base, BARE, None, facts), "wheel_index": vendor.simple}
+        order = Order(wanted=read_wanted(file, {}), sources=(), commits={}, manifest=manifest, beside=tmp_path)
+
+        def resolver(name: str) -> Resolver:
+            (tmp_path / name).mkdir()
+            return Resolver(base, tmp_path / name, client, fresh=True)
+
+        workshop = Workshop(
+            *(plan, recipes, BARE, engine, settings, BuildOptions(), tmp_path / "work"),
+            packages=lambda _context: (),
+            network=False,
+        )
+        lock = resolve(order, base, resolver("first"), workshop, program, facts).lock
+        assert lock.locked == (("torchvision", "0.28.0+cpu"),)
+        assert lock.hashes == {("torchvision", "0.28.0+cpu"): (hashlib.sha256(good[1]).hexdigest(),)}
+        assert f"torchvision is taken from {vendor.simple}" in "\n".join(lock.notes)
+        found = gather(lock, order, base, resolver("again"), workshop, program)
+        assert [each.read_bytes() for each in found.wheels] == [good[1]]
+
+
+def test_a_base_is_asked_once_and_again_where_its_answer_is_spoiled(
+    docker_image: BuiltByCommand, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def asked() -> ExtendedBase:
+        return find_base(docker_image.reference, docker_image.engine, facts)[1]
+
+    first = asked()
+    (file,) = (tmp_path / "trainworks" / "bases").glob("*.json")
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "suite": "of-the-file"}))
+    assert asked() == replace(first, suite="of-the-file")
+    for spoiled in ("{", "{}", "[]", json.dumps({**known, "python": "a\nb"})):
+        file.write_text(spoiled)
+        assert asked() == first

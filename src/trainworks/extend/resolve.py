@@ -525,7 +525,9 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
     options = [line.partition("  #@ ") for line in order.wanted.lines if OPTIONS.match(line)]
     head = [f"{line}\n" for line, _, place in options if place not in left]
     vendors = str(order.manifest.get("wheel_index", ""))
-    if vendors and vendors.rstrip("/") in {each.index.rstrip("/") for each in session.fetched.values()}:
+    companions: Any = order.manifest.get("companions", {})
+    if vendors and not session.fetched.keys().isdisjoint(companions):
+        # One of them may come from there, and uv's lock does not name the index of a file.
         head.append(f"--extra-index-url {vendors}\n")
     return ExtensionLock(
         commits=dict(order.commits),

@@ -80,7 +80,6 @@ class Fetched:
         repository: Of a git repository, which has no file: its address with the commit, as uv names it.
         address: Of a file that a requirement names, as uv was told it; it may have a login.
         uploaded: When its index got it; ``None`` where it does not say so.
-        index: The address of that index; ``""`` for none.
     """
 
     name: str
@@ -92,7 +91,6 @@ class Fetched:
     repository: str = ""
     address: str = field(default="", repr=False)
     uploaded: datetime | None = None
-    index: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +302,6 @@ class Resolver:
             local=path is not None,
             address=address if "archive" in row else "",
             uploaded=file.get("upload-time"),
-            index=str(row.get("index", "")),
         )
 
     def _best(self, wheels: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
