@@ -7,10 +7,12 @@ time; one case runs as programs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -317,3 +319,26 @@ def test_the_first_failure_is_named_and_not_what_followed_from_it(tmp_path: Path
     assert run_ranks(1, lose_a_connection, str(tmp_path)) == [[True]]
     (line,) = (tmp_path / "stderr").read_text().splitlines()
     assert line.startswith("smp: rank 0 ends: rank 3 failed: it was killed")
+
+
+def wait_for_a_rank_whose_script_is_over(folder: str) -> list[bool]:
+    """Rank 0 has told rank 2 that the script of rank 1 is over; a collective of rank 2 breaks."""
+    from smdistributed.modelparallel.torch import initialize
+    from smdistributed.modelparallel.torch.wire.watch import Watch
+
+    os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+    mine, of_rank_0 = socket.socketpair()
+    watch = Watch(2, {0: mine}, lambda rank: f"rank {rank}", grace=1e6)
+    news = json.dumps({"over": 1}).encode()
+    of_rank_0.sendall(struct.pack("<I", len(news)) + news)
+    deadline = time.monotonic() + PATIENCE
+    while watch.over is None and time.monotonic() < deadline:
+        os.sched_yield()
+    broken = RuntimeError("Read error: Connection reset by peer")
+    return [initialize._failed(watch, broken), initialize._failed(watch, ValueError("its own"))]
+
+
+def test_a_rank_that_waited_for_one_that_was_over_is_not_named(tmp_path: Path) -> None:
+    assert run_ranks(1, wait_for_a_rank_whose_script_is_over, str(tmp_path)) == [[True, False]]
+    (line,) = (tmp_path / "stderr").read_text().splitlines()
+    assert line == "smp: rank 2 ends: rank 1 failed: its script was over while rank 2 still waited for it"

@@ -195,6 +195,11 @@ def _failed(watch: Watch, error: BaseException) -> bool:
         watch.fail(error.reason, error.rank)
         watch.say(str(error))
         return True
+    if lost and watch.over is not None:
+        failure = Failure(watch.over, f"its script was over while {watch.name(watch.rank)} still waited for it")
+        watch.fail(failure.reason, failure.rank)
+        watch.say(watch.words(failure))
+        return True
     watch.fail(summary(error))
     return False
 

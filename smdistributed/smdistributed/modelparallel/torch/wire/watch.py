@@ -8,7 +8,8 @@ failed, if what runs at the end of its process takes longer.
 A rank that is in one call for long reports its calls to rank 0, which asks all others, and compares: a call that other
 ranks do not make never ends (job/collective_calls.py).
 
-A rank that ends well says farewell, and the others go on. Rank 0 waits at its end until all others have ended, as it
+A rank that ends well says farewell, and the others go on: rank 0 tells them that its script is over. A collective that
+breaks then is no failure of the rank that waited in it. Rank 0 waits at its end until all others have ended, as it
 also keeps the job's store.
 """
 
@@ -57,6 +58,7 @@ class Watch:
 
     Attributes:
         failure: The first failure of another rank that is known, or None.
+        over: The first rank of which it is known that its script is over, or None.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Watch:
         self._asked_at = -math.inf
         self._call_since, self._patience = 0.0, LOOK
         self.failure: Failure | None = None
+        self.over: int | None = None
         self._failed = threading.Event()
         self._alone = threading.Event()
         self._known = False
@@ -137,6 +140,7 @@ class Watch:
         self._left = True
         if self._own is None:
             if self.rank == 0:
+                self._tell({"over": 0})
                 self._alone.wait()
             if self.failure is not None:
                 self._end(self.words(self.failure))
@@ -177,11 +181,16 @@ class Watch:
                         self._ask_all()
                     self._take_report(peer, Report.from_json(news["calls"]))
                     continue
+                if news is not None and "over" in news:
+                    self._note_end(int(news["over"]))
+                    continue
                 if news is not None and "report" in news:
                     self._report_calls(asks=False)
                     continue
                 selector.unregister(key.fileobj)
                 self._sockets.pop(peer)
+                if news is not None and "farewell" in news:
+                    self._note_end(peer)
                 if news is None and not self._left and self._own is None:
                     self._note(peer, "it was killed, or its host or connection was lost", peer)
                 if not self._sockets:
@@ -231,6 +240,13 @@ class Watch:
         difference = first_difference(reports)
         if difference is not None and not self.failed:
             self._note(difference.rank, difference.words, origin=0)
+
+    def _note_end(self, rank: int) -> None:
+        """Keep that the script of a rank is over; rank 0 tells the others."""
+        if self.over is None:
+            self.over = rank
+        if self.rank == 0:
+            self._tell({"over": rank}, but=rank)
 
     def _note(self, rank: int, reason: str, origin: int) -> None:
         if self.rank == 0:
