@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import NO_GPU, environment, plan
+from launcher_support import NO_GPU, REPOSITORY, environment, plan
 
 from trainworks_launcher.command import cli
 from trainworks_launcher.contract.values import texts
@@ -316,14 +316,16 @@ def test_wrong_command_lines(
     assert message in "".join(capfd.readouterr())
 
 
-def test_the_table_of_platforms_has_their_order_and_their_pages(root: Path) -> None:
-    table = (root / "docs/platforms/index.md").read_text("utf-8").partition("| platform |")[2].partition("\n\n")[0]
+def test_the_table_of_platforms_has_their_order_and_their_pages() -> None:
+    table = (
+        (REPOSITORY / "docs/platforms/index.md").read_text("utf-8").partition("| platform |")[2].partition("\n\n")[0]
+    )
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     listed = [row[0].strip("`") for row in rows]
     assert listed == list(platforms.PLATFORMS), "in the order in which they count"
     for row in rows:
         page = row[-1].rpartition("(")[2].rstrip(")")
-        assert (root / "docs/platforms" / page).is_file(), row
+        assert (REPOSITORY / "docs/platforms" / page).is_file(), row
 
 
 def test_plan_names_the_platform(

@@ -378,9 +378,12 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
         pytest.skip("NOT TESTED: only root may give files to groups")
     give("etc/shadow", 42, 0o640)
     give("var/mail", 8, 0o2775)
-    give("opt/venv/bin", 1000, 0o755)
     closed = ["/etc/shadow"]
     assert damaged(tmp_path, rights=rights, closed=closed) == {}
+    give("opt/venv/bin", 1000, 0o755)
+    assert damaged(tmp_path, rights=rights, closed=closed) == {
+        "/opt/venv/bin": ": has mode 0755 and group 1000: what recipes make belongs to root's group"
+    }
     give("etc/shadow", 42, 0o644)
     give("opt/venv/bin", 1000, 0o775)
     give("opt/venv/bin/run", 1000, 0o664)

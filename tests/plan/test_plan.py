@@ -289,7 +289,7 @@ def test_libfabric_with_cuda_takes_the_place_of_the_wheels(name: str, facts: Fac
     )
     assert wheel < ours < settings, "the settings follow from the libfabric that is there"
     # Debian 13 has an rdma-core that is new enough, with its headers.
-    assert ("from=rdma-core,source=/opt/fetched" in dockerfile) == ("debian12" in name)
+    assert ("COPY --from=rdma-core /opt/fetched/rdma-core" in dockerfile) == ("debian12" in name)
     assert "libibverbs-dev" in dockerfile
 
 
