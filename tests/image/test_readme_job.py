@@ -85,7 +85,7 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
 def rank_in(container: str) -> int:
     """Return the process of the script in a container, as this machine numbers it."""
     listed = run(("docker", "top", container, "-eo", "pid,args"), ROOT)
-    (found,) = [words for words in map(str.split, listed.splitlines()) if words[2:4] == ["-u", "train.py"]]
+    (found,) = [words for words in map(str.split, listed.splitlines()) if words[2:3] == ["train.py"]]
     return int(found[0])
 
 
