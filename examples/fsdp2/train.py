@@ -1,8 +1,9 @@
-"""Trains a small transformer, sharded over all ranks with FSDP2, and goes on from its last checkpoint.
+"""Trains a small transformer, sharded over all ranks with FSDP2; resumes from its last checkpoint.
 
-The data are sequences in which each number follows from the one before, so that there is something to learn.
-`train` starts one process for each rank under torchrun. Rank 0 prints the loss; a checkpoint holds the shards of all
-ranks (torch.distributed.checkpoint), and any number of ranks can read it.
+The data are sequences in which each number follows from the one before, so that there is something
+to learn. `train` starts one process for each rank under torchrun. Rank 0 prints the loss; a
+checkpoint holds the shards of all ranks (torch.distributed.checkpoint), and any number of ranks can
+read it.
 """
 
 import argparse
@@ -67,7 +68,10 @@ def batch_of(step, rank, size, device):
 
 
 def save(folder, step, model, optimizer):
-    """Write the checkpoint of a step. It has its final name only when all ranks have written their shards."""
+    """Write the checkpoint of a step.
+
+    It has its final name only when all ranks have written their shards.
+    """
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     unfinished = folder / f"unfinished-step-{step}"

@@ -1,7 +1,7 @@
-"""Trains a small network with Lightning, on all ranks with DDP, and goes on from its last checkpoint.
+"""Trains a small network with Lightning and DDP; resumes from its last checkpoint.
 
-`train` starts one process for each rank under torchrun. Lightning finds torchrun's variables by itself; it has to be
-told the number of hosts and of processes for each host.
+`train` starts one process for each rank under torchrun. Lightning finds torchrun's variables by
+itself; it has to be told the number of hosts and of processes for each host.
 """
 
 import argparse
@@ -33,7 +33,10 @@ class Regression(lightning.LightningModule):
 
 
 def make_data():
-    """Return numbers and what is to be learnt, the same on every rank: Lightning gives each rank its own share."""
+    """Return numbers and what is to be learnt, the same on every rank.
+
+    Lightning gives each rank its own share.
+    """
     numbers = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(numbers, numbers.square().sum(dim=1, keepdim=True))
 

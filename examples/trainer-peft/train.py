@@ -1,7 +1,10 @@
-"""Fine-tunes a small language model with LoRA, by Hugging Face's Trainer and PEFT; goes on from its last checkpoint.
+"""Fine-tunes a small language model with LoRA, by Hugging Face's Trainer and PEFT.
 
-The model is made here, with random weights, and nothing is downloaded: put `AutoModelForCausalLM.from_pretrained(...)`
-and your dataset in their places. `train` starts one process for each rank under torchrun; the Trainer finds them.
+It resumes from its last checkpoint.
+
+The model is made here, with random weights, and nothing is downloaded: put
+`AutoModelForCausalLM.from_pretrained(...)` and your dataset in their places. `train` starts one
+process for each rank under torchrun; the Trainer finds them.
 """
 
 import argparse
@@ -36,7 +39,10 @@ class Sequences(Dataset):
 
 
 def make_model():
-    """Return a model of two layers, of which LoRA trains small matrices beside the attention, and the head."""
+    """Return a model of two layers.
+
+    LoRA trains small matrices beside its attention, and its head.
+    """
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,

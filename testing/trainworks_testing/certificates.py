@@ -25,7 +25,9 @@ def make_authority(folder: Path, *also: str) -> Authority:
     def run(*words: str) -> None:
         subprocess.run((openssl, *words), cwd=folder, check=True, capture_output=True)
 
-    names = ",".join(("subjectAltName=IP:127.0.0.1", "DNS:localhost", *(f"DNS:{name}" for name in also)))
+    names = ",".join(
+        ("subjectAltName=IP:127.0.0.1", "DNS:localhost", *(f"DNS:{name}" for name in also))
+    )
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     run(
         "req",
@@ -54,4 +56,6 @@ def make_authority(folder: Path, *also: str) -> Authority:
         "names",
     )
     run("x509", "-req", "-in", "server.csr", *signing, "-out", "server.pem")
-    return Authority(bundle=folder / "ca.pem", server=folder / "server.pem", key=folder / "server.key")
+    return Authority(
+        bundle=folder / "ca.pem", server=folder / "server.pem", key=folder / "server.key"
+    )

@@ -1,10 +1,12 @@
-"""Bounds in seconds, on a machine that has other work: what a promise of the launcher is measured with.
+"""Bounds in seconds, on a machine that has other work: what a promise of the launcher is measured
+with.
 
-A promise holds for a machine on which the launcher gets a processor when it wants one. Tests run beside others, so the
-time in which something on this machine waited for a processor is taken off, as the kernel counts it (``some`` in
-``/proc/pressure/cpu``, Documentation/accounting/psi.rst). How much is taken off is bounded: twice the promise, or as
-many times the promise as there are runnable threads for each processor (``procs_running`` in ``/proc/stat``, proc(5)).
-So a launcher that takes more than three times as long fails on a machine that does little else.
+A promise holds for a machine on which the launcher gets a processor when it wants one. Tests run
+beside others, so the time in which something on this machine waited for a processor is taken off,
+as the kernel counts it (``some`` in ``/proc/pressure/cpu``, Documentation/accounting/psi.rst). How
+much is taken off is bounded: twice the promise, or as many times the promise as there are runnable
+threads for each processor (``procs_running`` in ``/proc/stat``, proc(5)). So a launcher that takes
+more than three times as long fails on a machine that does little else.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import time
 from pathlib import Path
 
 PATIENCE = 300.0
-"""Seconds after which a test gives up on what has to come. It is not a promise: nothing takes a tenth of it."""
+"""Seconds after which a test gives up on what has to come. It is not a promise: nothing takes a
+tenth of it.
+"""
 
 PRESSURE = Path("/proc/pressure/cpu")
 _STATISTICS = Path("/proc/stat")
@@ -26,11 +30,15 @@ _LONGEST = 1 << 20
 """Bytes; the statistics of a large machine have some kilobytes."""
 
 _AT_MOST = 2.0
-"""How many times the promise is taken off at most on a machine with no more threads to run than that per processor."""
+"""How many times the promise is taken off at most on a machine with no more threads to run than
+that per processor.
+"""
 
 
 class _Pressure:
-    """How long something has waited for a processor, and how many threads wanted one, at moments of time."""
+    """How long something has waited for a processor, and how many threads wanted one, at moments of
+    time.
+    """
 
     def __init__(self) -> None:
         # Opened once: tests listen to what the code that they look at opens.
@@ -42,7 +50,8 @@ class _Pressure:
         threading.Thread(target=self._take_samples, daemon=True).start()
 
     def between(self, begin: float, end: float) -> tuple[float, float]:
-        """Return the seconds of stall, and the threads per processor, of samples that lie between these moments.
+        """Return the seconds of stall, and the threads per processor, of samples that lie between
+        these moments.
 
         The moments are of ``time.monotonic``. The seconds are never too many.
         """
@@ -74,21 +83,29 @@ def _pressure() -> _Pressure | None:
 
 
 def start_clock() -> float:
-    """Return the moment, and take samples from now on: what comes before the first one is not taken off."""
+    """Return the moment, and take samples from now on: what comes before the first one is not taken
+    off.
+    """
     _pressure()
     return time.monotonic()
 
 
 def crowd_since(begin: float) -> float:
-    """Return how many threads wanted each processor, on average, since a moment of ``time.monotonic``."""
+    """Return how many threads wanted each processor, on average, since a moment of
+    ``time.monotonic``.
+    """
     pressure = _pressure()
     return pressure.between(begin, time.monotonic())[1] if pressure else 0.0
 
 
 def assert_within(seconds: float, begin: float, end: float, text: str = "") -> None:
-    """Fail with ``text`` unless no more than ``seconds`` lie between two moments of ``time.monotonic``."""
+    """Fail with ``text`` unless no more than ``seconds`` lie between two moments of
+    ``time.monotonic``.
+    """
     pressure = _pressure()
     stalled, crowd = pressure.between(begin, end) if pressure else (0.0, 0.0)
     stalled = min(stalled, max(_AT_MOST, crowd) * seconds)
     took = end - begin
-    assert took - stalled <= seconds, f"{took:.2f} s, {stalled:.2f} of them without a processor; {text}"
+    assert took - stalled <= seconds, (
+        f"{took:.2f} s, {stalled:.2f} of them without a processor; {text}"
+    )

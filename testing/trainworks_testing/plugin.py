@@ -19,17 +19,19 @@ UPDATE = "TRAINWORKS_UPDATE_GOLDEN"
 
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
-"""Bytes that the files of a whole run fit in, with much to spare; a container's own /dev/shm has 64 MB."""
+"""Bytes that the files of a whole run fit in. A container's own /dev/shm has 64 MB."""
 
 COMPARED: set[Path] = set()
 """Golden files that this run has compared."""
 
-# Tests start Python programs a hundred times: these are compiled once, also where this shell wants no bytecode.
+# Tests start Python programs a hundred times: these are compiled once, also where this shell wants
+# no bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # `python3` is the Python of these tests: a version manager's shim takes ten times as long to start.
-if shutil.which("python3") != (python := shutil.which("python3", path=f"{sys.base_prefix}/bin")) and python:
+python = shutil.which("python3", path=f"{sys.base_prefix}/bin")
+if python and shutil.which("python3") != python:
     os.environ["PATH"] = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 # No deadline: a busy machine is not a defect.
@@ -46,12 +48,16 @@ for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests' files in memory: a disk that has to delete ten thousand of them takes seconds.
+    """Keep the tests' files in memory: to delete ten thousand of them from a disk takes seconds.
 
     Args:
         config: Its ``-m`` says whether images are built. Those are too large for memory.
     """
-    if config.getoption("markexpr") != "not engine" or "TMPDIR" in os.environ or not MEMORY.is_dir():
+    if (
+        config.getoption("markexpr") != "not engine"
+        or "TMPDIR" in os.environ
+        or not MEMORY.is_dir()
+    ):
         return
     found = os.statvfs(MEMORY)
     large_enough = found.f_bavail * found.f_frsize > ROOM
@@ -61,12 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores: a fifth of the time tests wait for time-outs, disks and other processes."""
+    """Return one more than the cores.
+
+    A fifth of the time tests wait for time-outs, disks and other processes.
+    """
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over the thousands of tests: it would look at each of them every time."""
+    """Let the garbage collector pass over the thousands of tests, which stay until the end."""
     gc.collect()
     gc.freeze()
 
@@ -80,7 +89,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Give a comparison with a file of the package's ``tests/golden``, byte for byte; ``UPDATE`` writes the file."""
+    """Give a comparison with a file of the package's ``tests/golden``, byte for byte.
+
+    With the variable ``UPDATE`` it writes the file instead.
+    """
     tests = next(folder for folder in request.path.parents if folder.name == "tests")
 
     def compare(name: str, text: str) -> None:
@@ -90,7 +102,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if os.environ.get(UPDATE):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode())
-        advice = f"if the change is meant: `make golden` (or {UPDATE}=1 with pytest), then read `git diff`"
+        advice = "if the change is meant: `make golden`, then read `git diff`"
         assert path.is_file(), f"{shown} is missing; {advice}"
         assert text == path.read_bytes().decode(), f"{shown} differs; {advice}"
 
@@ -98,7 +110,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail ``pytest -k golden``, which is the gate, if there are golden files that no test of it has compared."""
+    """Fail ``pytest -k golden``, the gate, if no test of it has compared some golden file."""
     config = session.config
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     parallel = "PYTEST_XDIST_WORKER" in os.environ or bool(config.getoption("numprocesses", None))
@@ -109,4 +121,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not session.testsfailed and (left := files - COMPARED):
         named = ", ".join(sorted(str(path.relative_to(config.rootpath)) for path in left))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        sys.stderr.write(f"\nno test compares these golden files; delete them, or mend the test: {named}\n")
+        sys.stderr.write(
+            f"\nno test compares these golden files; delete them, or mend the test: {named}\n"
+        )

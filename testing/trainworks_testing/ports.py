@@ -12,7 +12,8 @@ _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def free_port() -> int:
     """Return a port that nobody listens on, below those that the kernel gives to connections.
 
-    A port of the kernel's own choice would often be taken again by some connection before the server listens on it.
+    A port of the kernel's own choice would often be taken again by some connection before the
+    server listens on it.
     """
     lowest = max(20_000, int(_CONNECTIONS.read_text().split()[0]))
     while True:

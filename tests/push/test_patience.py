@@ -99,7 +99,7 @@ def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
     """It begins each upload: a proxy before it has a limit of sizes, or a rule against the method."""
     hostile.fault = lambda request: request.command == "PATCH" and request.answer(status, b"<html>no</html>")
     with pytest.raises(RegistryError, match=shown):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: None)
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: None)
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
 
 
@@ -110,7 +110,7 @@ def test_a_failure_of_this_machine_is_not_blamed_on_the_registry(
         raise EngineError("the image on this machine is damaged")
 
     with pytest.raises(EngineError, match="is damaged"):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=damaged)
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=damaged)
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
 
 
@@ -120,7 +120,7 @@ def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
     asked: list[int] = []
     with pytest.raises(RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"):
         registries.push(
-            f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: asked.append(1)
+            f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: asked.append(1)
         )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
     assert asked == [1], "the image is read once"
@@ -141,7 +141,7 @@ def test_a_registry_that_fails_for_a_moment_has_not_refused(
 
     hostile.fault = fault
     with pytest.raises(RegistryError, match="although the registry answers"):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, whole=lambda: None)
+        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: None)
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
 
 

@@ -94,6 +94,15 @@ def test_an_image_without_its_documents_is_not_signed(root: Path, results: Path,
     assert set(hostile.blobs) == before
 
 
+@pytest.mark.parametrize("text", ["{", "{}", '{"pushed": [{}]}', "[]"])
+def test_what_push_did_not_write_is_named(root: Path, results: Path, key: Path, text: str) -> None:
+    (results / "pytorch-tiny" / "push.json").write_text(text, encoding="utf-8")
+    done = sign_released(root, results, "--key", str(key))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "push.json is not what `build.py push` prints" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_release_that_pushed_nothing_is_an_error(root: Path, tmp_path: Path, key: Path) -> None:
     done = sign_released(root, tmp_path, "--key", str(key))
     assert (done.returncode, done.stdout) == (1, "")

@@ -541,8 +541,10 @@ def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequen
 def _with_names(address: str, variables: Iterable[str]) -> str:
     """Return an address with the names of the user's variables in the place of their values, and with no login else."""
     for name in sorted(variables):
-        for value in {os.environ[name], quote(os.environ[name]), quote(os.environ[name], safe="")}:
-            address = address.replace(value, f"${{{name}}}")
+        value = os.environ[name]
+        # uv quotes what an address may not have: with or without the slash.
+        for written in {value, quote(value), quote(value, safe="")}:
+            address = address.replace(written, f"${{{name}}}")
     return address if "${" in address.partition("@")[0] else without_credentials(address)
 
 

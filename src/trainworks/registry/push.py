@@ -126,7 +126,7 @@ def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) 
         engine.push_command(image, name, plain=plain) as argv,
         DISPLAY.task("pushing", log=False),
     ):
-        registries.push(place, argv, show=_say_layer, whole=lambda: _hold_to_digests(engine, image))
+        registries.push(place, argv, show=_say_layer, check_image=lambda: _hold_to_digests(engine, image))
 
 
 def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:

@@ -231,15 +231,15 @@ class Registries:
         argv = (oras(), "cp", *words, named)
         self._send(f"copying {words[-1]} to {named}", target, argv, source=(source, digest))
 
-    def push(self, repository: str, argv: tuple[str, ...], *, show: Report, whole: Callable[[], None]) -> None:
+    def push(self, repository: str, argv: tuple[str, ...], *, show: Report, check_image: Callable[[], None]) -> None:
         """Run an engine's push.
 
         Args:
             show: Receives each line that it prints, cleaned, as it comes.
-            whole: Called when it fails for the first time: raises ``EngineError`` if the image on this machine is
+            check_image: Called when it fails for the first time: raises ``EngineError`` if the image on this machine is
                 damaged, so that no registry is blamed.
         """
-        self._send(f"pushing to {repository}", repository, argv, show=show, whole=whole)
+        self._send(f"pushing to {repository}", repository, argv, show=show, check_image=check_image)
 
     def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str) -> str:
         """Put a manifest into a repository under a tag; return its digest."""
@@ -305,25 +305,26 @@ class Registries:
         *,
         source: tuple[str, str] | None = None,
         show: Report = ignore,
-        whole: Callable[[], None] = lambda: None,
+        check_image: Callable[[], None] = lambda: None,
     ) -> None:
         """Run a program that sends an image to a repository, again after a failure that the registries do not explain.
 
         Args:
             source: The repository and the digest that it copies from.
-            whole: As of ``push``.
+            check_image: As of ``push``.
 
         Raises:
-            EngineError: What ``whole`` raises.
+            EngineError: What ``check_image`` raises.
             RegistryUnreachableError: A registry cannot be resolved, or did not answer in any attempt.
             RegistryError: A registry refuses, or the program failed in each attempt.
         """
         self._check_uploads(target)
         hosts = [each.partition("/")[0] for each in ((source[0],) if source else ()) + (target,)]
         environment = self._environment(hosts)
-        looked: list[bool] = []
+        image_is_checked = False
 
         def attempt() -> None:
+            nonlocal image_is_checked
             lines: list[str] = []
 
             def heard(line: str) -> None:
@@ -332,9 +333,9 @@ class Registries:
                     show(line)
 
             if processes.stream(argv, heard, environment=environment):
-                if not looked:
-                    looked.append(True)
-                    whole()
+                if not image_is_checked:
+                    image_is_checked = True
+                    check_image()
                 if source:
                     self.existing(*source)
                 try:

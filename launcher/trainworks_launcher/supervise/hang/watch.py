@@ -122,7 +122,6 @@ class Watch:
         self._seen = Seen()
         self._quiet = False
         self._turn = 0
-        self._looking = 0
         self._unanswered = 0
         self._over = False
         self._stacks = ""
@@ -382,7 +381,6 @@ class Watch:
         """
 
         def done(found: tuple[T] | None) -> None:
-            self._looking -= 1
             if self._over:
                 return
             if found is not None:
@@ -396,7 +394,6 @@ class Watch:
             pause = _pause(self._around.limit) * 2 ** min(self._unanswered, 10)
             self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))
 
-        self._looking += 1
         self._loop.look(lambda: (work(),), _NEVER_SECONDS, done)
 
 

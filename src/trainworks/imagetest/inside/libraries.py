@@ -61,8 +61,13 @@ def read_elf(path: str) -> Elf | None:
             kind, table, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
             if kind not in (ET_EXEC, ET_DYN):
                 return None
-            raw = [struct.unpack("<IIQQ8xQ", os.pread(file.fileno(), 40, table + size * n)) for n in range(count)]
-            segments = [(kind, offset, address, length) for kind, _, offset, address, length in raw]
+            segments = []
+            rights = {}
+            for number in range(count):
+                entry = os.pread(file.fileno(), 40, table + size * number)
+                kind, flags, offset, address, length = struct.unpack("<IIQQ8xQ", entry)
+                segments.append((kind, offset, address, length))
+                rights[kind] = flags
             places = {kind: (offset, length) for kind, offset, _, length in segments}
             if PT_DYNAMIC not in places:
                 return None
@@ -90,7 +95,7 @@ def read_elf(path: str) -> Elf | None:
                 soname=text(strings[0] + found[DT_SONAME]) if DT_SONAME in found else "",
                 is_program=PT_INTERP in places or bool(found.get(DT_FLAGS_1, 0) & DF_1_PIE),
                 loader=text(places[PT_INTERP][0]) if PT_INTERP in places else "",
-                lacks=_unprotected({kind: rights for kind, rights, *_ in raw}, found),
+                lacks=_unprotected(rights, found),
             )
         except (struct.error, ValueError, OSError, OverflowError) as error:
             raise DamagedElfError(str(error)) from error

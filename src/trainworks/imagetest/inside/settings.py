@@ -35,9 +35,16 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
     for row in (line.split(":") for line in lines_of(root + "/etc/group")):
         if len(row) == 4 and row[3] and (row[2] == "0" or row[0] in groups):
             yield "/etc/group", f"makes {row[3]} a member of {row[0]}, which has rights of its own"
-    for row in (line.split(":") for line in lines_of(root + "/etc/gshadow")):
-        if len(row) == 4 and (row[2] or not row[1].startswith(("*", "!")) or (row[3] and row[0] in groups)):
-            yield "/etc/gshadow", f"has a password, an administrator or a member of {row[0]}"
+    for line in lines_of(root + "/etc/gshadow"):
+        # gshadow(5): NAME:PASSWORD:ADMINISTRATORS:MEMBERS
+        fields = line.split(":")
+        if len(fields) != 4:
+            continue
+        group, password, administrators, members = fields
+        has_password = not password.startswith(("*", "!"))
+        has_members = bool(members) and group in groups
+        if has_password or administrators or has_members:
+            yield "/etc/gshadow", f"has a password, an administrator or a member of {group}"
     for path in ("/etc/subuid", "/etc/subgid"):
         for row in (line.split(":") for line in lines_of(root + path)):
             if len(row) == 3 and (not row[1].isdigit() or int(row[1]) < FIRST_SUBORDINATE):
@@ -54,15 +61,20 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
 def package_problems(root: str) -> Iterator[tuple[str, str]]:
     """Yield what dpkg would change at its next run: rights and places of files that are not what they are now."""
     path = "/var/lib/dpkg/statoverride"
-    for row in (line.split() for line in lines_of(root + path)):
-        if len(row) == 4:
-            status = os.lstat(root + row[3]) if os.path.lexists(root + row[3]) else None
-            if status is not None and f"{stat.S_IMODE(status.st_mode):o}" != row[2].lstrip("0"):
-                yield path, f"gives {row[3]} mode {row[2]}, which it does not have"
+    for line in lines_of(root + path):
+        # dpkg-statoverride(1): USER GROUP MODE FILE
+        fields = line.split()
+        if len(fields) != 4 or not os.path.lexists(root + fields[3]):
+            continue
+        mode, file = fields[2:]
+        found = stat.S_IMODE(os.lstat(root + file).st_mode)
+        if f"{found:o}" != mode.lstrip("0"):
+            yield path, f"gives {file} mode {mode}, which it does not have"
     path = "/var/lib/dpkg/diversions"
     lines = lines_of(root + path)
     # Three lines each: the path, where packages put it, and which package says so, ":" for none.
-    for place, other, owner in zip(lines[::3], lines[1::3], lines[2::3], strict=False):
+    for start in range(0, len(lines) - 2, 3):
+        place, other, owner = lines[start : start + 3]
         if owner == ":" and not os.path.lexists(root + other):
             yield path, f"leads {place} to {other}, which is not there"
 

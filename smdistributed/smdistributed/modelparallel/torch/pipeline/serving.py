@@ -63,6 +63,30 @@ def leaves_of(tensors: Sequence[torch.Tensor]) -> set[int]:
     return found
 
 
+def unused_of(
+    inputs: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    came: set[int],
+    sent: Sequence[torch.Tensor],
+) -> tuple[int, ...]:
+    """Return the numbers of the tensors that came along with a call and are in no graph of what is sent back.
+
+    Args:
+        inputs: What came, each a leaf.
+        given: The same tensors as the modules saw them.
+        came: Identities of those of ``given`` that came along, and that a gradient may go to.
+        sent: What is sent back.
+    """
+    if not came:
+        return ()
+    reached = leaves_of(sent)
+    unused: list[int] = []
+    for number, (leaf, seen) in enumerate(zip(inputs, given, strict=True)):
+        if id(seen) in came and id(leaf) not in reached:
+            unused.append(number)
+    return tuple(unused)
+
+
 def fresh(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is not a leaf, and whose gradient goes to the given one."""
     result: torch.Tensor = Fresh.apply(tensor)  # type: ignore[no-untyped-call]
@@ -176,9 +200,8 @@ class Server:
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
             if along is not None and message.before[1] is None:
                 came = {id(t) for t in tensors_in(along.written) if t.requires_grad}
-                reached = leaves_of(tensors_in((result, written, values, wrote))) if came else set()
-                both = enumerate(zip(inputs, given, strict=True))
-                news = news._replace(unused=tuple(n for n, (t, g) in both if id(g) in came and id(t) not in reached))
+                sent = tensors_in((result, written, values, wrote))
+                news = news._replace(unused=unused_of(inputs, given, came, sent))
             if own is not None and (lent := views.lent(result)):
                 news = news._replace(lent=lent)
             if names:

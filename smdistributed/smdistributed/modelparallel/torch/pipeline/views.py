@@ -1198,7 +1198,7 @@ _log = logging.getLogger("smdistributed.modelparallel")
 _NEW = "new"
 """In the place of the way to a container that was made in the present step: it goes along with its attribute."""
 _LEAF = "leaf"
-"""After the way to what is no container."""
+"""At the end of the key of a tensor, an array or another object that is no container."""
 _MOST = 256
 """The containers of one attribute that are compared whenever a microbatch ends or waits. Others are after each step."""
 _REMEDY = (
