@@ -156,8 +156,9 @@ def test_ctrl_c_stops_all_and_says_of_each_how_it_ended(bench: Bench) -> None:
         while len(up) < 2:
             line = process.stderr.readline()
             assert line, "it ended before two builds ran"
-            if line.split()[-1] == "up":
-                up.add(line.partition(":")[0])
+            target, _, output = line.partition(":")
+            if output.strip() == "up":
+                up.add(target)
         builds = [int(path.name) for path in (bench.folder / "running").iterdir()]
         process.send_signal(signal.SIGINT)
         targets = json.loads(process.stdout.read())["targets"]

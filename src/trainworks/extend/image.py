@@ -14,7 +14,6 @@ from importlib import resources
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
-from uv import find_uv_bin
 
 from trainworks.assemble.context import write_output
 from trainworks.assemble.image import ImageSpec, build_image, locate_archive
@@ -43,6 +42,7 @@ from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.host.uv import uv_program
 from trainworks.inspect.targets import find_image
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
@@ -144,7 +144,7 @@ def plan_extension(
         "inside.py": resources.files("trainworks.extend").joinpath("inside.py").read_bytes(),
         "imports.py": resources.files("trainworks.imagetest").joinpath("imports.py").read_bytes(),
     }
-    uv = b"" if base.uv else Path(find_uv_bin()).read_bytes()
+    uv = b"" if base.uv else Path(uv_program()).read_bytes()
     recipes = Recipes(texts=texts, programs=programs, uv=uv)
     plan = make_extension(
         tag=request.tag,

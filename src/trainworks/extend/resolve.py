@@ -23,7 +23,6 @@ from typing import Any
 from urllib.parse import quote
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from uv import find_uv_bin
 
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.described import Environment
@@ -37,6 +36,7 @@ from trainworks.extend.toolkit import Workbench, lacking
 from trainworks.extend.wanted import INPUTS, Wanted, is_lock
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.downloads import without_credentials
+from trainworks.host.uv import uv_program
 from trainworks.plan.shares import library_names
 
 OLD = timedelta(days=730)
@@ -139,7 +139,7 @@ class Session:
 
     def uv(self) -> str:
         """Return the path of uv."""
-        return find_uv_bin()
+        return uv_program()
 
     def distributions(self) -> Iterable[metadata.Distribution]:
         """Return what the base would have now."""

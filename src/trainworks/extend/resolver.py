@@ -29,7 +29,6 @@ from uuid import uuid4
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from uv import find_uv_bin
 
 from trainworks.errors import LockError
 from trainworks.extend.described import Environment
@@ -37,6 +36,7 @@ from trainworks.extend.requirements import ExtendedBase
 from trainworks.host.cache import cache_folder
 from trainworks.host.downloads import Client, content_of
 from trainworks.host.pip import local_path
+from trainworks.host.uv import uv_program
 from trainworks.plan.wheel_tags import wheel_tags
 
 _TRAP = """
@@ -332,7 +332,7 @@ class Resolver:
         return target, found
 
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        command = (find_uv_bin(), *words)
+        command = (uv_program(), *words)
         return subprocess.run(
             command, cwd=self._home, env=dict(environment), capture_output=True, text=True, check=False
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,17 +14,16 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
-from uv import find_uv_bin
-
 from trainworks.errors import HostError
 from trainworks.facts.data import PACKAGED
 from trainworks.facts.rows import LockedPackage
+from trainworks.host.uv import uv_program
 
 _PROGRAM = PACKAGED / "launcher" / "trainworks_launcher" / "programs" / "installing" / "pip_files.py"
 """Reads pip's settings: for a job, and for the builder."""
 
-_DEFAULT_INDEX = re.compile(r"--default-index <DEFAULT_INDEX>\s.*?\(by\s+default:\s+<([^>]+)>\)", re.DOTALL)
-"""How uv's help says which index it asks by itself: the one of pip."""
+_INDEX_OPTION = "--index-url "
+"""The option of a requirements file that names the main index."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
@@ -70,11 +70,23 @@ class PipSettings:
 
 @cache
 def default_index() -> str:
-    """Return the index that pip and uv ask without settings; ``""`` where uv's help does not say it."""
-    words = (find_uv_bin(), "pip", "install", "--help", "--no-config")
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    found = _DEFAULT_INDEX.search(done.stdout)
-    return found.group(1).rstrip("/") if found else ""
+    """Return the address of the index that pip and uv ask without settings.
+
+    uv writes it as an option of the requirements file that it makes of an empty one.
+
+    Raises:
+        HostError: uv does not run.
+    """
+    words = (uv_program(), "pip", "compile", "-", "--emit-index-url", "--no-header", "--no-config", "--offline")
+    without_settings = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    python = ("--python", sys.executable)
+    done = subprocess.run(
+        (*words, *python), env=without_settings, input="", capture_output=True, text=True, check=False
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith(_INDEX_OPTION):
+            return line.removeprefix(_INDEX_OPTION).rstrip("/")
+    raise HostError(f"uv names no index of its own: {done.stderr.strip()}")
 
 
 def local_path(address: str) -> Path | None:

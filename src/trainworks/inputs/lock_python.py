@@ -14,7 +14,6 @@ from urllib.parse import unquote
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from uv import find_uv_bin
 
 from trainworks.engine.processes import run
 from trainworks.engine.scratch import private_folder
@@ -23,6 +22,7 @@ from trainworks.facts import lockfile
 from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
+from trainworks.host.uv import uv_program
 from trainworks.inputs.sizes import file_sizes
 from trainworks.plan.locks import own_wheels, requirements_of
 from trainworks.plan.target import context_of
@@ -189,7 +189,7 @@ def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mappi
 def _uv() -> str:
     """Return the uv that was installed with the builder, whatever PATH has; raises ``LockError``."""
     try:
-        return find_uv_bin()
+        return uv_program()
     except FileNotFoundError as error:
         raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
 

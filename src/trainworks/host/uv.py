@@ -1,0 +1,27 @@
+"""Find the uv that is installed with the builder."""
+
+from __future__ import annotations
+
+from functools import cache
+from threading import Lock
+
+import uv
+
+_LOCK = Lock()
+
+
+def uv_program() -> str:
+    """Return the path of the uv that is installed with the builder, whatever ``PATH`` has.
+
+    Raises:
+        FileNotFoundError: uv is not installed.
+    """
+    # The first question of a process fills a table of Python's ``sysconfig``. Python 3.11 shows that table to other
+    # threads before it is full, and the targets of one run are planned in threads.
+    with _LOCK:
+        return _found()
+
+
+@cache
+def _found() -> str:
+    return uv.find_uv_bin()
