@@ -50,7 +50,9 @@ def explain(error: ModuleNotFoundError) -> None:
     if os.access(ENVIRONMENT_PYTHON, os.X_OK) and Path(sys.prefix) != ROOT / ".venv":
         # `make setup` was run: its environment has what this Python lacks.
         os.execv(ENVIRONMENT_PYTHON, [str(ENVIRONMENT_PYTHON), *sys.argv])
-    sys.exit(f"error: {sys.executable} lacks {', '.join(missing)}\n\nhint: run `make setup`, then this again")
+    sys.exit(
+        f"error: {sys.executable} lacks {', '.join(missing)}\n\nhint: run `make setup`, then this again"
+    )
 
 
 if __name__ == "__main__":
@@ -61,7 +63,9 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, leave)
     sys.path.insert(0, str(ROOT / "src"))
     # uv, which `lock` runs, lies beside the Python that has it installed.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    os.environ["PATH"] = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    )
     try:
         from trainworks.cli import main
 

@@ -24,7 +24,19 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, run, table, write
+from measure import (
+    ROOT,
+    Figure,
+    Section,
+    clock,
+    clock_process,
+    describe,
+    load,
+    machine,
+    run,
+    table,
+    write,
+)
 from peer import WORDS, Peer, write_peer
 from trainworks.assemble.base import ensure_base, own_base
 from trainworks.engine import choose
@@ -90,7 +102,14 @@ class Bench:
     def ours(self, steps: str = "cached") -> tuple[float, dict[str, Any]]:
         """Build ours as a process of its own; seconds from its start to its end, and what it says of the image."""
         command = (
-            *(sys.executable, str(ROOT / "benchmarks" / "ours.py"), str(self.root), self.engine.name, self.tag, steps),
+            *(
+                sys.executable,
+                str(ROOT / "benchmarks" / "ours.py"),
+                str(self.root),
+                self.engine.name,
+                self.tag,
+                steps,
+            ),
             *(self.plan.target.framework, self.plan.target.cuda),
         )
         output: list[str] = []
@@ -102,14 +121,19 @@ class Bench:
     def theirs(self, *, no_cache: bool = False) -> float:
         """Build the peer; seconds that the engine took."""
         images = []
-        seconds = clock(lambda: images.append(self.engine.build(self.peer.request(no_cache=no_cache), ignore)))
+        seconds = clock(
+            lambda: images.append(self.engine.build(self.peer.request(no_cache=no_cache), ignore))
+        )
         self.made.add(images[0].identifier)
         return seconds
 
     def change_launcher(self) -> None:
         """Add a line, never seen before, to the same file of both launchers."""
         line = f"# {self.mark} {next(self.number)}\n"
-        for file in (self.root / "launcher" / "trainworks_launcher" / "contract" / "names.py", self.peer.launcher):
+        for file in (
+            self.root / "launcher" / "trainworks_launcher" / "contract" / "names.py",
+            self.peer.launcher,
+        ):
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(line)
 
@@ -147,13 +171,18 @@ def freeze(folder: Path, *, own_caches: bool = True) -> None:
         changed += text.count("id=trainworks-")
         path.write_text(text.replace("id=trainworks-", OWN_CACHES), encoding="utf-8")
     if not changed:
-        raise SystemExit("the recipes have no cache mounts of the name `trainworks-...` any more: adapt the benchmark")
+        raise SystemExit(
+            "the recipes have no cache mounts of the name `trainworks-...` any more: adapt the benchmark"
+        )
 
 
 def empty_caches(engine: Engine, plan: ImagePlan, names: Iterable[str]) -> None:
     """Empty cache mounts, by a build on the plan's base image."""
     with private_folder() as folder:
-        mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{number}" for number, name in enumerate(names))
+        mounts = " ".join(
+            f"--mount=type=cache,id={name},target=/caches/{number}"
+            for number, name in enumerate(names)
+        )
         dockerfile = f"FROM {plan.image}\nRUN {mounts} find /caches -mindepth 2 -delete\n"
         (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         tag = "trainworks-benchmark/empty:latest"
@@ -273,14 +302,20 @@ def same_content(bench: Bench) -> int:
     packages = {}
     for reference in (bench.tag, bench.peer.tag):
         with bench.engine.container(reference) as container:
-            done = container.run(("/opt/venv/bin/python", "-m", "pip", "list", "--format", "json", "--no-index"))
+            done = container.run(
+                ("/opt/venv/bin/python", "-m", "pip", "list", "--format", "json", "--no-index")
+            )
             trains = container.run(("train", "--version"))
-            imports = container.run(("/opt/venv/bin/python", "-c", "import torch, mpi4py.MPI, sagemaker_training"))
+            imports = container.run(
+                ("/opt/venv/bin/python", "-c", "import torch, mpi4py.MPI, sagemaker_training")
+            )
         for completed in (done, trains, imports):
             if completed.status != 0:
                 raise SystemExit(f"{reference} does not work:\n{completed.output[-3000:]}")
         found = json.loads(done.output.strip().splitlines()[0])
-        packages[reference] = {(canonicalize_name(entry["name"]), entry["version"]) for entry in found}
+        packages[reference] = {
+            (canonicalize_name(entry["name"]), entry["version"]) for entry in found
+        }
     ours, theirs = packages[bench.tag], packages[bench.peer.tag]
     own = {entry for entry in theirs if entry[0] in ("setuptools", "trainworks-launcher", "wheel")}
     if ours - theirs or theirs - ours - own:
@@ -347,7 +382,12 @@ def prepare(options: argparse.Namespace, engine: Engine, folder: Path) -> Bench:
     peer_folder = folder / "peer"
     peer_folder.mkdir()
     peer = write_peer(
-        plan, manifest, root / "launcher", settings, peer_folder, f"trainworks-benchmark/peer:{plan.target.name}"
+        plan,
+        manifest,
+        root / "launcher",
+        settings,
+        peer_folder,
+        f"trainworks-benchmark/peer:{plan.target.name}",
     )
     caches = {found["id"]: found["target"] for found in CACHE.finditer(rendering.dockerfile)}
     return Bench(
@@ -387,20 +427,33 @@ def benchmark(options: argparse.Namespace) -> tuple[str, Section]:
         machine={**facts, "load at the end": load()},
         figures=(*cold, *warm, *sizes, *figures),
         peer=WORDS,
-        details=(f"Both images have the same {shared} Python packages in /opt/venv, which was compared.", *layers),
+        details=(
+            f"Both images have the same {shared} Python packages in /opt/venv, which was compared.",
+            *layers,
+        ),
     )
     return f"builds {bench.plan.target.name} {information.name}", section
 
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cuda", default="cpu", metavar="CELL", help="default: cpu")
-    parser.add_argument("--engine", default="docker", metavar="NAME", help="docker (default) or buildah")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="of the warm builds (default: 3)")
+    parser.add_argument(
+        "--engine", default="docker", metavar="NAME", help="docker (default) or buildah"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=3, metavar="N", help="of the warm builds (default: 3)"
+    )
     parser.add_argument("--skip-cold", action="store_true", help="measure no cold build")
-    parser.add_argument("--keep", action="store_true", help="leave the images in the engine's store")
-    parser.add_argument("--write", action="store_true", help="record in benchmarks/results.json and results.md")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the images in the engine's store"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record in benchmarks/results.json and results.md"
+    )
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error("--repeat must be at least 1")

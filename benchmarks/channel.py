@@ -73,7 +73,9 @@ class End:
             needs_path=True,
             may_lose_hosts=False,
         )
-        trial = data_path.Events(done=self.role.ready, warn=self.problems.append, fail=self.problems.append)
+        trial = data_path.Events(
+            done=self.role.ready, warn=self.problems.append, fail=self.problems.append
+        )
         self._data_path = data_path.DataPath(self._loop, own, self._control.hosts, self.role, trial)
         self._data_path.begin()
 
@@ -87,7 +89,9 @@ class End:
             self._data_path.close()
 
 
-def run_ends(control: Control, hosts: Sequence[str], store: int, told: Queue[tuple[float, list[str]]]) -> None:
+def run_ends(
+    control: Control, hosts: Sequence[str], store: int, told: Queue[tuple[float, list[str]]]
+) -> None:
     """Run some ends in this process until the ranks of all of them may start; tell when, and what went wrong."""
     loop = Loop()
     ends = [End(loop, control, host, store) for host in hosts]
@@ -126,7 +130,9 @@ def start_job(count: int, *, trial: bool) -> float:
     context = multiprocessing.get_context("fork")
     told: Queue[tuple[float, list[str]]] = context.Queue()
     parts = [hosts[place::PROCESSES] for place in range(PROCESSES)]
-    processes = [context.Process(target=run_ends, args=(control, part, store, told)) for part in parts]
+    processes = [
+        context.Process(target=run_ends, args=(control, part, store, told)) for part in parts
+    ]
     began = time.monotonic()
     for process in processes:
         process.start()
@@ -140,10 +146,14 @@ def start_job(count: int, *, trial: bool) -> float:
 
 def main() -> int:
     """Measure, print, and with ``--write`` record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=HOSTS)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help=f"record it in {Path('benchmarks/results.md')}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"record it in {Path('benchmarks/results.md')}"
+    )
     asked = parser.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

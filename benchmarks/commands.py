@@ -29,12 +29,23 @@ COMMANDS = {
 def main() -> int:
     """Measure, print, and with `--write` record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, to be measured beside this one")
-    parser.add_argument("--repeat", type=int, default=15, metavar="N", help="measurements of each (default: 15)")
-    parser.add_argument("--write", action="store_true", help="record the figures in benchmarks/results.json and .md")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="DIR",
+        help="another checkout, to be measured beside this one",
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=15, metavar="N", help="measurements of each (default: 15)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record the figures in benchmarks/results.json and .md"
+    )
     options = parser.parse_args()
     facts = machine()
-    programs = {"ours": ROOT / "build.py"} | ({"peer": options.before / "build.py"} if options.before else {})
+    programs = {"ours": ROOT / "build.py"} | (
+        {"peer": options.before / "build.py"} if options.before else {}
+    )
     alone: list[float] = []
     times: dict[tuple[str, str], list[float]] = {}
     with private_folder() as cache:
@@ -58,10 +69,18 @@ def main() -> int:
         title="Start of a command",
         machine={**facts, "`python -c pass`": f"{python:.3f} s", "load at the end": load()},
         figures=tuple(
-            Figure(name=f"`{name}`", unit="times", ours=ratios("ours", name), peer=ratios("peer", name), promise=most)
+            Figure(
+                name=f"`{name}`",
+                unit="times",
+                ours=ratios("ours", name),
+                peer=ratios("peer", name),
+                promise=most,
+            )
             for name, (_, most) in COMMANDS.items()
         ),
-        peer="the same commands of an earlier checkout, with the same Python." if options.before else "none.",
+        peer="the same commands of an earlier checkout, with the same Python."
+        if options.before
+        else "none.",
         details=("A figure is a multiple of the median time of `python -c pass` in the same run.",),
     )
     sys.stdout.write(describe(section))

@@ -41,10 +41,16 @@ PEERS = {
 
 def main(words: list[str]) -> int:
     """Measure, and print or record the section."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("base", help="the image that is extended")
-    parser.add_argument("--repeat", type=int, default=3, help="measured rounds; one that is not comes first")
-    parser.add_argument("--write", action="store_true", help="record the figures in benchmarks/results.*")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="measured rounds; one that is not comes first"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record the figures in benchmarks/results.*"
+    )
     options = parser.parse_args(words)
     engine, settings = choose("docker"), read_host_settings(os.environ)
     secrets = {**settings.secrets("", ""), "uv.toml": b'index-strategy = "unsafe-best-match"\n'}
@@ -52,7 +58,9 @@ def main(words: list[str]) -> int:
     loads = []
     tag = f"trainworks-benchmark/extend:{uuid.uuid4().hex[:12]}"
     with private_folder() as folder:
-        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+        (folder / "requirements.txt").write_text(
+            "".join(f"{line}\n" for line in LINES), encoding="utf-8"
+        )
         request = BuildRequest(
             name="peer",
             context=folder,
@@ -61,8 +69,23 @@ def main(words: list[str]) -> int:
             arguments=settings.proxies,
             no_cache=True,
         )
-        command = [sys.executable, str(ROOT / "build.py"), "extend", "--base", options.base, "--tag", tag]
-        command += ["-r", str(folder / "requirements.txt"), "--engine", "docker", "--no-cache", "--until"]
+        command = [
+            sys.executable,
+            str(ROOT / "build.py"),
+            "extend",
+            "--base",
+            options.base,
+            "--tag",
+            tag,
+        ]
+        command += [
+            "-r",
+            str(folder / "requirements.txt"),
+            "--engine",
+            "docker",
+            "--no-cache",
+            "--until",
+        ]
         for number in range(options.repeat + 1):
             loads.append(load())
             for name in ("ours", "peer", "bare", "tested"):
@@ -74,14 +97,20 @@ def main(words: list[str]) -> int:
                     seconds = clock(lambda: engine.build(request, ignore))
                 else:
                     # What wheels are built with decides which cache of the engine is used: a new one each time.
-                    more = ("build" if name == "ours" else "test", "--build-env", f"ROUND={uuid.uuid4().hex}")
+                    more = (
+                        "build" if name == "ours" else "test",
+                        "--build-env",
+                        f"ROUND={uuid.uuid4().hex}",
+                    )
                     seconds = clock_process((*command, *more))
                 engine.remove(tag)
                 say(f"round {number}, {name}: {seconds:.1f} s")
                 measured[name] += [seconds] if number else []
     peer = tuple(measured["peer"])
     limit = PROMISED * sorted(peer)[len(peer) // 2]
-    note = f"promised: at most {PROMISED} of the peer. Load when each round began: {', '.join(loads)}"
+    note = (
+        f"promised: at most {PROMISED} of the peer. Load when each round began: {', '.join(loads)}"
+    )
     section = Section(
         title=f"An extension with {', '.join(LINES)}",
         machine=machine(engine=f"{engine.name} {engine.probe().version}", base=options.base),

@@ -112,7 +112,9 @@ def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None)
     except subprocess.TimeoutExpired as error:
         raise SystemExit(f"{' '.join(command)} had not ended after {LIMIT:g} s") from error
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}"
+        )
     return done.stdout
 
 
@@ -153,7 +155,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the first one the heads, as a Markdown table that reads well in a terminal too."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
@@ -190,11 +193,15 @@ def describe(section: Section) -> str:
 def write(name: str, section: Section, folder: Path = HERE) -> None:
     """Record a section below ``folder``, in the place of an earlier one of its name, and write ``results.md`` anew."""
     results = folder / "results.json"
-    known: dict[str, Any] = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    known: dict[str, Any] = (
+        json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    )
     known[name] = asdict(section)
     results.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
     sections = [_section(content) for _, content in sorted(known.items())]
-    (folder / "results.md").write_text("\n".join([HEAD, *map(describe, sections)]), encoding="utf-8")
+    (folder / "results.md").write_text(
+        "\n".join([HEAD, *map(describe, sections)]), encoding="utf-8"
+    )
 
 
 def _section(content: Mapping[str, Any]) -> Section:

@@ -42,7 +42,16 @@ def main(words: list[str]) -> int:
                 self.ran.add(event.component)
             super().__call__(event)
 
-    arguments = ("--framework", framework, "--cuda", cuda, "--until", "build", "--engine", engine_name)
+    arguments = (
+        "--framework",
+        framework,
+        "--cuda",
+        cuda,
+        "--until",
+        "build",
+        "--engine",
+        engine_name,
+    )
     options = parser().parse_args(arguments)
     facts = load(Path(root))
     plan = make_plan(Request(framework=options.framework, cuda=options.cuda), facts)
@@ -51,8 +60,14 @@ def main(words: list[str]) -> int:
     recorder = Recorder()
     session = BuildSession(root=Path(root), facts=facts)
     spec = image_spec(replace(plan, tags=(tag,)), rendering, session)
-    result = build_image(spec, engine, BuildOptions(until="build", no_cache=steps == "all"), recorder)
-    content = {"identifier": result.image.identifier, "size": result.image.size, "ran": sorted(recorder.ran)}
+    result = build_image(
+        spec, engine, BuildOptions(until="build", no_cache=steps == "all"), recorder
+    )
+    content = {
+        "identifier": result.image.identifier,
+        "size": result.image.size,
+        "ran": sorted(recorder.ran),
+    }
     sys.stdout.write(json.dumps(content) + "\n")
     return 0
 

@@ -79,7 +79,9 @@ class Peer:
             name="peer",
             context=self.context,
             tags=(self.tag,),
-            secrets=tuple(Secret(identifier=name, content=content) for name, content in secrets.items()),
+            secrets=tuple(
+                Secret(identifier=name, content=content) for name, content in secrets.items()
+            ),
             arguments=self.settings.proxies,
             no_cache=no_cache,
         )

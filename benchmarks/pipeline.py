@@ -148,7 +148,14 @@ def rank_calls(rounds: int) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
     torch.set_num_threads(1)
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 1, "auto_partition": False, "default_partition": 0})
+    smp.init(
+        {
+            "pipeline_parallel_degree": 2,
+            "microbatches": 1,
+            "auto_partition": False,
+            "default_partition": 0,
+        }
+    )
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -234,7 +241,9 @@ def measure(python: Path, *what: str, script: str = __file__) -> dict[str, Any]:
         }
         command = [str(python), script, "--rank", *what]
         ranks.append(
-            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         )
     ended = [process.communicate(timeout=600) for process in ranks]
     if any(process.returncode for process in ranks):
@@ -245,11 +254,19 @@ def measure(python: Path, *what: str, script: str = __file__) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print the table, and with `--write` record it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, default=PYTHON, help="the Python with torch that the ranks run on")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", type=Path, default=PYTHON, help="the Python with torch that the ranks run on"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure")
-    parser.add_argument("--only", choices=("simple", "interleaved", "calls"), help="measure one figure")
-    parser.add_argument("--write", action="store_true", help="record the figures in results.json and results.md")
+    parser.add_argument(
+        "--only", choices=("simple", "interleaved", "calls"), help="measure one figure"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record the figures in results.json and results.md"
+    )
     parser.add_argument("--rank", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -263,7 +280,9 @@ def main() -> None:
     for schedule, limit in (("simple", 1.05), ("interleaved", 1.10)):
         if options.only in (None, schedule):
             found = measure(options.python, schedule, str(options.rounds))
-            ratios = [ours / theirs for ours, theirs in zip(found["ours"], found["peer"], strict=True)]
+            ratios = [
+                ours / theirs for ours, theirs in zip(found["ours"], found["peer"], strict=True)
+            ]
             ratio = statistics.median(ratios)
             figures.append(
                 Figure(

@@ -115,19 +115,27 @@ def run_job(launch: Launch, folder: Path, network: Network | None) -> Turn:
             log = stack.enter_context((base / "log").open("wb"))
             words = [word.format(mark=folder / "died") for word in launch.command]
             variables = {**launch.environment, "SAGEMAKER_BASE_DIR": str(base / "ml")}
-            process = subprocess.Popen((*prefix, *words), env=variables, cwd=folder.parent, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                (*prefix, *words), env=variables, cwd=folder.parent, stdout=log, stderr=log
+            )
             stack.callback(process.wait)
             stack.callback(process.kill)
             processes.append(process)
         statuses = [_wait(process) for process in processes]
-    said = "".join((folder / host / "log").read_text(encoding="utf-8", errors="replace") for host in hosts)
+    said = "".join(
+        (folder / host / "log").read_text(encoding="utf-8", errors="replace") for host in hosts
+    )
     moments: dict[str, list[dict[str, float]]] = {"0": [], "1": []}
-    for word, rank, _, moment in re.findall(r"moment (\w+) of rank (\d) begun (\d+\.\d+): (\d+\.\d+)", said):
+    for word, rank, _, moment in re.findall(
+        r"moment (\w+) of rank (\d) begun (\d+\.\d+): (\d+\.\d+)", said
+    ):
         if word == "started":
             moments[rank].append({})
         moments[rank][-1][word] = float(moment)
     if not moments["1"] or "died" not in moments["1"][0]:
-        raise SystemExit(f"the job never came to its third step, statuses {statuses}:\n{said[-6000:]}")
+        raise SystemExit(
+            f"the job never came to its third step, statuses {statuses}:\n{said[-6000:]}"
+        )
     if any(statuses):
         return Turn({}, 0, 0)
     died = moments["1"][0]["died"]
@@ -150,7 +158,9 @@ def _write_hosts(base: Path, host: str, hosts: Sequence[str]) -> None:
     """Write the file in which a platform names the job's hosts."""
     (base / "input" / "config").mkdir(parents=True)
     document = {"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}
-    (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(document), encoding="utf-8")
+    (base / "input" / "config" / "resourceconfig.json").write_text(
+        json.dumps(document), encoding="utf-8"
+    )
 
 
 LINES: tuple[tuple[str, tuple[str, ...], float], ...] = (
@@ -173,21 +183,42 @@ def figures_of(name: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Fi
     if not any(turn.lives for turn in ours):
         raise SystemExit(f"{name}: no job of ours ended well")
     found = [
-        Figure(name=f"{name}: {words}", unit="s", ours=column(ours, of), peer=column(peer, of), promise=promise)
+        Figure(
+            name=f"{name}: {words}",
+            unit="s",
+            ours=column(ours, of),
+            peer=column(peer, of),
+            promise=promise,
+        )
         for words, of, promise in LINES
     ]
     starts = [tuple(turn.start for turn in turns if turn.lives) for turns in (ours, peer)]
-    return [*found, Figure(name=f"{name}: (the first start)", unit="s", ours=starts[0], peer=starts[1])]
+    return [
+        *found,
+        Figure(name=f"{name}: (the first start)", unit="s", ours=starts[0], peer=starts[1]),
+    ]
 
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prefix", type=Path, default=ROOT / ".cache/peers/programs", help="environment with torch")
-    parser.add_argument("--ft-launcher", type=Path, metavar="PREFIX", help="environment with nvidia-resiliency-ext")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="jobs of each (default: %(default)s)")
-    parser.add_argument("--only", choices=("one", "two", "waits"), nargs="+", help="these scenarios only")
-    parser.add_argument("--write", action="store_true", help="record the section in benchmarks/results.md")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--prefix", type=Path, default=ROOT / ".cache/peers/programs", help="environment with torch"
+    )
+    parser.add_argument(
+        "--ft-launcher", type=Path, metavar="PREFIX", help="environment with nvidia-resiliency-ext"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=5, metavar="N", help="jobs of each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only", choices=("one", "two", "waits"), nargs="+", help="these scenarios only"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record the section in benchmarks/results.md"
+    )
     asked = parser.parse_args()
     bin_ = asked.prefix.absolute() / "bin"
     programs = {name: str(bin_ / name) for name in ("python", "torchrun")}
@@ -196,35 +227,74 @@ def main() -> int:
     with private_folder() as folder:
         (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
         manifest = folder / "image.json"
-        manifest.write_text(json.dumps({"schema": 1, "name": "benchmark", "components": {}, "programs": programs}))
+        manifest.write_text(
+            json.dumps({"schema": 1, "name": "benchmark", "components": {}, "programs": programs})
+        )
         train = install_ours(folder / "ours")
         variables = {
             "PATH": f"{bin_}:{os.environ.get('PATH', os.defpath)}",
             "HOME": str(folder),
             "OMP_NUM_THREADS": "1",
         }
-        own = {**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "TRAINWORKS_MAX_RESTARTS": "3"}
-        ft = (str(asked.ft_launcher.absolute() / "bin/ft_launcher"), "--nnodes=1") if asked.ft_launcher else ()
+        own = {
+            **variables,
+            "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+            "TRAINWORKS_MAX_RESTARTS": "3",
+        }
+        ft = (
+            (str(asked.ft_launcher.absolute() / "bin/ft_launcher"), "--nnodes=1")
+            if asked.ft_launcher
+            else ()
+        )
         rows: list[tuple[str, ...]] = [
-            ("", "launcher", "jobs", "ended well", "restarts of those", "death to the next step, median")
+            (
+                "",
+                "launcher",
+                "jobs",
+                "ended well",
+                "restarts of those",
+                "death to the next step, median",
+            )
         ]
         found = machine(torch=_torch(programs["python"]))
 
-        def scenario(name: str, processes: int, words: Sequence[str], network: Network | None) -> None:
+        def scenario(
+            name: str, processes: int, words: Sequence[str], network: Network | None
+        ) -> None:
             """Measure one; the turns of ours and the peer alternate."""
-            ours = (str(train), "--mode", "torch_distributed", "--processes-per-host", str(processes), "--", "train.py")
+            ours = (
+                str(train),
+                "--mode",
+                "torch_distributed",
+                "--processes-per-host",
+                str(processes),
+                "--",
+                "train.py",
+            )
             where: tuple[str, ...] = ("--standalone",)
             if network:
                 point = f"--rdzv-endpoint={network.hosts[0]}:29400"
                 where = ("--nnodes=2", "--rdzv-backend=c10d", point, "--rdzv-id=1")
-            alone = (programs["torchrun"], *where, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py")
+            alone = (
+                programs["torchrun"],
+                *where,
+                f"--nproc-per-node={processes}",
+                "--max-restarts=3",
+                "train.py",
+            )
             launches = {
                 "ours": Launch((*ours, "{mark}", *words), own),
                 "peer": Launch((*alone, "{mark}", *words), variables),
             }
             if ft and not network and not words:
                 path = {**variables, "PATH": f"{Path(ft[0]).parent}:{variables['PATH']}"}
-                ft_words = (*ft, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py", "{mark}")
+                ft_words = (
+                    *ft,
+                    f"--nproc-per-node={processes}",
+                    "--max-restarts=3",
+                    "train.py",
+                    "{mark}",
+                )
                 launches["ft_launcher"] = Launch(ft_words, path)
             turns: dict[str, list[Turn]] = {side: [] for side in launches}
             for number in range(asked.repeat):
@@ -235,7 +305,16 @@ def main() -> int:
             for side, made in turns.items():
                 lives = ", ".join(str(turn.lives) for turn in made if turn.lives) or "-"
                 after = amount(column(made, ("step",)), "s") or "-"
-                rows.append((name, side, str(len(made)), str(sum(turn.lives > 0 for turn in made)), lives, after))
+                rows.append(
+                    (
+                        name,
+                        side,
+                        str(len(made)),
+                        str(sum(turn.lives > 0 for turn in made)),
+                        lives,
+                        after,
+                    )
+                )
             figures.extend(figures_of(name, turns["ours"], turns["peer"]))
 
         if "one" in chosen:
@@ -263,7 +342,9 @@ def main() -> int:
 def _torch(python: str) -> str:
     """Return torch's version in an environment."""
     code = "import importlib.metadata as found; print(found.version('torch'))"
-    return subprocess.run((python, "-c", code), capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        (python, "-c", code), capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

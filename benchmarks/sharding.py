@@ -108,10 +108,16 @@ def rank_steps(rounds: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure, print the table, and with `--write` record it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, default=PYTHON, help="the Python with torch that the ranks run on")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", type=Path, default=PYTHON, help="the Python with torch that the ranks run on"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="measurements of the figure")
-    parser.add_argument("--write", action="store_true", help="record the figure in results.json and results.md")
+    parser.add_argument(
+        "--write", action="store_true", help="record the figure in results.json and results.md"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

@@ -32,7 +32,9 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 """What the image's ENTRYPOINT runs on; where this machine has none, the Python of this process."""
 
 HOSTS = 4096
-FIRST_LINE = "import time\nprint('first line', time.clock_gettime(time.CLOCK_MONOTONIC), flush=True)\n"
+FIRST_LINE = (
+    "import time\nprint('first line', time.clock_gettime(time.CLOCK_MONOTONIC), flush=True)\n"
+)
 
 IMPORT = """
 import json, resource, subprocess, sys, time
@@ -58,18 +60,28 @@ def write_inputs(base: Path, script: str, hosts: int, hyperparameters: Mapping[s
     names = ["localhost", *(f"algo-{number + 1}" for number in range(1, hosts))]
     documents = {
         "hyperparameters": {"sagemaker_program": "train.py", **hyperparameters},
-        "resourceconfig": {"current_host": names[0], "hosts": names, "network_interface_name": "lo"},
+        "resourceconfig": {
+            "current_host": names[0],
+            "hosts": names,
+            "network_interface_name": "lo",
+        },
         "inputdataconfig": {},
     }
     (base / "code" / "train.py").write_text(script, encoding="utf-8")
     for name, content in documents.items():
-        (base / "input" / "config" / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        (base / "input" / "config" / f"{name}.json").write_text(
+            json.dumps(content), encoding="utf-8"
+        )
 
 
 def install_ours(folder: Path) -> Path:
     """Lay our launcher out as in an image, compiled; its `train`."""
     library = folder / "lib" / "trainworks_launcher"
-    shutil.copytree(ROOT / "launcher" / "trainworks_launcher", library, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "launcher" / "trainworks_launcher",
+        library,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     train = folder / "bin" / "train"
     train.parent.mkdir()
     shutil.copy(ROOT / "launcher" / "entrypoint" / "train", train)
@@ -92,7 +104,18 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
     environment_folder = folder / "environment"
     venv.create(environment_folder, with_pip=True)
     python = environment_folder / "bin" / "python"
-    run((str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "setuptools<81", TOOLKIT))
+    run(
+        (
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "setuptools<81",
+            TOOLKIT,
+        )
+    )
     train = install_ours(folder / "ours")
     system_python = SYSTEM_PYTHON if Path(SYSTEM_PYTHON).exists() else sys.executable
     compiler = "import compileall, sys; sys.exit(not compileall.compile_dir(sys.argv[1], quiet=1))"
@@ -149,9 +172,17 @@ def measure_start(folder: Path, repeat: int) -> list[Figure]:
             peer=tuple(times["peer"]),
             note="a plain script on one host; the script's Python, whose start is part of it, is the same",
         ),
-        Figure(name="(the script's Python alone, without a launcher)", unit="s", ours=tuple(times["alone"])),
+        Figure(
+            name="(the script's Python alone, without a launcher)",
+            unit="s",
+            ours=tuple(times["alone"]),
+        ),
         Figure(name="`train --plan`, torchrun on 2 hosts", unit="s", ours=tuple(planning[2])),
-        Figure(name=f"`train --plan`, torchrun on {HOSTS:,} hosts", unit="s", ours=tuple(planning[HOSTS])),
+        Figure(
+            name=f"`train --plan`, torchrun on {HOSTS:,} hosts",
+            unit="s",
+            ours=tuple(planning[HOSTS]),
+        ),
     ]
 
 
@@ -211,11 +242,17 @@ def measure_bytecode(engine: Engine, image: str, repeat: int) -> list[Figure]:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=9, metavar="N", help="default: 9")
     parser.add_argument("--image", metavar="NAME", help="measure bytecode in this image too")
-    parser.add_argument("--engine", default="docker", metavar="NAME", help="that has the image (default: docker)")
-    parser.add_argument("--write", action="store_true", help="record in benchmarks/results.json and results.md")
+    parser.add_argument(
+        "--engine", default="docker", metavar="NAME", help="that has the image (default: docker)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="record in benchmarks/results.json and results.md"
+    )
     options = parser.parse_args()
     if options.repeat < 1:
         parser.error("--repeat must be at least 1")

@@ -34,7 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("markexpr") not in ENGINES:
         return
-    for folder in filter(Path.is_dir, map(Path, (tempfile.gettempdir(), "/var/lib/docker", "/var/lib/containers"))):
+    for folder in filter(
+        Path.is_dir, map(Path, (tempfile.gettempdir(), "/var/lib/docker", "/var/lib/containers"))
+    ):
         if (free := shutil.disk_usage(folder).free) < ENGINE_ROOM:
             raise pytest.UsageError(
                 f"{free >> 30} GB are free in {folder}, and tests that build images need {ENGINE_ROOM >> 30}; "
@@ -66,8 +68,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 LONGEST = (
-    *("tests/image/test_fabric.py", "tests/sdk", "tests/image/test_bad_sources.py", "tests/image/test_vendor_build.py"),
-    *("tests/image/test_tensorflow_jobs.py", "tests/image/test_extension.py", "tests/image/test_many_builds.py"),
+    *(
+        "tests/image/test_fabric.py",
+        "tests/sdk",
+        "tests/image/test_bad_sources.py",
+        "tests/image/test_vendor_build.py",
+    ),
+    *(
+        "tests/image/test_tensorflow_jobs.py",
+        "tests/image/test_extension.py",
+        "tests/image/test_many_builds.py",
+    ),
     *("launcher/tests/test_launcher_scenarios.py", "launcher/tests/test_launcher_hang_engine.py"),
 )
 """Scopes of engine tests that take longest: images are built in the first ones, which others use."""
@@ -116,7 +127,13 @@ def validate() -> Callable[[Any, Any], None]:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have AWS credentials, and none of this machine's own AWS settings."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_SESSION_TOKEN",
+        "AWS_CA_BUNDLE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")

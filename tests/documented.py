@@ -15,7 +15,9 @@ def _keys(text: str) -> set[str]:
 
 DOCUMENTED = {
     command.replace("`", ""): (kind, _keys(keys.partition(": a list with")[0]))
-    for command, kind, keys in re.findall(r"^\| `([^|]+)` \| (list|object) \| (.*) \|$", PAGE, re.MULTILINE)
+    for command, kind, keys in re.findall(
+        r"^\| `([^|]+)` \| (list|object) \| (.*) \|$", PAGE, re.MULTILINE
+    )
 }
 """Row of the table to the kind of the result and all keys that it can have."""
 

@@ -11,7 +11,11 @@ import pytest
 
 from trainworks_testing.clock import PRESSURE, assert_within, start_clock
 
-BUSY = (sys.executable, "-c", "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass")
+BUSY = (
+    sys.executable,
+    "-c",
+    "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass",
+)
 
 
 def test_in_time_is_in_time() -> None:
@@ -21,11 +25,15 @@ def test_in_time_is_in_time() -> None:
 
 def test_what_lies_before_the_first_sample_is_late_on_any_machine() -> None:
     now = start_clock()
-    with pytest.raises(AssertionError, match=r"^3600\.00 s, .* of them without a processor; what it printed"):
+    with pytest.raises(
+        AssertionError, match=r"^3600\.00 s, .* of them without a processor; what it printed"
+    ):
         assert_within(1, now - 3600, now, "what it printed")
 
 
-@pytest.mark.skipif(not PRESSURE.exists(), reason=f"no {PRESSURE}: this kernel does not count the time")
+@pytest.mark.skipif(
+    not PRESSURE.exists(), reason=f"no {PRESSURE}: this kernel does not count the time"
+)
 def test_seconds_without_a_processor_are_taken_off() -> None:
     """More processes than processors: somebody waits most of the time, until the last one ends."""
     began = start_clock()

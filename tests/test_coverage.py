@@ -9,7 +9,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
-from coverage_table import TABLE, TORCH, collect, page_markdown, problems, read_record, read_table, recorded
+from coverage_table import (
+    TABLE,
+    TORCH,
+    collect,
+    page_markdown,
+    problems,
+    read_record,
+    read_table,
+    recorded,
+)
 
 TEXT = TABLE.read_text(encoding="utf-8")
 SMALL = """
@@ -59,24 +68,52 @@ def test_a_sound_table_of_two_rows() -> None:
     ("old", "new", "said"),
     [
         ('tests = ["tests/test_tips.py::test_hosts[one]"]', "", "row 1: state Y without a test"),
-        ("test_hosts[one]", "test_hosts[three]", "row 1: test tests/test_tips.py::test_hosts[three] is gone"),
+        (
+            "test_hosts[one]",
+            "test_hosts[three]",
+            "row 1: test tests/test_tips.py::test_hosts[three] is gone",
+        ),
         ("test_hosts[one]", "test_gone", "row 1: test tests/test_tips.py::test_gone is gone"),
         ("test_tips.py::test_hosts[one]", "test_gone.py", "row 1: test tests/test_gone.py is gone"),
-        ("number = 1", "number = 3", "row '1 two hosts' worked, and no row has this number and these words"),
+        (
+            "number = 1",
+            "number = 3",
+            "row '1 two hosts' worked, and no row has this number and these words",
+        ),
         (
             'item = "two hosts"',
             'item = "three hosts"',
             "row '1 two hosts' worked, and no row has this number and these",
         ),
-        ('item = "two hosts"', 'item = "three hosts"', "row 1: works, and tests/coverage-worked.txt lacks it"),
-        ('"Y"\nwhere = "[tips](tips.md)"', '"P"\nreason = "why"', "row 1: worked, and has the state P: mend it"),
-        ('reason = "no', 'fell = "why"\nreason = "no', "row 2: `fell` is for a row that worked and does no more"),
-        ('where = "', 'fell = "why"\nwhere = "', "row 1: `fell` is for a row that worked and does no more"),
+        (
+            'item = "two hosts"',
+            'item = "three hosts"',
+            "row 1: works, and tests/coverage-worked.txt lacks it",
+        ),
+        (
+            '"Y"\nwhere = "[tips](tips.md)"',
+            '"P"\nreason = "why"',
+            "row 1: worked, and has the state P: mend it",
+        ),
+        (
+            'reason = "no',
+            'fell = "why"\nreason = "no',
+            "row 2: `fell` is for a row that worked and does no more",
+        ),
+        (
+            'where = "',
+            'fell = "why"\nwhere = "',
+            "row 1: `fell` is for a row that worked and does no more",
+        ),
         ('where = "[tips](tips.md)"', 'reason = "none"', "row 1: state Y says `where`"),
         ('reason = "no device has run it"', "", "row 2: state P says its `reason`"),
         ('state = "P"', 'state = "maybe"', "row 2: state 'maybe' is not one of"),
         ("number = 2", "number = 1", "row 1: is there twice"),
-        ('page = "tips"\nnumber = 2', 'page = "tricks"\nnumber = 2', "row 2: page 'tricks' is not known"),
+        (
+            'page = "tips"\nnumber = 2',
+            'page = "tricks"\nnumber = 2',
+            "row 2: page 'tricks' is not known",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(old: str, new: str, said: str) -> None:
@@ -86,7 +123,9 @@ def test_what_is_wrong_is_said(old: str, new: str, said: str) -> None:
 
 
 def test_a_row_that_fell_says_why_and_stays_in_the_record() -> None:
-    fell = SMALL.replace('"Y"\nwhere = "[tips](tips.md)"', '"P"\nfell = "AWS took it away"\nreason = "gone"')
+    fell = SMALL.replace(
+        '"Y"\nwhere = "[tips](tips.md)"', '"P"\nfell = "AWS took it away"\nreason = "gone"'
+    )
     table = read_table(fell)
     assert problems(table, WORKED, IDS) == []
     assert recorded(table, WORKED) == [*WORKED]
@@ -94,7 +133,9 @@ def test_a_row_that_fell_says_why_and_stays_in_the_record() -> None:
 
 
 def test_a_suite_whose_python_is_missing_is_not_asked() -> None:
-    other = SMALL.replace("tests/test_tips.py::test_hosts[one]", "smdistributed/tests/test_x.py::test_y")
+    other = SMALL.replace(
+        "tests/test_tips.py::test_hosts[one]", "smdistributed/tests/test_x.py::test_y"
+    )
     assert problems(read_table(other), WORKED, IDS) == []
 
 

@@ -61,8 +61,12 @@ def toys(folder: Path, names: Sequence[str], bound: float = 60) -> Path:
     """Write parts of a few lines."""
     folder.mkdir()
     for name in names:
-        head = f'"""A toy that is {name}."""\nfrom together import main\nNEEDS = ()\nBOUND = {bound}\n'
-        (folder / f"{name}.py").write_text(f"{head}{TOYS[name]}\nif __name__ == '__main__':\n    main(globals())\n")
+        head = (
+            f'"""A toy that is {name}."""\nfrom together import main\nNEEDS = ()\nBOUND = {bound}\n'
+        )
+        (folder / f"{name}.py").write_text(
+            f"{head}{TOYS[name]}\nif __name__ == '__main__':\n    main(globals())\n"
+        )
     (folder / "helper.py").write_text("BOUND = 3\n")
     return folder
 
@@ -90,7 +94,10 @@ def test_without_torch_every_part_says_why_it_was_not_tested(tmp_path: Path) -> 
 
 def test_each_end_of_a_part_is_told(tmp_path: Path) -> None:
     status, said = run(
-        "--parts", toys(tmp_path / "parts", sorted(TOYS.keys() - {"hangs", "leaves"})), "--report", tmp_path / "r"
+        "--parts",
+        toys(tmp_path / "parts", sorted(TOYS.keys() - {"hangs", "leaves"})),
+        "--report",
+        tmp_path / "r",
     )
     results = {part["part"]: part for part in json.loads((tmp_path / "r").read_text())["parts"]}
     assert status == 1, said
@@ -108,7 +115,9 @@ def test_each_end_of_a_part_is_told(tmp_path: Path) -> None:
 
 
 def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
-    status, said = run("--parts", toys(tmp_path / "parts", ["hangs"], bound=1), "--report", tmp_path / "r")
+    status, said = run(
+        "--parts", toys(tmp_path / "parts", ["hangs"], bound=1), "--report", tmp_path / "r"
+    )
     (part,) = json.loads((tmp_path / "r").read_text())["parts"]
     assert status == 1, said
     assert (part["result"], part["cause"]) == ("FAILED", "it had not ended after 1 s")
@@ -136,11 +145,17 @@ def test_one_part_alone_and_an_unknown_one(tmp_path: Path) -> None:
 def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
     if not TORCH.exists():
         pytest.skip("NOT TESTED: make torch")
-    status, said = run("--device", "cpu", "--times", 10, "--report", tmp_path / "report.json", python=TORCH)
+    status, said = run(
+        "--device", "cpu", "--times", 10, "--report", tmp_path / "report.json", python=TORCH
+    )
     report = json.loads((tmp_path / "report.json").read_text())
     assert status == 0, said
     results = {part["part"]: part["result"] for part in report["parts"]}
-    assert results == {**dict.fromkeys(PARTS, "PASSED"), "nccl_tests": "NOT TESTED", "plugin": "NOT TESTED"}, said
+    assert results == {
+        **dict.fromkeys(PARTS, "PASSED"),
+        "nccl_tests": "NOT TESTED",
+        "plugin": "NOT TESTED",
+    }, said
     assert record(report, tmp_path)[0] == 1
 
 
@@ -175,9 +190,15 @@ def record(report: dict[str, Any], folder: Path) -> tuple[int, str, list[dict[st
     program.write_bytes(EVIDENCE.read_bytes())
     (folder / "report.json").write_text(json.dumps(report))
     ended = subprocess.run(
-        [sys.executable, str(program), "gpu", str(folder / "report.json")], capture_output=True, text=True
+        [sys.executable, str(program), "gpu", str(folder / "report.json")],
+        capture_output=True,
+        text=True,
     )
-    return ended.returncode, ended.stderr, [json.loads(path.read_text()) for path in folder.glob("evidence/*.json")]
+    return (
+        ended.returncode,
+        ended.stderr,
+        [json.loads(path.read_text()) for path in folder.glob("evidence/*.json")],
+    )
 
 
 def test_a_report_becomes_a_record(tmp_path: Path) -> None:
@@ -189,7 +210,10 @@ def test_a_report_becomes_a_record(tmp_path: Path) -> None:
         "0123456789abcdef",
         False,
     )
-    assert found["where"].items() >= {"gpus": ["NVIDIA A | B"], "driver": "580.1", "torch": "2.11.0"}.items()
+    assert (
+        found["where"].items()
+        >= {"gpus": ["NVIDIA A | B"], "driver": "580.1", "torch": "2.11.0"}.items()
+    )
     assert [(each["name"], each["result"], each["cause"]) for each in found["parts"]] == [
         ("communication", "passed", ""),
         ("pipelines", "failed", "a | b\nc"),
@@ -208,7 +232,9 @@ def test_a_report_becomes_a_record(tmp_path: Path) -> None:
     ],
     ids=["cpu", "no device", "nothing tested", "another schema"],
 )
-def test_a_report_that_shows_nothing_of_a_gpu_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_report_that_shows_nothing_of_a_gpu_is_refused(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     status, error, found = record({**REPORT, **change}, tmp_path)
     assert (status, found) == (1, [])
     assert said in error

@@ -22,12 +22,24 @@ ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
 ALLOWED: Mapping[tuple[str, str], str] = {
     ("templates/components/smddp-open.j2", "127.0.0.1"): "the loopback address",
     ("templates/components/smp-open.j2", "127.0.0.1"): "the loopback address",
-    ("cli/grammar.py", "2.13.0"): "in the name of a target that examples use; a test looks for it in the matrix",
-    ("cli/grammar.py", "2.4.1"): "in the name of a target that examples use; a test looks for it in the matrix",
+    (
+        "cli/grammar.py",
+        "2.13.0",
+    ): "in the name of a target that examples use; a test looks for it in the matrix",
+    (
+        "cli/grammar.py",
+        "2.4.1",
+    ): "in the name of a target that examples use; a test looks for it in the matrix",
     ("facts/forms.py", "2.4.1"): "an example in an error message",
-    ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
+    (
+        "proof/cyclonedx.py",
+        "http://cyclonedx.org/schema/bom-1.6.schema.json",
+    ): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
-    ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
+    (
+        "proof/provenance.py",
+        "https://slsa.dev/provenance/v1",
+    ): "the name of a format, never fetched",
     ("host/advisories.py", "2.4.1"): "an example of a version with a label",
     ("extend/wanted.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/inside/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
@@ -69,7 +81,9 @@ def test_every_exception_is_still_needed(root: Path) -> None:
     assert ALLOWED.keys() - literals(root) == set()
 
 
-@pytest.mark.parametrize("text", ["torch==2.4.1", 'version = "12.1.105"', "curl https://mirror.example/x", "9.1.0.70"])
+@pytest.mark.parametrize(
+    "text", ["torch==2.4.1", 'version = "12.1.105"', "curl https://mirror.example/x", "9.1.0.70"]
+)
 def test_what_looks_like_a_fact_is_found(text: str) -> None:
     assert VERSION.search(text) or ADDRESS.search(text)
 
@@ -77,7 +91,12 @@ def test_what_looks_like_a_fact_is_found(text: str) -> None:
 def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
     names = [row.name.removeprefix("ml.") for row in facts.instances]
     assert len(names) > 30
-    files = [path for folder in ("src", "templates") for path in (root / folder).rglob("*") if path.suffix != ".pyc"]
+    files = [
+        path
+        for folder in ("src", "templates")
+        for path in (root / folder).rglob("*")
+        if path.suffix != ".pyc"
+    ]
     found = [
         (path.relative_to(root).as_posix(), name)
         for path in files
@@ -92,7 +111,12 @@ def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
 def test_nothing_stands_on_modules_that_pip_keeps_to_itself(root: Path) -> None:
     """pip says of ``pip._internal`` that it changes without notice. Its commands do not."""
     folders = (root / "src", root / "templates", root / "launcher" / "trainworks_launcher")
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
     assert len(files) > 100
     assert [str(path) for path in files if b"pip._internal" in path.read_bytes()] == []
 
@@ -100,18 +124,30 @@ def test_nothing_stands_on_modules_that_pip_keeps_to_itself(root: Path) -> None:
 def test_one_file_for_each_engine(root: Path) -> None:
     modules = {place.partition(":")[0].rpartition(".")[2] for place in ENGINES.values()}
     assert modules == set(ENGINES)
-    assert [name for name in modules if not (root / "src" / "trainworks" / "engine" / f"{name}.py").is_file()] == []
+    assert [
+        name
+        for name in modules
+        if not (root / "src" / "trainworks" / "engine" / f"{name}.py").is_file()
+    ] == []
 
 
 def test_one_file_for_each_mode(root: Path) -> None:
     modules = {row.file for row in MODES.values()}
-    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "plan" / "modes").glob("*.py")}
+    files = {
+        path.stem
+        for path in (root / "launcher" / "trainworks_launcher" / "plan" / "modes").glob("*.py")
+    }
     assert files - {"__init__", "common"} == modules
 
 
 def test_one_file_or_one_row_for_each_platform(root: Path) -> None:
-    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")}
-    assert files - {"__init__", "common", "rows"} == {name for name, row in PLATFORMS.items() if not row.in_rows}
+    files = {
+        path.stem
+        for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")
+    }
+    assert files - {"__init__", "common", "rows"} == {
+        name for name, row in PLATFORMS.items() if not row.in_rows
+    }
     assert set(ROWS) == {name for name, row in PLATFORMS.items() if row.in_rows}
 
 
@@ -120,7 +156,9 @@ def test_one_file_for_each_command(root: Path) -> None:
     assert files - {"__init__"} == set(COMMANDS)
 
 
-def test_one_recipe_for_each_component_and_files_only_for_components(facts: Facts, root: Path) -> None:
+def test_one_recipe_for_each_component_and_files_only_for_components(
+    facts: Facts, root: Path
+) -> None:
     components = {row.recipe_name for row in facts.components}
     assert {path.stem for path in (root / "templates" / "components").iterdir()} == components
     assert {path.name for path in (root / "templates" / "files").iterdir()} <= {
@@ -132,14 +170,20 @@ def test_one_recipe_for_each_component_and_files_only_for_components(facts: Fact
 def test_what_is_proved_names_tests_that_exist(facts: Facts, root: Path) -> None:
     for row in facts.components:
         assert not row.proved_by or row.proved, f"{row.name}: what did the tests prove?"
-        assert not row.proved or row.proved_by or "by hand" in row.proved, f"{row.name}: which tests proved it?"
+        assert not row.proved or row.proved_by or "by hand" in row.proved, (
+            f"{row.name}: which tests proved it?"
+        )
         for test in row.proved_by:
             file, _, function = test.partition("::")
             assert (root / file).is_file(), test
             tree = ast.parse((root / file).read_text(encoding="utf-8"))
-            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
+            assert function in {
+                node.name for node in tree.body if isinstance(node, ast.FunctionDef)
+            }, test
 
 
 def test_one_lock_for_each_target(facts: Facts, root: Path) -> None:
     locks = {path.stem for path in (root / "images" / "lock").iterdir()}
-    assert locks - {"archives", "artifacts", "base-images"} == {facts.name_of(row) for row in facts.targets}
+    assert locks - {"archives", "artifacts", "base-images"} == {
+        facts.name_of(row) for row in facts.targets
+    }

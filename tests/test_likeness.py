@@ -7,8 +7,29 @@ import pytest
 from trainworks.likeness import WORDS, alike, nearest
 
 CELLS = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "neuron")
-COMMANDS = ("build", "extend", "catalogue", "check", "lock", "report", "diff", "push", "promote", "prove", "verify")
-OPTIONS = ("--framework", "--cuda", "--framework-version", "--python", "--only", "--verbose", "--with", "--without")
+COMMANDS = (
+    "build",
+    "extend",
+    "catalogue",
+    "check",
+    "lock",
+    "report",
+    "diff",
+    "push",
+    "promote",
+    "prove",
+    "verify",
+)
+OPTIONS = (
+    "--framework",
+    "--cuda",
+    "--framework-version",
+    "--python",
+    "--only",
+    "--verbose",
+    "--with",
+    "--without",
+)
 VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
 
 

@@ -27,7 +27,9 @@ def checked(root: Path, tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
         for name in names:
             program = tmp_path / folder / name
-            text = f'#!/bin/sh\n[ ! -e "{tmp_path}/refuse" ] && [ -z "$TRAINWORKS_UPDATE_GOLDEN" ]\n'
+            text = (
+                f'#!/bin/sh\n[ ! -e "{tmp_path}/refuse" ] && [ -z "$TRAINWORKS_UPDATE_GOLDEN" ]\n'
+            )
             program.write_text(text, encoding="utf-8")
             program.chmod(0o755)
     return tmp_path
@@ -37,7 +39,12 @@ def run(checked: Path) -> subprocess.CompletedProcess[str]:
     # With it, tests would write golden files instead of comparing them.
     env = {**os.environ, "TRAINWORKS_UPDATE_GOLDEN": "1"}
     return subprocess.run(
-        [checked / "tools" / "check"], capture_output=True, text=True, check=False, timeout=300, env=env
+        [checked / "tools" / "check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=env,
     )
 
 
@@ -81,15 +88,33 @@ def test_golden(golden):
     ],
     ids=["compared", "not-compared", "no-test"],  # by their names none of these is one of the gate
 )
-def test_a_gate_that_has_compared_nothing_fails(root: Path, tmp_path: Path, test: str, status: int, said: str) -> None:
+def test_a_gate_that_has_compared_nothing_fails(
+    root: Path, tmp_path: Path, test: str, status: int, said: str
+) -> None:
     (tmp_path / "tests" / "golden").mkdir(parents=True)
     (tmp_path / "tests" / "golden" / "one.txt").write_text("same", encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")
     (tmp_path / "tests" / "test_one.py").write_text(test, encoding="utf-8")
-    argv = (sys.executable, "-m", "pytest", *PLUGIN, "--quiet", "-k", "golden", "-p", "no:cacheprovider")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRAINWORKS_"))}
+    argv = (
+        sys.executable,
+        "-m",
+        "pytest",
+        *PLUGIN,
+        "--quiet",
+        "-k",
+        "golden",
+        "-p",
+        "no:cacheprovider",
+    )
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "TRAINWORKS_"))
+    }
     env["PYTHONPATH"] = str(root / "testing")
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env
+    )
     assert (done.returncode, said in done.stderr) == (status, True), done.stdout + done.stderr
 
 
@@ -107,7 +132,9 @@ def test_child_has_the_default(name):
 """
 
 
-def test_what_nohup_ignores_is_not_passed_on_to_the_programs_of_tests(root: Path, tmp_path: Path) -> None:
+def test_what_nohup_ignores_is_not_passed_on_to_the_programs_of_tests(
+    root: Path, tmp_path: Path
+) -> None:
     """`nohup make test` ignores SIGHUP; a script of CI may ignore others."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")

@@ -42,7 +42,15 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                     target = folder / "tree" / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes((ROOT / name).read_bytes())
-            command = (str(UV), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(folder / "tree" / project))
+            command = (
+                str(UV),
+                "build",
+                "--quiet",
+                "--wheel",
+                "--out-dir",
+                str(folder),
+                str(folder / "tree" / project),
+            )
             subprocess.run(command, check=True)
             (built[project],) = folder.glob("*.whl")
         return built[project]
@@ -53,7 +61,11 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_wheel_has_every_file_of_its_tree(project: str, wheel_of: Callable[[str], Path]) -> None:
     with zipfile.ZipFile(wheel_of(project)) as archive:
-        packed = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
+        packed = {
+            name
+            for name in archive.namelist()
+            if ".dist-info/" not in name and ".data/" not in name
+        }
     there = {
         path.relative_to((ROOT / folder).parent).as_posix()
         for folder in PROJECTS[project]
@@ -64,14 +76,20 @@ def test_a_wheel_has_every_file_of_its_tree(project: str, wheel_of: Callable[[st
     assert there - packed == set()
 
 
-def test_the_launcher_that_pip_installed_runs_a_job(wheel_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_launcher_that_pip_installed_runs_a_job(
+    wheel_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     with zipfile.ZipFile(wheel_of("launcher")) as archive:
         archive.extractall(tmp_path / "packages")
     job = tmp_path / "ml"
     (job / "code").mkdir(parents=True)
-    (job / "code" / "train.py").write_text("print('the script ran')\nraise SystemExit('and failed')\n")
+    (job / "code" / "train.py").write_text(
+        "print('the script ran')\nraise SystemExit('and failed')\n"
+    )
     (job / "input" / "config").mkdir(parents=True)
-    (job / "input" / "config" / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
+    (job / "input" / "config" / "hyperparameters.json").write_text(
+        '{"sagemaker_program": "train.py"}'
+    )
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'packages')!r}); "
     program += "from trainworks_launcher.command.cli import main; sys.exit(main(['train']))"
     done = subprocess.run(

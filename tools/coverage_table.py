@@ -103,9 +103,16 @@ def problems(table: Table, worked: Sequence[str], ids: Iterable[str] | None = No
     found = [problem for item in table.items for problem in _problems_of(item)]
     found += _fallen(table, worked)
     numbers = [item.number for item in table.items]
-    found += [f"row {number}: is there twice" for number in sorted({n for n in numbers if numbers.count(n) > 1})]
+    found += [
+        f"row {number}: is there twice"
+        for number in sorted({n for n in numbers if numbers.count(n) > 1})
+    ]
     names = {page.name for page in table.pages}
-    found += [f"row {item.number}: page {item.page!r} is not known" for item in table.items if item.page not in names]
+    found += [
+        f"row {item.number}: page {item.page!r} is not known"
+        for item in table.items
+        if item.page not in names
+    ]
     if ids is not None:
         there = _with_parents(ids)
         suites = {name.partition("/")[0] for name in there}
@@ -125,7 +132,9 @@ def _problems_of(item: Item) -> list[str]:
         return [f"{row}: state {item.state!r} is not one of {', '.join(WORDS)}"]
     found = []
     if item.state == "Y" and not item.tests:
-        found.append(f"{row}: state Y without a test: name one that shows it, or write P and a reason")
+        found.append(
+            f"{row}: state Y without a test: name one that shows it, or write P and a reason"
+        )
     if item.state == "Y" and (item.reason or not item.where):
         found.append(f"{row}: state Y says `where`, and no `reason`")
     if item.state != "Y" and (item.where or not item.reason):
@@ -148,9 +157,13 @@ def _fallen(table: Table, worked: Sequence[str]) -> list[str]:
         works = item.state == "Y"
         has_worked = item.named in worked
         if works and not has_worked:
-            found.append(f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)} --record` adds it")
+            found.append(
+                f"{row}: works, and {record} lacks it: `{Path(__file__).relative_to(ROOT)} --record` adds it"
+            )
         if has_worked and not works and not item.fell:
-            found.append(f"{row}: worked, and has the state {item.state}: mend it, or say why in its `fell`")
+            found.append(
+                f"{row}: worked, and has the state {item.state}: mend it, or say why in its `fell`"
+            )
         if item.fell and (works or not has_worked):
             found.append(f"{row}: `fell` is for a row that worked and does no more")
     return found
@@ -194,10 +207,23 @@ def _collected(python: str, folder: Path, files: Sequence[str]) -> list[str]:
     if not files:
         return []
     # Every marker: tests with containers are named, too.
-    command = [python, "-m", "pytest", "--collect-only", "--quiet", "-m", "", "-p", "no:cacheprovider", *files]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "--quiet",
+        "-m",
+        "",
+        "-p",
+        "no:cacheprovider",
+        *files,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"pytest cannot collect the tests of {folder}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"pytest cannot collect the tests of {folder}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
@@ -205,9 +231,17 @@ def page_markdown(table: Table) -> str:
     """Return the part of docs/coverage.md that follows from the table."""
     counts = {state: sum(item.state == state for item in table.items) for state in WORDS}
     whole = f"{counts['Y']} of {len(table.items)} items are there, each with a test that shows it"
-    lines = [f"{whole}; {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not ours."]
+    lines = [
+        f"{whole}; {counts['P']} are there partly, {counts['N']} are not, and {counts['-']} is not ours."
+    ]
     for page in table.pages:
-        lines += ["", f"## {page.title}", "", "| described | there | where, or why not |", "|---|---|---|"]
+        lines += [
+            "",
+            f"## {page.title}",
+            "",
+            "| described | there | where, or why not |",
+            "|---|---|---|",
+        ]
         for item in table.items:
             if item.page == page.name:
                 lines.append(f"| {item.item} | {WORDS[item.state]} | {item.where or item.reason} |")
@@ -225,13 +259,20 @@ def main(words: Sequence[str]) -> int:
     for problem in wrong:
         print(f"{TABLE.relative_to(ROOT)}: {problem}", file=sys.stderr)
     if not TORCH.is_file():
-        print("the tests of smdistributed are not looked at: `make torch` sets their Python up", file=sys.stderr)
+        print(
+            "the tests of smdistributed are not looked at: `make torch` sets their Python up",
+            file=sys.stderr,
+        )
     library = [test.removeprefix(LIBRARY) for test in table.named if test.startswith(LIBRARY)]
     own = [test for test in table.named if not test.startswith(LIBRARY)]
     processes = ["--numprocesses", "2", "--dist", "loadfile", "--quiet"]
     started = time.monotonic()
     # Without `-m` tests with containers are left out.
-    status = [subprocess.run([sys.executable, "-m", "pytest", *processes, *own], cwd=ROOT, check=False).returncode]
+    status = [
+        subprocess.run(
+            [sys.executable, "-m", "pytest", *processes, *own], cwd=ROOT, check=False
+        ).returncode
+    ]
     if "--all" in words:
         torch = [str(TORCH), "-m", "pytest", *processes, *library]
         status.append(subprocess.run(torch, cwd=ROOT / LIBRARY, check=False).returncode)

@@ -45,7 +45,9 @@ def _changed_names(name: str, pages: Mapping[str, str]) -> list[str]:
             continue
         for number, target in LINK.findall(line):
             if target not in pages or int(target[:4]) != int(number) or target >= name:
-                raise DecisionError(f"docs/adr/{name} changes {number} ({target}): no such older one")
+                raise DecisionError(
+                    f"docs/adr/{name} changes {number} ({target}): no such older one"
+                )
             changed.append(target)
     return changed
 
@@ -54,7 +56,9 @@ def _head(name: str, text: str) -> list[str]:
     """Return the lines of the paragraph below the title."""
     paragraphs = text.split("\n\n")
     if len(paragraphs) < 2 or not paragraphs[1].startswith("Date: "):
-        raise DecisionError(f'docs/adr/{name}: below its title stands no line "Date: ... Status: ..."')
+        raise DecisionError(
+            f'docs/adr/{name}: below its title stands no line "Date: ... Status: ..."'
+        )
     return paragraphs[1].splitlines()
 
 

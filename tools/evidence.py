@@ -34,24 +34,35 @@ NAMES = 20
 def digest_of(record: Mapping[str, Any]) -> str:
     """Return what `digest` of a record must be: the sha256 of everything else in it (`trainworks.proof.evidence`)."""
     rest = {name: value for name, value in record.items() if name != "digest"}
-    return "sha256:" + hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return (
+        "sha256:"
+        + hashlib.sha256(
+            json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
+    )
 
 
 def asked(*words: str) -> str:
     """Return what a program prints; nothing where it is absent or fails."""
     if not shutil.which(words[0]):
         return ""
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def checkout() -> tuple[str, bool]:
     """Return git's commit, and whether files differ from it; records do not count."""
-    return asked("git", "rev-parse", "HEAD"), bool(asked("git", "status", "--porcelain", "--", f":!{FOLDER}"))
+    return asked("git", "rev-parse", "HEAD"), bool(
+        asked("git", "status", "--porcelain", "--", f":!{FOLDER}")
+    )
 
 
 def machine() -> dict[str, Any]:
     """Return what this machine is."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    text = (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    )
     name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     docker = asked("docker", "version", "--format", "{{.Server.Version}}")
     return {
@@ -61,9 +72,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(suite: str, parts: Sequence[Mapping[str, Any]], more: Mapping[str, Any], where: Mapping[str, Any]) -> Path:
+def write(
+    suite: str,
+    parts: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Any],
+    where: Mapping[str, Any],
+) -> Path:
     """Write a record, and return its path. Seconds are whole: programs that copy JSON write 20.0 as 20."""
-    record: dict[str, Any] = {"schema": 1, "suite": suite, **more, "where": {**machine(), **where}, "parts": parts}
+    record: dict[str, Any] = {
+        "schema": 1,
+        "suite": suite,
+        **more,
+        "where": {**machine(), **where},
+        "parts": parts,
+    }
     record["seconds"] = sum(part["seconds"] for part in parts)
     record["digest"] = digest_of(record)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -79,10 +101,16 @@ def counted(junit: Path) -> dict[str, Any]:
     if not junit.is_file():
         return {}
     cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
-    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    failed = [
+        case for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
     skipped = [case for case in cases if case.find("skipped") is not None]
     names = [f"{case.get('classname')}.{case.get('name')}" for case in failed[:NAMES]]
-    numbers = {"passed": len(cases) - len(failed) - len(skipped), "failed": len(failed), "skipped": len(skipped)}
+    numbers = {
+        "passed": len(cases) - len(failed) - len(skipped),
+        "failed": len(failed),
+        "skipped": len(skipped),
+    }
     return {"tests": numbers, **({"failures": names} if names else {})}
 
 
@@ -97,12 +125,21 @@ def run(suite: str, steps: Sequence[str]) -> int:
             variables = {**os.environ, "JUNIT": f"{folder}/junit.xml"}
             status = subprocess.run(("sh", "-c", command), check=False, env=variables).returncode
             found = counted(Path(variables["JUNIT"]))
-        ended = {"result": "failed", "cause": f"exit status {status}"} if status else {"result": "passed", "cause": ""}
+        ended = (
+            {"result": "failed", "cause": f"exit status {status}"}
+            if status
+            else {"result": "passed", "cause": ""}
+        )
         parts.append({"name": name, **ended, **found, "seconds": round(time.monotonic() - begun)})
         if status:
             break
     date, after = time.strftime("%Y-%m-%d", time.gmtime()), checkout()
-    write(suite, parts, {"date": date, "commit": before[0], "changed": before[1] or after != before}, {})
+    write(
+        suite,
+        parts,
+        {"date": date, "commit": before[0], "changed": before[1] or after != before},
+        {},
+    )
     return status
 
 
@@ -127,9 +164,18 @@ def of_gpu(report: Mapping[str, Any]) -> Path:
         for part in report["parts"]
     ]
     commit = report["commit"].removesuffix("+")
-    more = {"date": report["date"], "commit": commit, "changed": commit != report["commit"] or not commit}
+    more = {
+        "date": report["date"],
+        "commit": commit,
+        "changed": commit != report["commit"] or not commit,
+    }
     where = {"gpus": versions.pop("devices"), **versions}
-    return write("make gpu", parts, {**more, "image": report.get("image", ""), "tested": report["digest"]}, where)
+    return write(
+        "make gpu",
+        parts,
+        {**more, "image": report.get("image", ""), "tested": report["digest"]},
+        where,
+    )
 
 
 def main() -> int:
@@ -139,7 +185,9 @@ def main() -> int:
     suite = commands.add_parser("run", help="run a suite and record it")
     suite.add_argument("suite")
     suite.add_argument("steps", nargs="+", metavar="NAME: COMMAND")
-    commands.add_parser("gpu", help="record a report of `make gpu`").add_argument("report", type=Path)
+    commands.add_parser("gpu", help="record a report of `make gpu`").add_argument(
+        "report", type=Path
+    )
     given = parser.parse_args()
     if given.command == "run":
         return run(given.suite, given.steps)

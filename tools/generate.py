@@ -61,14 +61,18 @@ def components(facts: Facts) -> dict[str, str]:
 def proved(facts: Facts) -> str:
     """Return each vendor's recipe, with its version in the image of SageMaker's page, and whether it was really run."""
     (page,) = (row for row in facts.targets if (row.framework, row.version, row.cuda) == PAGE)
-    versions = {step.component: step.version for step in make_plan(request_for(page, facts), facts).steps}
+    versions = {
+        step.component: step.version for step in make_plan(request_for(page, facts), facts).steps
+    }
     head = f"{PAGE[0]} {PAGE[1]}, `{PAGE[2]}`"
     lines = [f"| component | recipe | in {head} | run for real | by |", "|---|---|---|---|---|"]
     for row in facts.components:
         if row.sources == ("vendor",):
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
             run = row.proved or "never: rendered only"
-            lines.append(f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} | {tests} |")
+            lines.append(
+                f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} | {tests} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -82,7 +86,9 @@ def vendor_targets(facts: Facts) -> str:
     for row in sorted_rows(facts):
         if facts.sources_of(row) != "vendor":
             continue
-        versions = {step.component: step.version for step in make_plan(request_for(row, facts), facts).steps}
+        versions = {
+            step.component: step.version for step in make_plan(request_for(row, facts), facts).steps
+        }
         cells = " | ".join(versions.get(name, "-") for name in AWS_OWN)
         lines.append(f"| {row.framework} {row.version}, `{row.cuda}` | {cells} |")
     return "\n".join(lines) + "\n"
@@ -95,16 +101,29 @@ def drivers(facts: Facts) -> str:
         if row.minimum_driver:
             cells.setdefault(row.minimum_driver, []).append(row.name)
     lines = ["| `--cuda` | NVIDIA driver at least |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]
+        )
+        + "\n"
+    )
 
 
 def choice(facts: Facts) -> str:
     """Return what one chooses among: of each CUDA the framework's version, the driver, and the end of its patches."""
-    lines = ["| `--cuda` | framework | NVIDIA driver at least | patches until |", "|---|---|---|---|"]
+    lines = [
+        "| `--cuda` | framework | NVIDIA driver at least | patches until |",
+        "|---|---|---|---|",
+    ]
     for row in sorted_rows(facts):
-        if facts.sources_of(row) == "packages" and facts.base_by_name[row.base].architecture == "amd64":
+        if (
+            facts.sources_of(row) == "packages"
+            and facts.base_by_name[row.base].architecture == "amd64"
+        ):
             driver = facts.cuda_by_name[row.cuda].minimum_driver or "-"
-            lines.append(f"| `{row.cuda}` | {row.framework} {row.version} | {driver} | {patches_until(row, facts)} |")
+            lines.append(
+                f"| `{row.cuda}` | {row.framework} {row.version} | {driver} | {patches_until(row, facts)} |"
+            )
     return "\n".join(dict.fromkeys(lines)) + "\n"
 
 
@@ -126,7 +145,10 @@ def cell(text: str) -> str:
 def properties() -> str:
     """Return what rules can ask about every target."""
     lines = ["| property | what it is |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())]) + "\n"
+    return (
+        "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())])
+        + "\n"
+    )
 
 
 def compatibility_rules(facts: Facts) -> str:
@@ -139,24 +161,40 @@ def compatibility_rules(facts: Facts) -> str:
     for rule in facts.rules:
         required = f"`{ranges(rule.require)}`" if rule.require else "not this"
         advised = " (advice)" if rule.severity == "advise" else ""
-        cells = (rule.name + advised, f"`{ranges(rule.when)}`", required, rule.reason, rule.instead, rule.source)
+        cells = (
+            rule.name + advised,
+            f"`{ranges(rule.when)}`",
+            required,
+            rule.reason,
+            rule.instead,
+            rule.source,
+        )
         lines.append(f"| {' | '.join(map(cell, cells))} |")
     return "\n".join(lines) + "\n"
 
 
 def launcher_facts(facts: Facts) -> str:
     """Return what `trainworks-preflight` knows: instance types, the newest image; one row per line."""
-    rows_of_packages = [row for row in facts.targets if row.framework == "pytorch" and not row.image]
-    newest = max(rows_of_packages, key=lambda row: (version_key(row.version), facts.cuda_by_name[row.cuda].version))
+    rows_of_packages = [
+        row for row in facts.targets if row.framework == "pytorch" and not row.image
+    ]
+    newest = max(
+        rows_of_packages,
+        key=lambda row: (version_key(row.version), facts.cuda_by_name[row.cuda].version),
+    )
     plan = make_plan(request_for(newest, facts), facts)
     manifest = json.loads(render_manifest(plan))
     image = {name: manifest[name] for name in ("schema", "name", "target", "components", "fabric")}
     image["programs"] = dict(plan.programs)
     instances = {
-        row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
+        row.name: {
+            key: value for key, value in asdict(row).items() if key not in ("name", "source")
+        }
         for row in facts.instances
     }
-    rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items())
+    rows = ",\n".join(
+        f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items()
+    )
     families = json.dumps([row.name for row in facts.families])
     return (
         f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
@@ -167,7 +205,9 @@ def launcher_facts(facts: Facts) -> str:
 def usage() -> str:
     """Return what each command does; its ``--help`` says the rest."""
     lines = ["| command | what it does |", "|---|---|"]
-    lines += [f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS]
+    lines += [
+        f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -175,20 +215,30 @@ def variables() -> str:
     """Return the environment variables and the settings that commands read."""
     sources = dict.fromkeys(source for name in COMMANDS for source in grammar_of(name).reads)
     lines = ["| name | meaning |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)]) + "\n"
+    return (
+        "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)])
+        + "\n"
+    )
 
 
 def evidence() -> str:
     """Return the newest record of each suite and machine in evidence/: those that git has, where this is a checkout."""
     folder = ROOT / "evidence"
-    listed = subprocess.run(("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ("git", "ls-files", "evidence"), cwd=ROOT, capture_output=True, text=True, check=False
+    )
     names = (
-        listed.stdout.split() if not listed.returncode else [f"evidence/{path.name}" for path in folder.glob("*.json")]
+        listed.stdout.split()
+        if not listed.returncode
+        else [f"evidence/{path.name}" for path in folder.glob("*.json")]
     )
     rows: dict[tuple[str, str], str] = {}
     for name in sorted(names):
         record = json.loads((ROOT / name).read_text(encoding="utf-8"))
-        where = ", ".join(record["where"].get("gpus", ())) or f"{record['where']['cores']} cores, no GPU"
+        where = (
+            ", ".join(record["where"].get("gpus", ()))
+            or f"{record['where']['cores']} cores, no GPU"
+        )
         if driver := record["where"].get("driver"):
             where += f", driver {driver}"
         counts = [part["tests"]["passed"] for part in record["parts"] if "tests" in part]
@@ -206,7 +256,9 @@ def evidence() -> str:
         )
         rows[record["suite"], where] = f"| {' | '.join(map(cell, cells))} |"
     head = "| what | date | commit | where | result | took |\n|---|---|---|---|---|---|\n"
-    return head + "".join(f"{row}\n" for row in rows.values()) if rows else "There is no record yet.\n"
+    return (
+        head + "".join(f"{row}\n" for row in rows.values()) if rows else "There is no record yet.\n"
+    )
 
 
 def exit_statuses() -> str:
@@ -217,7 +269,11 @@ def exit_statuses() -> str:
             ends.setdefault(status, []).append(f"`{name}`")
     lines = ["| status | meaning | commands |", "|---|---|---|"]
     for error in vars(errors).values():
-        if not (isinstance(error, type) and issubclass(error, errors.TrainworksError) and "exit_status" in vars(error)):
+        if not (
+            isinstance(error, type)
+            and issubclass(error, errors.TrainworksError)
+            and "exit_status" in vars(error)
+        ):
             continue
         commands = ends.get(error.exit_status, [])
         cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
@@ -247,7 +303,9 @@ def main() -> int:
         "variables": variables(),
         "exit-statuses": exit_statuses(),
         "evidence": evidence(),
-        "coverage": page_markdown(read_table((ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8"))),
+        "coverage": page_markdown(
+            read_table((ROOT / "tests" / "coverage.toml").read_text(encoding="utf-8"))
+        ),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)
@@ -267,10 +325,17 @@ def main() -> int:
         wanted |= decision_pages(ROOT)
     except DecisionError as error:
         sys.exit(str(error))
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.relative_to(ROOT)} is not what the facts say: run `make docs`", file=sys.stderr)
+            print(
+                f"{path.relative_to(ROOT)} is not what the facts say: run `make docs`",
+                file=sys.stderr,
+            )
         return 1 if stale else 0
     for path in stale:
         path.write_text(wanted[path], encoding="utf-8")

@@ -35,7 +35,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to look at")
     facts = load(parser.parse_args().root)
-    types = set(Loader().load_service_model("sagemaker", "service-2")["shapes"]["TrainingInstanceType"]["enum"])
+    types = set(
+        Loader().load_service_model("sagemaker", "service-2")["shapes"]["TrainingInstanceType"][
+            "enum"
+        ]
+    )
     families = {row.name for row in facts.families}
     rows = {row.name for row in facts.instances}
     missing = sorted(name for name in types - rows if name.rpartition(".")[0] not in families)

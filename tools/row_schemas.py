@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from trainworks.facts.forms import Form
 from trainworks.facts.lockfile import ARCHIVES, ARTIFACTS, BASE_IMAGES, KEYS
-from trainworks.facts.rows import TABLES, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage, TargetRow
+from trainworks.facts.rows import (
+    TABLES,
+    LockedArchive,
+    LockedArtifact,
+    LockedBaseImage,
+    LockedPackage,
+    TargetRow,
+)
 from trainworks.facts.shapes import shape_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,7 +43,10 @@ def schema_files() -> dict[str, str]:
 
 def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
     shape = shape_of(row_type)
-    properties = {each.name: _type(shape.types[each.name]) | _default(each) for each in dataclasses.fields(row_type)}
+    properties = {
+        each.name: _type(shape.types[each.name]) | _default(each)
+        for each in dataclasses.fields(row_type)
+    }
     required = list(shape.required)
     # A file may say once, at its head, where all its rows come from; and what framework its rows are of.
     head = {"source"} if "source" in properties else set()

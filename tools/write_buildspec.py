@@ -41,7 +41,9 @@ def batch(targets: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, 
         targets: What `build.py --list` says.
         findings: What `build.py check` says.
     """
-    buildable = {finding["target"] for finding in findings if finding["fits"] and not finding["unlocked"]}
+    buildable = {
+        finding["target"] for finding in findings if finding["fits"] and not finding["unlocked"]
+    }
     lines = ["  build-list:\n"]
     for target in targets:
         name = target["name"]

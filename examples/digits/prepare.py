@@ -34,11 +34,14 @@ def write_digits(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "digits.csv").open("w", newline="") as file:
         csv.writer(file).writerows(
-            [*map(int, image), int(label)] for image, label in zip(digits.data, digits.target, strict=True)
+            [*map(int, image), int(label)]
+            for image, label in zip(digits.data, digits.target, strict=True)
         )
 
 
-def prepare(folder: Path, *, mode: str, processes: int, host: str, hosts: tuple[str, ...], epochs: int = 5) -> None:
+def prepare(
+    folder: Path, *, mode: str, processes: int, host: str, hosts: tuple[str, ...], epochs: int = 5
+) -> None:
     """Write code, data and configuration below `folder`; anything the example left there before is replaced."""
     for name in ("code", "input/config", "input/data/training", "model", "output"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -54,15 +57,22 @@ def prepare(folder: Path, *, mode: str, processes: int, host: str, hosts: tuple[
     }
     for name, content in (
         ("hyperparameters", hyperparameters),
-        ("resourceconfig", {"current_host": host, "hosts": list(hosts), "network_interface_name": "eth0"}),
+        (
+            "resourceconfig",
+            {"current_host": host, "hosts": list(hosts), "network_interface_name": "eth0"},
+        ),
         ("inputdataconfig", {"training": {"TrainingInputMode": "File"}}),
     ):
-        (folder / "input" / "config" / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        (folder / "input" / "config" / f"{name}.json").write_text(
+            json.dumps(content), encoding="utf-8"
+        )
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mode", choices=tuple(MODES), default="torch_distributed")
     parser.add_argument("--processes", type=int, default=2, help="on each host")

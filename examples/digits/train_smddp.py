@@ -22,8 +22,12 @@ def train(options, rank, world):
     """Train, say how it goes, and on rank 0 save the model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    images, labels = (part[rank::world].to(device) for part in read_digits(os.environ["SM_CHANNEL_TRAINING"]))
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device))
+    images, labels = (
+        part[rank::world].to(device) for part in read_digits(os.environ["SM_CHANNEL_TRAINING"])
+    )
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
     steps = len(images) // options.batch
     for epoch in range(options.epochs):
@@ -37,7 +41,9 @@ def train(options, rank, world):
             total += loss.detach()
         distributed.all_reduce(total)
         if rank == 0:
-            print(f"epoch {epoch} world {world} loss {total.item() / steps / world:.4f}", flush=True)
+            print(
+                f"epoch {epoch} world {world} loss {total.item() / steps / world:.4f}", flush=True
+            )
     if rank == 0:
         torch.save(model.module.state_dict(), Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
 

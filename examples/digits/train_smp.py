@@ -29,11 +29,14 @@ def train(options, device):
     torch.manual_seed(0)
     # Processes that hold parts of one model get the same images; each copy of the model gets its own share.
     images, labels = (
-        part[smp.dp_rank() :: smp.dp_size()].to(device) for part in read_digits(os.environ["SM_CHANNEL_TRAINING"])
+        part[smp.dp_rank() :: smp.dp_size()].to(device)
+        for part in read_digits(os.environ["SM_CHANNEL_TRAINING"])
     )
     layers = (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     model = smp.DistributedModel(nn.Sequential(*layers).to(device))
-    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9))
+    optimizer = smp.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
+    )
     steps = len(images) // options.batch
     for epoch in range(options.epochs):
         total = 0.0
@@ -44,9 +47,13 @@ def train(options, device):
             optimizer.step()
         losses = smp.allgather(total / steps, smp.DP_GROUP)
         if smp.rank() == 0:
-            print(f"epoch {epoch} world {smp.size()} loss {sum(losses) / len(losses):.4f}", flush=True)
+            print(
+                f"epoch {epoch} world {smp.size()} loss {sum(losses) / len(losses):.4f}", flush=True
+            )
     if smp.dp_rank() == 0:
-        state = model.state_dict()  # of all partitions, which every process of this copy helps to collect
+        state = (
+            model.state_dict()
+        )  # of all partitions, which every process of this copy helps to collect
         if smp.rank() == 0:
             torch.save(state, Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
     smp.barrier()
@@ -58,7 +65,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--mp_parameters", help="comes with the job; the library reads SM_HP_MP_PARAMETERS")
+    parser.add_argument(
+        "--mp_parameters", help="comes with the job; the library reads SM_HP_MP_PARAMETERS"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     smp.init()

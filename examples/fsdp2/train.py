@@ -28,7 +28,9 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(WIDTH, num_heads=4, batch_first=True)
-        self.linear = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.linear = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
         self.first_norm = nn.LayerNorm(WIDTH)
         self.second_norm = nn.LayerNorm(WIDTH)
 
@@ -49,7 +51,9 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, numbers):
-        mask = nn.Transformer.generate_square_subsequent_mask(numbers.shape[1], device=numbers.device)
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            numbers.shape[1], device=numbers.device
+        )
         hidden = self.embedding(numbers)
         for block in self.blocks:
             hidden = block(hidden, mask)
@@ -86,7 +90,9 @@ def load(path, model, optimizer):
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
     checkpoint.load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
     return state["step"] + 1
 
 

@@ -44,7 +44,9 @@ def average_by_mpi():
         mine = np.concatenate([gradient.numpy().ravel() for gradient in gradients])
         total = np.empty_like(mine)
         world.Allreduce(mine, total)
-        parts = np.split(total / world.size, np.cumsum([np.prod(each.shape) for each in gradients])[:-1])
+        parts = np.split(
+            total / world.size, np.cumsum([np.prod(each.shape) for each in gradients])[:-1]
+        )
         return [tf.reshape(part, each.shape) for part, each in zip(parts, gradients, strict=True)]
 
     return world.rank, world.size, average
@@ -86,7 +88,11 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--reduce", choices=("none", "mpi", "strategy"), default="none")
     options, _ = parser.parse_known_args()
-    ways = {"none": lambda: (0, 1, lambda gradients: gradients), "mpi": average_by_mpi, "strategy": average_by_strategy}
+    ways = {
+        "none": lambda: (0, 1, lambda gradients: gradients),
+        "mpi": average_by_mpi,
+        "strategy": average_by_strategy,
+    }
     rank, world, average = ways[options.reduce]()
     model = train(options.epochs, rank, world, average)
     weights = sum(float(tf.reduce_sum(each)) for each in model.trainable_variables)

@@ -52,7 +52,9 @@ def main():
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     folder = os.environ.get("TRAINWORKS_CHECKPOINT_DIRECTORY", "checkpoints")
-    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=options.save_every, save_top_k=-1)
+    saving = ModelCheckpoint(
+        folder, filename="{step}", every_n_train_steps=options.save_every, save_top_k=-1
+    )
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=local,

@@ -52,7 +52,9 @@ def make_model():
         num_key_value_heads=4,
         max_position_embeddings=LENGTH,
     )
-    lora = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    lora = LoraConfig(
+        r=8, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+    )
     return get_peft_model(LlamaForCausalLM(config), lora)
 
 

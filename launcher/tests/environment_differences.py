@@ -19,13 +19,23 @@ from trainworks_launcher.contract.values import Json, compact, mapping, text, te
 SWITCHES = tuple(
     f"sagemaker_{name}_enabled"
     for name in (
-        *("mpi", "parameter_server", "distributed_dataparallel", "pytorch_ddp", "pytorch_xla_multi_worker"),
+        *(
+            "mpi",
+            "parameter_server",
+            "distributed_dataparallel",
+            "pytorch_ddp",
+            "pytorch_xla_multi_worker",
+        ),
         *("multi_worker_mirrored_strategy", "torch_distributed"),
     )
 )
 
 
-ONE_HOST: dict[str, Json] = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "eth0"}
+ONE_HOST: dict[str, Json] = {
+    "current_host": "algo-1",
+    "hosts": ["algo-1"],
+    "network_interface_name": "eth0",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,9 @@ class Case:
     archive: the code is in BASE/sourcedir.tar.gz and not in BASE/code. one_cpu: the process may use one CPU only.
     """
 
-    hyperparameters: Mapping[str, Json] | None = field(default_factory=lambda: {"sagemaker_program": "train.py"})
+    hyperparameters: Mapping[str, Json] | None = field(
+        default_factory=lambda: {"sagemaker_program": "train.py"}
+    )
     config: Mapping[str, Json] | None = field(default_factory=lambda: ONE_HOST)
     channels: Mapping[str, Json] | None = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -112,7 +124,13 @@ def _cluster(**more: Json) -> dict[str, Json]:
     }
 
 
-ONE_GROUP: Json = [{"instance_group_name": "one", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1", "algo-2"]}]
+ONE_GROUP: Json = [
+    {
+        "instance_group_name": "one",
+        "instance_type": "ml.plain.xlarge",
+        "hosts": ["algo-1", "algo-2"],
+    }
+]
 TWO_GROUPS: Json = [
     {"instance_group_name": "one", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1"]},
     {"instance_group_name": "two", "instance_type": "ml.plain.xlarge", "hosts": ["algo-2"]},
@@ -121,7 +139,9 @@ TWO_GROUPS: Json = [
 
 def _code(case: Case, base: str) -> str:
     """Where the code really is when the script starts."""
-    asked = text(case.decoded("sagemaker_submit_directory")) or case.variables.get("SAGEMAKER_SUBMIT_DIRECTORY", "")
+    asked = text(case.decoded("sagemaker_submit_directory")) or case.variables.get(
+        "SAGEMAKER_SUBMIT_DIRECTORY", ""
+    )
     asked = asked.replace("{base}", base)
     return posixpath.join(base, "code") if not asked or asked.endswith(".tar.gz") else asked
 
@@ -141,7 +161,11 @@ def _python_path(case: Case, made: Exported) -> None:
 
 def _log_level(case: Case, made: Exported) -> None:
     given = case.decoded("sagemaker_container_log_level")
-    value = given if given not in (None, "") else case.variables.get("SAGEMAKER_CONTAINER_LOG_LEVEL") or 20
+    value = (
+        given
+        if given not in (None, "")
+        else case.variables.get("SAGEMAKER_CONTAINER_LOG_LEVEL") or 20
+    )
     levels = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
     made.set("log_level", levels.get(value) or int(value) if isinstance(value, str) else value)
 
@@ -160,7 +184,9 @@ def _group(case: Case, made: Exported) -> None:
             made.set("distribution_instance_groups", [name])
             hosts = case.groups[name]
             made.properties.update(
-                distribution_hosts=[*hosts], master_hostname=hosts[0], is_master=hosts[0] == case.host
+                distribution_hosts=[*hosts],
+                master_hostname=hosts[0],
+                is_master=hosts[0] == case.host,
             )
 
 
@@ -173,7 +199,9 @@ def _all_groups(case: Case, made: Exported) -> None:
     named = case.decoded("sagemaker_distribution_instance_groups")
     if len(case.groups) > 1 and named is None and made.properties["distribution_instance_groups"]:
         made.properties.update(
-            distribution_hosts=[*case.hosts], master_hostname=case.hosts[0], is_master=case.hosts[0] == case.host
+            distribution_hosts=[*case.hosts],
+            master_hostname=case.hosts[0],
+            is_master=case.hosts[0] == case.host,
         )
 
 
@@ -187,7 +215,9 @@ def _switch(case: Case, made: Exported) -> None:
         made.set("distribution_instance_groups", [])
         if case.groups:
             first = case.hosts[0]
-            made.properties.update(distribution_hosts=[], master_hostname=first, is_master=first == case.host)
+            made.properties.update(
+                distribution_hosts=[], master_hostname=first, is_master=first == case.host
+            )
 
 
 def _job_name(case: Case, made: Exported) -> None:
@@ -204,7 +234,9 @@ def _region(case: Case, made: Exported) -> None:
 
 def _model_parallel(case: Case, made: Exported) -> None:
     parameters = (case.decoded("mp_parameters"), case.variables.get("SM_HP_MP_PARAMETERS", ""))
-    made.properties["is_modelparallel_enabled"] = any(value not in (None, "", {}, "{}") for value in parameters)
+    made.properties["is_modelparallel_enabled"] = any(
+        value not in (None, "", {}, "{}") for value in parameters
+    )
 
 
 def _both_names(case: Case, made: Exported) -> None:
@@ -217,7 +249,9 @@ def _both_names(case: Case, made: Exported) -> None:
 
 def _booleans(case: Case, made: Exported) -> None:
     given = mapping(json.loads(made.variables["SM_FRAMEWORK_PARAMS"]))
-    switched: dict[str, Json] = {name: _is_on(case.decoded(name)) for name in given if name in SWITCHES}
+    switched: dict[str, Json] = {
+        name: _is_on(case.decoded(name)) for name in given if name in SWITCHES
+    }
     made.set("framework_params", {**given, **switched})
     made.properties["additional_framework_parameters"] = {**given, **switched}
 
@@ -259,7 +293,9 @@ def _additions(case: Case, made: Exported) -> None:
     made.set("output_failure", posixpath.join(made.base, "output/failure"))
     made.set("source_dir", _code(case, made.base))
     made.variables.update({"MASTER_ADDR": master, "MASTER_PORT": "7777"})
-    made.properties.update(input_data_dir=posixpath.join(made.base, "input/data"), master_addr=master, master_port=7777)
+    made.properties.update(
+        input_data_dir=posixpath.join(made.base, "input/data"), master_addr=master, master_port=7777
+    )
 
 
 def _unbuffered(case: Case, made: Exported) -> None:
@@ -319,7 +355,8 @@ DIFFERENCES = (
         "a group that does not exist has no hosts, so mpirun starts on none",
         _group,
         Case(
-            config=_cluster(instance_groups=ONE_GROUP), hyperparameters=_hyperparameters(sagemaker_mpi_enabled="true")
+            config=_cluster(instance_groups=ONE_GROUP),
+            hyperparameters=_hyperparameters(sagemaker_mpi_enabled="true"),
         ),
     ),
     Difference(
@@ -337,7 +374,9 @@ DIFFERENCES = (
         "one job has one master",
         _all_groups,
         Case(
-            config=_cluster(current_host="algo-2", current_group_name="two", instance_groups=TWO_GROUPS),
+            config=_cluster(
+                current_host="algo-2", current_group_name="two", instance_groups=TWO_GROUPS
+            ),
             hyperparameters=_hyperparameters(sagemaker_torch_distributed_enabled="true"),
         ),
     ),
@@ -373,7 +412,9 @@ DIFFERENCES = (
         _model_parallel,
         Case(
             _hyperparameters(
-                mp_parameters='{"partitions": 2}', sagemaker_mpi_enabled=True, sagemaker_mpi_num_of_processes_per_host=2
+                mp_parameters='{"partitions": 2}',
+                sagemaker_mpi_enabled=True,
+                sagemaker_mpi_num_of_processes_per_host=2,
             )
         ),
     ),
@@ -467,7 +508,12 @@ ENDED = (
         "no hyperparameters, no channels, only this host",
         Case(None, None, None, variables={"SAGEMAKER_PROGRAM": "train.py"}),
     ),
-    ("one host, and `current_host` is missing", "KeyError", "it is that host", Case(config={"hosts": ["algo-1"]})),
+    (
+        "one host, and `current_host` is missing",
+        "KeyError",
+        "it is that host",
+        Case(config={"hosts": ["algo-1"]}),
+    ),
     (
         "a hyperparameter that is nested a thousand levels deep",
         "RecursionError",

@@ -68,7 +68,10 @@ def in_turns(loop: Loop, seconds: float = 0.01) -> None:
 
 @contextlib.contextmanager
 def leader_on_a_loop(
-    secret: str = "", minimum_hosts: int = 0, limits: Limits | None = None, hosts: tuple[str, ...] = (LEADER, WORKER)
+    secret: str = "",
+    minimum_hosts: int = 0,
+    limits: Limits | None = None,
+    hosts: tuple[str, ...] = (LEADER, WORKER),
 ) -> Iterator[tuple[Loop, Control, Leader, Heard]]:
     loop, heard = Loop(), Heard()
     control = Control(LEADER, hosts, free_port(), minimum_hosts)
@@ -156,11 +159,15 @@ def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> I
 class FakeLeader:
     """A leader in the hands of a test, and the worker that looks for it; both on one loop."""
 
-    def __init__(self, stack: contextlib.ExitStack, secret: str = "", limits: Limits | None = None) -> None:
+    def __init__(
+        self, stack: contextlib.ExitStack, secret: str = "", limits: Limits | None = None
+    ) -> None:
         self.loop, self.heard, self.secret = Loop(), Heard(), secret
         self.server = stack.enter_context(socket.create_server((LEADER, 0)))
         self.control = Control(LEADER, (LEADER, WORKER), self.server.getsockname()[1])
-        self.role = Worker(self.loop, self.control, limits or Limits(), JOB, WORKER, secret, self.heard.events())
+        self.role = Worker(
+            self.loop, self.control, limits or Limits(), JOB, WORKER, secret, self.heard.events()
+        )
         stack.callback(self.loop.close)
         stack.callback(self.role.close)
         self.role.begin()
@@ -181,9 +188,15 @@ class FakeLeader:
         """The next connection; both ends have proved that they are of the job."""
         opened = self.accept(stack)
         (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce())
+        said = proof.Transcript(
+            identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce()
+        )
         shown = proof.make_proof(self.secret, LEADERS, said)
-        challenge: dict[str, Json] = {"type": "challenge", "nonce": said.leader_nonce, "proof": shown}
+        challenge: dict[str, Json] = {
+            "type": "challenge",
+            "nonce": said.leader_nonce,
+            "proof": shown,
+        }
         challenge["protocol"] = PROTOCOL
         send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
         assert b'"answer"' in receive(self.loop, opened)

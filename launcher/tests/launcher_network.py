@@ -61,7 +61,11 @@ def call(*words: str) -> None:
 
 def need(*programs: str) -> None:
     """Skip, and say what is missing."""
-    missing = [name for name in programs if not shutil.which(name, path=f"{PREFIX}/bin:{os.environ['PATH']}:/usr/sbin")]
+    missing = [
+        name
+        for name in programs
+        if not shutil.which(name, path=f"{PREFIX}/bin:{os.environ['PATH']}:/usr/sbin")
+    ]
     if missing:
         pytest.skip(f"not here: {', '.join(missing)} (TRAINWORKS_TEST_PREFIX={PREFIX})")
 
@@ -73,7 +77,11 @@ def engine_manifest(folder: Path, **more: str) -> Path:
         programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
     shim = folder / "libhostname.so"
     source = LAUNCHER / "hostname_shim" / "hostname.c"
-    subprocess.run(("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"), check=True, timeout=TIME_OUT)
+    subprocess.run(
+        ("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"),
+        check=True,
+        timeout=TIME_OUT,
+    )
     return write_manifest(folder / "image.json", {**programs, **more}, hostname_shim=str(shim))
 
 
@@ -95,7 +103,9 @@ class Network:
         """Let a host know these names only, from now on."""
         lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in known)]
         # The same file: it is mounted already where a process of the host runs.
-        Path("/etc/netns", self.space(host), "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+        Path("/etc/netns", self.space(host), "hosts").write_text(
+            "\n".join(lines) + "\n", encoding="ascii"
+        )
 
     def cut(self, host: str) -> None:
         """Take the cable of a host out at the switch: the host itself sees its link go down."""
@@ -210,7 +220,10 @@ def job_on(
             }
             write_inputs(base, script, hyperparameters, resources)
             prefix = network.inside(host, *(before or {}).get(host, ()), *as_host("aws", tmp_path))
-            environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
+            environment = {
+                **(variables or {}),
+                **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {}),
+            }
             host_ = Host(base, *arguments, variables=environment, prefix=prefix)
             stack.enter_context(host_)
             made.append(host_)
@@ -230,5 +243,7 @@ def two_hosts(
 ) -> Iterator[tuple[Host, Host]]:
     """Two launchers, each on its host, with the same wrong hostname and an interface that does not exist."""
     wrong: dict[str, Json] = {"network_interface_name": "ethwe"}
-    with job_on(network, tmp_path, script, hyperparameters, manifest=manifest, config=lambda _: wrong) as made:
+    with job_on(
+        network, tmp_path, script, hyperparameters, manifest=manifest, config=lambda _: wrong
+    ) as made:
         yield made[0], made[1]

@@ -14,7 +14,9 @@ from pathlib import Path
 import pip
 
 
-def wheel(name: str, content: str, version: str = "1.0", requires: Sequence[str] = ()) -> tuple[str, bytes]:
+def wheel(
+    name: str, content: str, version: str = "1.0", requires: Sequence[str] = ()
+) -> tuple[str, bytes]:
     """(file name, bytes) of a wheel with one module."""
     information = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {row}\n" for row in requires)
@@ -61,7 +63,9 @@ def project_files() -> dict[str, str]:
 def pip_variables(base: Path, **more: str) -> dict[str, str]:
     """A pip that knows no index of this machine, and installs into a directory of the test."""
     site = base / "site"
-    clean = dict.fromkeys(("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "http_proxy", "HTTP_PROXY"), "")
+    clean = dict.fromkeys(
+        ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "http_proxy", "HTTP_PROXY"), ""
+    )
     return {
         **clean,
         "PIP_CONFIG_FILE": os.devnull,

@@ -36,10 +36,15 @@ def start_pod(
         program: The words that start the program.
     """
     base.mkdir(parents=True, exist_ok=True)
-    binds = [f"mount --bind {shlex.quote(str(source))} {target}" for target, source in (mounts or {}).items()]
+    binds = [
+        f"mount --bind {shlex.quote(str(source))} {target}"
+        for target, source in (mounts or {}).items()
+    ]
     script = " && ".join([*binds, 'exec "$@"'])
     own = (*as_host(hostname, base), "sh", "-c", script, "sh")
-    return Host(base, *words, prefix=network.inside(host, *own), variables=variables, program=program)
+    return Host(
+        base, *words, prefix=network.inside(host, *own), variables=variables, program=program
+    )
 
 
 def write_stand_ins(folder: Path, manifest: Path) -> Mapping[str, str]:
@@ -48,7 +53,9 @@ def write_stand_ins(folder: Path, manifest: Path) -> Mapping[str, str]:
     library.mkdir()
     (library / "trainworks_launcher").symlink_to(LAUNCHER / "trainworks_launcher")
     entry = (LAUNCHER / "entrypoint" / "stand-in").read_text(encoding="utf-8")
-    (library / "stand-in").write_text(entry.replace("/usr/bin/python3", sys.executable), encoding="utf-8")
+    (library / "stand-in").write_text(
+        entry.replace("/usr/bin/python3", sys.executable), encoding="utf-8"
+    )
     (library / "stand-in").chmod(0o755)
     for name in ("mpirun", "sshd"):
         (folder / name).symlink_to(library / "stand-in")

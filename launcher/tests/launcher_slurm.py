@@ -62,7 +62,9 @@ class Slurm:
     network: Network
     folder: Path
 
-    def run(self, *words: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm on the first host; its output and errors together."""
         env = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), **(variables or {})}
         return subprocess.run(
@@ -79,20 +81,32 @@ class Slurm:
     def batch(self, script: Path, *words: str, variables: Mapping[str, str]) -> tuple[int, str]:
         """Run a batch script; its exit status and its output."""
         out = script.with_suffix(".out")
-        made = self.run("sbatch", "--parsable", f"--output={out}", *words, str(script), variables=variables)
+        made = self.run(
+            "sbatch", "--parsable", f"--output={out}", *words, str(script), variables=variables
+        )
         assert made.returncode == 0, made.stdout
         deadline = time.monotonic() + TIME_OUT * 2
         while time.monotonic() < deadline:
             shown = self.run("scontrol", "show", "job", made.stdout.strip()).stdout
-            state, status = re.search(r"JobState=(\w+)", shown), re.search(r"ExitCode=(\d+):", shown)
-            if state and status and state.group(1) not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"):
+            state, status = (
+                re.search(r"JobState=(\w+)", shown),
+                re.search(r"ExitCode=(\d+):", shown),
+            )
+            if (
+                state
+                and status
+                and state.group(1) not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+            ):
                 return int(status.group(1)), out.read_text(encoding="utf-8")
             time.sleep(0.3)
         raise AssertionError(f"the batch job does not end:\n{shown}")
 
     def logs(self) -> str:
         """The last lines of every log."""
-        shown = [f"{path.name}:\n{path.read_text(errors='replace')[-2000:]}" for path in self.folder.glob("*.log")]
+        shown = [
+            f"{path.name}:\n{path.read_text(errors='replace')[-2000:]}"
+            for path in self.folder.glob("*.log")
+        ]
         return "\n".join(shown)
 
 
@@ -124,7 +138,12 @@ def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
         _start(stack, _on(network, leader, f"slurmctld -D -f {conf}"))
         for host in network.hosts:
             _start(stack, _on(network, host, f"slurmd -D -N {host} -f {conf}"))
-        _until(lambda: made.run("sinfo", "--noheader", "--format=%D %t").stdout.strip() == f"{count} idle", made)
+        _until(
+            lambda: (
+                made.run("sinfo", "--noheader", "--format=%D %t").stdout.strip() == f"{count} idle"
+            ),
+            made,
+        )
         yield made
 
 
@@ -135,11 +154,15 @@ def _configure(made: Slurm, cpus: int) -> None:
         for host in network.hosts
     ]
     text = _CONFIGURATION.format(
-        leader=network.hosts[0], address=network.address(network.hosts[0]), folder=folder, nodes="\n".join(nodes)
+        leader=network.hosts[0],
+        address=network.address(network.hosts[0]),
+        folder=folder,
+        nodes="\n".join(nodes),
     )
     (folder / "slurm.conf").write_text(text, encoding="ascii")
     (folder / "cgroup.conf").write_text(
-        f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={folder}/cgroup\n", encoding="ascii"
+        f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={folder}/cgroup\n",
+        encoding="ascii",
     )
     (folder / "cgroup").mkdir()
     (folder / "state").mkdir()
@@ -158,7 +181,11 @@ def _on(network: Network, host: str, command: str) -> tuple[str, ...]:
 def _start(stack: contextlib.ExitStack, words: Sequence[str]) -> None:
     env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     process = subprocess.Popen(
-        words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        words,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
     )
     stack.callback(process.wait, TIME_OUT)
     stack.callback(process.kill)

@@ -65,8 +65,13 @@ def manifest_document(open_mpi: str = "5.0.11", **changes: Json) -> dict[str, Js
     return {
         "schema": 1,
         "name": "made-up",
-        "components": {"open-mpi": {"version": open_mpi, "prefix": "/opt/venv"}, "mpi4py": {"version": "4.1.2"}},
-        "missing": [{"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}],
+        "components": {
+            "open-mpi": {"version": open_mpi, "prefix": "/opt/venv"},
+            "mpi4py": {"version": "4.1.2"},
+        },
+        "missing": [
+            {"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}
+        ],
         "instances": INSTANCES,
         "programs": dict(PROGRAMS),
         "hostname_shim": "/opt/trainworks/lib/libhostname.so",
@@ -129,7 +134,9 @@ def plan(made: Environment, host: str = "") -> NodePlan:
     return plan_host(make_job(made, host))
 
 
-def write_inputs(base: Path, script: str, hyperparameters: Mapping[str, Json], config: Mapping[str, Json]) -> None:
+def write_inputs(
+    base: Path, script: str, hyperparameters: Mapping[str, Json], config: Mapping[str, Json]
+) -> None:
     """The files that a platform mounts."""
     (base / "code").mkdir(parents=True, exist_ok=True)
     (base / "input/config").mkdir(parents=True, exist_ok=True)
@@ -144,14 +151,22 @@ def stand_in(folder: Path) -> None:
     """Write the stand-in for nvidia-smi into a folder for PATH."""
     program = folder / "nvidia-smi"
     target = Path(__file__).with_name("stand_in_nvidia_smi.py")
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{target}" "$@"\n', encoding="utf-8")
+    program.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -IS "{target}" "$@"\n', encoding="utf-8"
+    )
     program.chmod(0o755)
 
 
-def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str = "", **changes: Json) -> Path:
+def write_manifest(
+    path: Path, programs: Mapping[str, str], hostname_shim: str = "", **changes: Json
+) -> Path:
     """A manifest file whose programs are ``programs``."""
     path.write_text(
-        json.dumps(manifest_document() | {"programs": dict(programs), "hostname_shim": hostname_shim} | changes),
+        json.dumps(
+            manifest_document()
+            | {"programs": dict(programs), "hostname_shim": hostname_shim}
+            | changes
+        ),
         encoding="utf-8",
     )
     return path
@@ -183,7 +198,11 @@ class Launcher:
         self.output = b""
         self.status = -1
         self.ended = 0.0
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SAGEMAKER_"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SM_", "SAGEMAKER_"))
+        }
         env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": ""})
         if not prefix:
             # A launcher that a test kills leaves its directory behind: let it be one of the test's, with a short name.
@@ -199,14 +218,22 @@ class Launcher:
         start_clock()
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def __enter__(self) -> Launcher:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -246,7 +273,9 @@ class Launcher:
 
     def process_one(self) -> int:
         """Process id, as seen from here, of the launcher that is process 1 of a PID namespace."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(
+            encoding="ascii"
+        )
         return int(children.split()[0])
 
     @property

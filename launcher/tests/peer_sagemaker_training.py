@@ -39,7 +39,11 @@ def export(module: types.ModuleType, before: dict[str, str]) -> dict[str, object
     variables = environment.to_env_vars()
     sys.path.insert(0, module.code_dir)  # entry_point.install
     module.write_env_vars(variables)
-    exported = {name: value for name, value in os.environ.items() if name in variables or value != before.get(name)}
+    exported = {
+        name: value
+        for name, value in os.environ.items()
+        if name in variables or value != before.get(name)
+    }
     return {"variables": exported, "arguments": arguments}
 
 

@@ -10,9 +10,18 @@ from sagemaker.train.distributed import MPI, SMP, Torchrun  # type: ignore[impor
 
 JOBS = {
     "plain": (SourceCode(source_dir="code", entry_script="train.py"), None),
-    "command": (SourceCode(source_dir="code", command="python train.py", args=["--epochs", 3]), None),
-    "torchrun": (SourceCode(source_dir="code.tar.gz", entry_script="train.py"), Torchrun(process_count_per_node=2)),
-    "smp": (SourceCode(source_dir="code", entry_script="train.py"), Torchrun(smp=SMP(tensor_parallel_degree=2))),
+    "command": (
+        SourceCode(source_dir="code", command="python train.py", args=["--epochs", 3]),
+        None,
+    ),
+    "torchrun": (
+        SourceCode(source_dir="code.tar.gz", entry_script="train.py"),
+        Torchrun(process_count_per_node=2),
+    ),
+    "smp": (
+        SourceCode(source_dir="code", entry_script="train.py"),
+        Torchrun(smp=SMP(tensor_parallel_degree=2)),
+    ),
     "mpi": (
         SourceCode(source_dir="code", entry_script="train.py", requirements="needs.txt"),
         MPI(mpi_additional_options=["-x", "A=two words"]),
@@ -20,7 +29,10 @@ JOBS = {
 }
 
 made = {
-    name: {"source": source.model_dump(), "distributed": distributed.model_dump() if distributed else {}}
+    name: {
+        "source": source.model_dump(),
+        "distributed": distributed.model_dump() if distributed else {},
+    }
     for name, (source, distributed) in JOBS.items()
 }
 json.dump(made, sys.stdout)

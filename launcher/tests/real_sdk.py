@@ -20,7 +20,9 @@ from trainworks_launcher.contract.values import Json, decode, mapping
 from trainworks_preflight.distribution import GROUPS, Group, group_names
 
 _ESTIMATORS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
-_LIMIT = 300.0  # seconds, and one more for each case; a process that waits for something is given up
+_LIMIT = (
+    300.0  # seconds, and one more for each case; a process that waits for something is given up
+)
 _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
@@ -65,7 +67,12 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
     try:
         done = subprocess.run(
             (python, "-c", _START, str(root), str(Path(__file__).parent)),
-            input=json.dumps([{**case._asdict(), "groups": [vars(group) for group in case.groups]} for case in cases]),
+            input=json.dumps(
+                [
+                    {**case._asdict(), "groups": [vars(group) for group in case.groups]}
+                    for case in cases
+                ]
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=root.anchor,  # -c looks for modules there first: not among a user's files
@@ -86,12 +93,18 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     kind = importlib.import_module("sagemaker.instance_group").InstanceGroup
     framework = case["framework"]
     estimator = getattr(importlib.import_module(f"sagemaker.{framework}"), _ESTIMATORS[framework])
-    groups = {row["name"]: kind(row["name"], row["instance_type"], row["count"]) for row in case["groups"]}
+    groups = {
+        row["name"]: kind(row["name"], row["instance_type"], row["count"]) for row in case["groups"]
+    }
     distribution = dict(case["distribution"])
     first = case["groups"][0]
-    if GROUPS in distribution:  # objects in a script; one that the cluster does not have is another object
+    if (
+        GROUPS in distribution
+    ):  # objects in a script; one that the cluster does not have is another object
         asked = group_names(distribution)
-        distribution[GROUPS] = [groups.get(name, kind(name, first["instance_type"], 1)) for name in asked]
+        distribution[GROUPS] = [
+            groups.get(name, kind(name, first["instance_type"], 1)) for name in asked
+        ]
     cluster: dict[str, Any] = {"instance_groups": list(groups.values())}
     if not first["name"]:
         cluster = {"instance_type": first["instance_type"], "instance_count": first["count"]}

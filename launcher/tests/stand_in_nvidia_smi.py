@@ -28,13 +28,19 @@ def value(name: str, second: bool) -> str:
         "driver_version": "450.51.06" if FAULT == "old" else "580.95.05",
         "ecc.errors.uncorrected.volatile.total": "7" if second and FAULT == "ecc" else "0",
         "retired_pages.pending": "[N/A]",
-        "clocks_throttle_reasons.active": "0x0000000000000041" if second and FAULT == "hot" else "0x0000000000000001",
+        "clocks_throttle_reasons.active": "0x0000000000000041"
+        if second and FAULT == "hot"
+        else "0x0000000000000001",
         "fabric.state": FABRIC.get(FAULT, ("[N/A]", "[N/A]"))[second],
         "remapped_rows.pending": "Yes" if second and FAULT == "pending" else "No",
         "remapped_rows.failure": "Yes" if second and FAULT == "remap" else "No",
         "memory.used": str((1 << 13) + second),
     }
-    return "[N/A]" if FAULT == "none of it" and "e" in name[5:] and name != "driver_version" else given[name]
+    return (
+        "[N/A]"
+        if FAULT == "none of it" and "e" in name[5:] and name != "driver_version"
+        else given[name]
+    )
 
 
 def busy() -> str:

@@ -71,14 +71,20 @@ def shared(tmp_path: Path, **more: str) -> dict[str, str]:
 @contextlib.contextmanager
 def host(base: Path, name: str, script: str, variables: dict[str, str]) -> Iterator[Launcher]:
     """One of two hosts, whose launcher a test may start anew."""
-    config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": name, "network_interface_name": "lo"}
+    config: dict[str, Json] = {
+        "hosts": list(HOSTS),
+        "current_host": name,
+        "network_interface_name": "lo",
+    }
     write_inputs(base, script, {}, config)
     with Launcher(base, variables=variables) as made:
         yield made
 
 
 @pytest.mark.parametrize("dies", HOSTS)
-def test_both_hosts_start_again_from_the_checkpoint_when_a_process_is_killed(tmp_path: Path, dies: str) -> None:
+def test_both_hosts_start_again_from_the_checkpoint_when_a_process_is_killed(
+    tmp_path: Path, dies: str
+) -> None:
     variables = shared(tmp_path, DIES=dies)
     with two_hosts(tmp_path, SCRIPT + DIE + WAIT, variables=variables) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
@@ -103,7 +109,9 @@ signal.pause()
 
 
 @pytest.mark.parametrize("named", ["step=7.ckpt", "last.ckpt"])
-def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(tmp_path: Path, named: str) -> None:
+def test_the_steps_that_are_lost_are_counted_where_the_script_says_its_step(
+    tmp_path: Path, named: str
+) -> None:
     """One of the hosts sees the file; both tell the same. A checkpoint without a step leaves the time."""
     variables = shared(tmp_path, TRAINWORKS_HEARTBEAT_FILE=str(tmp_path / "beat"))
     script = SCRIPT + BEAT.replace("step=7.ckpt", named)
@@ -130,19 +138,29 @@ def test_the_last_try_tells_of_the_earlier_ones(tmp_path: Path) -> None:
 
 
 def test_the_same_failure_without_a_new_checkpoint_ends_the_job(tmp_path: Path) -> None:
-    script = SCRIPT + f"\nif host == '{WORKER}': raise ValueError('of the script')\nsignal.pause()\n"
-    with two_hosts(tmp_path, script, variables=shared(tmp_path, TRAINWORKS_MAX_RESTARTS="9")) as (leader, worker):
+    script = (
+        SCRIPT + f"\nif host == '{WORKER}': raise ValueError('of the script')\nsignal.pause()\n"
+    )
+    with two_hosts(tmp_path, script, variables=shared(tmp_path, TRAINWORKS_MAX_RESTARTS="9")) as (
+        leader,
+        worker,
+    ):
         assert (leader.wait(), worker.wait()) == (1, 1), leader.text + worker.text
     assert "starting again on every host (1 of 9)" in leader.text
     assert "(2 of 9)" not in leader.text
 
 
 @pytest.mark.parametrize("killed", HOSTS)
-def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(tmp_path: Path, killed: str) -> None:
+def test_a_host_that_its_platform_starts_anew_joins_the_one_that_waits(
+    tmp_path: Path, killed: str
+) -> None:
     """Its launcher is killed, with all that it had started; the new one knows of no earlier try."""
     variables = shared(tmp_path)
     with contextlib.ExitStack() as stack:
-        first = {name: stack.enter_context(host(tmp_path / name, name, SCRIPT + WAIT, variables)) for name in HOSTS}
+        first = {
+            name: stack.enter_context(host(tmp_path / name, name, SCRIPT + WAIT, variables))
+            for name in HOSTS
+        }
         for made in first.values():
             made.read_until("try 0 from")
         first[killed].process.send_signal(signal.SIGKILL)
@@ -224,7 +242,13 @@ def test_what_another_try_may_cure(mode: str, outcomes: list[Outcome], again: li
 
 def test_a_job_that_never_started_is_not_started_again() -> None:
     """Its hosts were never there; between two tries a host may be late once more."""
-    tries = Tries(plan(environment(hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"})))
+    tries = Tries(
+        plan(
+            environment(
+                hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"}
+            )
+        )
+    )
     assert not tries.judge(LOST, started=False).again
     assert "(1 of 3)" in tries.count(LOST, 0.0)
     assert tries.judge(LOST, started=False).again
@@ -232,7 +256,14 @@ def test_a_job_that_never_started_is_not_started_again() -> None:
 
 def test_what_hosts_tell_each_other_of_their_tries() -> None:
     made = [
-        Tries(plan(environment(hosts=("algo-1", "algo-2"), variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"})))
+        Tries(
+            plan(
+                environment(
+                    hosts=("algo-1", "algo-2"),
+                    variables={"PATH": "", "TRAINWORKS_MAX_RESTARTS": "3"},
+                )
+            )
+        )
         for _ in range(2)
     ]
     here, there = made
@@ -283,7 +314,8 @@ def test_what_a_restart_costs(
     assert tries.of_job(KILLED).lost_steps is None, "the next try has not begun"
     changed, line = tries.go_on(*tries.find())
     assert (
-        line == f"try 2 of the job goes on from {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
+        line
+        == f"try 2 of the job goes on from {tmp_path / name if name else 'its beginning: no checkpoint'}; {said}"
     )
     assert changed["TRAINWORKS_RESUME_FROM"] == (str(tmp_path / name) if name else "")
     known = "step(s)" in said
@@ -295,27 +327,44 @@ def test_what_a_restart_costs(
 
 
 @pytest.mark.parametrize(
-    "message", ["object %r' % object()", "time %s' % __import__('time').time()", "pid %d' % os.getpid()"]
+    "message",
+    ["object %r' % object()", "time %s' % __import__('time').time()", "pid %d' % os.getpid()"],
 )
 def test_a_failure_whose_message_differs_is_the_same_one(tmp_path: Path, message: str) -> None:
-    write_inputs(tmp_path, f"import os\nprint('a try', flush=True)\nraise ValueError('bad {message})\n", {}, {})
-    with Launcher(tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="5")) as made:
+    write_inputs(
+        tmp_path,
+        f"import os\nprint('a try', flush=True)\nraise ValueError('bad {message})\n",
+        {},
+        {},
+    )
+    with Launcher(
+        tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="5")
+    ) as made:
         assert made.wait() == 1
     assert made.text.count("a try\n") == 2, made.text
 
 
 def test_three_kills_in_a_row_without_a_step_further_are_enough(tmp_path: Path) -> None:
     write_inputs(
-        tmp_path, "import os, signal\nprint('a try', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n", {}, {}
+        tmp_path,
+        "import os, signal\nprint('a try', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
+        {},
+        {},
     )
-    with Launcher(tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="9")) as made:
+    with Launcher(
+        tmp_path, variables=shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="9")
+    ) as made:
         assert made.wait() == 137
     assert made.text.count("a try\n") == 4, made.text
 
 
 # ----------------------------------------------------------------------------------------------- pauses between tries
 def test_tries_without_a_step_further_begin_later_and_later(tmp_path: Path) -> None:
-    variables = {"PATH": "", "TRAINWORKS_MAX_RESTARTS": "99", "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path)}
+    variables = {
+        "PATH": "",
+        "TRAINWORKS_MAX_RESTARTS": "99",
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
+    }
     made = environment(variables=variables)._replace(checkpoint_directory=str(tmp_path))
     tries = Tries(plan(made), str(tmp_path.parent / "beat"))
     pauses = []
@@ -336,7 +385,10 @@ def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:
     """Another exception each time, so that the job goes on; the fifth pause has eight seconds."""
     script = f"{SCRIPT}\nexec(chr(10) * int(again) + 'raise ValueError(again)')\n"
     variables = shared(tmp_path / "shared", TRAINWORKS_MAX_RESTARTS="99")
-    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    both = (
+        host(tmp_path / "a", LEADER, script, variables),
+        host(tmp_path / "b", WORKER, script, variables),
+    )
     with both[0] as leader, both[1] as worker:
         leader.read_until("the next one starts in 8 s")
         worker.process.send_signal(signal.SIGTERM)
@@ -348,7 +400,9 @@ def test_a_stop_ends_the_wait_on_both_hosts(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------- a file system that is dead
-def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(tmp_path: Path) -> None:
+def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(
+    tmp_path: Path,
+) -> None:
     """A FIFO without a writer blocks its reader, as a dead file system does. To begin anew would be wrong."""
     script = SCRIPT + (
         'if host == os.environ["DIES"]:\n'
@@ -356,7 +410,10 @@ def test_a_try_waits_for_a_checkpoint_that_cannot_be_read_and_the_hosts_do_not(t
         "    os.kill(os.getpid(), signal.SIGKILL)\nsignal.pause()\n"
     )
     variables = shared(tmp_path / "shared", DIES=WORKER, TRAINWORKS_HEARTBEAT_LIMIT_SECONDS="2")
-    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    both = (
+        host(tmp_path / "a", LEADER, script, variables),
+        host(tmp_path / "b", WORKER, script, variables),
+    )
     with both[0] as leader, both[1] as worker:
         for each in (leader, worker):
             each.read_until("the file system does not answer; this host waits for it")
@@ -387,11 +444,16 @@ def silent_file_system(place: Path) -> Iterator[None]:
 
 def test_a_file_system_that_dies_keeps_neither_the_hosts_nor_the_end(tmp_path: Path) -> None:
     """It dies under the checkpoints and the heartbeat file; then a rank fails, and later a stop signal comes."""
-    script = SCRIPT + 'while not (shared / "now").exists(): time.sleep(0.05)\nraise ValueError(host)\n'
+    script = (
+        SCRIPT + 'while not (shared / "now").exists(): time.sleep(0.05)\nraise ValueError(host)\n'
+    )
     variables = shared(tmp_path / "shared")
     place = tmp_path / "shared" / "checkpoints"
     variables["TRAINWORKS_HEARTBEAT_FILE"] = str(place / "beat")
-    both = host(tmp_path / "a", LEADER, script, variables), host(tmp_path / "b", WORKER, script, variables)
+    both = (
+        host(tmp_path / "a", LEADER, script, variables),
+        host(tmp_path / "b", WORKER, script, variables),
+    )
     with both[0] as leader, both[1] as worker:
         for each in (leader, worker):
             each.read_until("try 0 from")
@@ -439,7 +501,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("system", ["shm", "tmpfs"])
-def test_what_a_killed_rank_left_in_shared_memory_is_removed_before_the_next_try(system: str) -> None:
+def test_what_a_killed_rank_left_in_shared_memory_is_removed_before_the_next_try(
+    system: str,
+) -> None:
     if subprocess.run((*OWN_MEMORY, system, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no namespaces can be made here")
     base = Path(tempfile.mkdtemp(dir="/var/tmp"))
@@ -455,7 +519,10 @@ def test_what_a_killed_rank_left_in_shared_memory_is_removed_before_the_next_try
         assert "removed what dead ranks left: 1 file(s), 1 MiB, in /dev/shm" in made.text
         assert "try 1 finds ['before']" in made.text
     else:  # other jobs may use it, too
-        assert "dead ranks have left 1 file(s), 1 MiB, in /dev/shm; other jobs may use it too" in made.text
+        assert (
+            "dead ranks have left 1 file(s), 1 MiB, in /dev/shm; other jobs may use it too"
+            in made.text
+        )
         assert "try 1 finds ['before', 'left']" in made.text
 
 

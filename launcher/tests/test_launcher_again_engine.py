@@ -14,7 +14,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launcher_network import PREFIX, Host, Network, as_host, engine_manifest, job_on, need, network_of
+from launcher_network import (
+    PREFIX,
+    Host,
+    Network,
+    as_host,
+    engine_manifest,
+    job_on,
+    need,
+    network_of,
+)
 from launcher_support import Launcher, write_inputs, write_manifest
 from test_launcher_again import OWN_MEMORY
 from test_launcher_mpirun_engine import DIALECTS, mpirun
@@ -57,21 +66,29 @@ def variables(shared: Path) -> dict[str, str]:
     return {**places, "TRAINWORKS_MAX_RESTARTS": "2"}
 
 
-def die(network: Network, folder: Path, manifest: Path, mode: dict[str, Json], dies: str, what: str) -> None:
+def die(
+    network: Network, folder: Path, manifest: Path, mode: dict[str, Json], dies: str, what: str
+) -> None:
     """One job of which something dies on a host, once."""
     given = variables(folder / "shared")
     with contextlib.ExitStack() as stack:
         hosts = dict(
             zip(
                 network.hosts,
-                stack.enter_context(job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given)),
+                stack.enter_context(
+                    job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given)
+                ),
                 strict=True,
             )
         )
         for host in hosts.values():
             host.read_until("step 3 of try 0, process")
         if what == "rank":
-            scripts = [pid for pid in hosts[dies].processes() if b"train.py" in command_of(pid).split(b"\0")[-1:][0]]
+            scripts = [
+                pid
+                for pid in hosts[dies].processes()
+                if b"train.py" in command_of(pid).split(b"\0")[-1:][0]
+            ]
             ranks = [pid for pid in scripts if b"python" in command_of(pid).split(b"\0")[0]]
             os.kill(max(ranks), signal.SIGKILL)
         else:
@@ -79,14 +96,20 @@ def die(network: Network, folder: Path, manifest: Path, mode: dict[str, Json], d
             hosts[dies].wait()
             other = next(host for name, host in hosts.items() if name != dies)
             other.read_until("starting again on every host")
-            started = job_on(network, folder, SCRIPT, mode, manifest=manifest, variables=given, started=[dies])
+            started = job_on(
+                network, folder, SCRIPT, mode, manifest=manifest, variables=given, started=[dies]
+            )
             (hosts[dies],) = stack.enter_context(started)
         statuses = [host.wait() for host in hosts.values()]
         said = "".join(host.text for host in hosts.values())
         assert statuses == [0, 0], said
     assert "two tries at once" not in said
     for name, host in hosts.items():
-        (begun,) = [line for line in said.splitlines() if line.endswith(f" on {name}") and "try 1 begins" in line]
+        (begun,) = [
+            line
+            for line in said.splitlines()
+            if line.endswith(f" on {name}") and "try 1 begins" in line
+        ]
         assert int(begun.split()[-3]) >= 3, begun
         assert host.succeeded
 
@@ -104,10 +127,19 @@ def command_of(pid: int) -> bytes:
 def test_mpi(tmp_path: Path, dialect: Dialect, what: str, dies: str) -> None:
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
-    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
+    manifest = write_manifest(
+        tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
+    )
     with network_of(2) as network:
         for run in range(RUNS):
-            die(network, tmp_path / str(run), manifest, {"sagemaker_mpi_enabled": "true"}, dies, what)
+            die(
+                network,
+                tmp_path / str(run),
+                manifest,
+                {"sagemaker_mpi_enabled": "true"},
+                dies,
+                what,
+            )
 
 
 @pytest.mark.parametrize("dies", ["algo-1", "algo-2"])
@@ -116,7 +148,9 @@ def test_mpi(tmp_path: Path, dialect: Dialect, what: str, dies: str) -> None:
 def test_without_mpirun(tmp_path: Path, mode: str, what: str, dies: str) -> None:
     if mode == "torch_distributed" and not (PREFIX / "bin/torchrun").exists():
         pytest.skip(f"not here: torchrun (TRAINWORKS_TEST_PREFIX={PREFIX})")
-    asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"} if mode != "none" else {}
+    asked: dict[str, Json] = (
+        {"sagemaker_torch_distributed_enabled": "true"} if mode != "none" else {}
+    )
     with network_of(2) as network:
         for run in range(RUNS):
             die(network, tmp_path / str(run), engine_manifest(tmp_path), asked, dies, what)
@@ -150,7 +184,11 @@ def test_a_pod_whose_container_is_started_again_in_its_place(tmp_path: Path, die
     assert statuses == [0, 0], said
     assert "two tries at once" not in said
     for name in network.hosts:
-        (begun,) = [line for line in said.splitlines() if line.endswith(f" on {name}") and "try 1 begins" in line]
+        (begun,) = [
+            line
+            for line in said.splitlines()
+            if line.endswith(f" on {name}") and "try 1 begins" in line
+        ]
         assert int(begun.split()[-3]) >= 3, begun
 
 

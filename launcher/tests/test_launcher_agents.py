@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, TIME_OUT, Launcher, pids_with_variable, write_inputs, write_manifest
+from launcher_support import (
+    LAUNCHER,
+    TIME_OUT,
+    Launcher,
+    pids_with_variable,
+    write_inputs,
+    write_manifest,
+)
 from test_launcher_processes import LEADER, WORKER, two_hosts
 
 from trainworks_launcher.contract.values import Json
@@ -43,7 +50,9 @@ def image(tmp_path: Path, mpirun: str) -> dict[str, str]:
     program = tmp_path / "mpirun"
     program.write_text(MPIRUN + mpirun, encoding="utf-8")
     program.chmod(0o755)
-    made = write_manifest(tmp_path / "image.json", {"python": sys.executable, "mpirun": str(program)})
+    made = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable, "mpirun": str(program)}
+    )
     return {"TRAINWORKS_IMAGE_MANIFEST": str(made)}
 
 
@@ -78,7 +87,10 @@ def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path
         f"open({str(after)!r}).readline()\n"
     )
     release = os.open(after, os.O_RDWR)
-    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (leader, worker):
+    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (
+        leader,
+        worker,
+    ):
         worker.read_until("host ")
         worker.read_until("why")
         os.write(release, b"\n")
@@ -92,12 +104,17 @@ def test_words_run_on_the_other_host_and_the_agent_waits_for_none(tmp_path: Path
     ]
     os.close(release)
     line = next(line for line in worker.text.splitlines() if line.startswith("host "))
-    assert line.startswith(f"host {WORKER} value {(tmp_path / WORKER / 'tmp').resolve()}/trainworks-"), line
+    assert line.startswith(
+        f"host {WORKER} value {(tmp_path / WORKER / 'tmp').resolve()}/trainworks-"
+    ), line
 
 
 def test_a_daemon_that_cannot_start_ends_the_job_and_its_host_is_named(tmp_path: Path) -> None:
     mpirun = "run('echo no such file >&2; exit 127')\nsignal.pause()\n"
-    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (leader, worker):
+    with two_hosts(tmp_path, "", hyperparameters=MPI, variables=image(tmp_path, mpirun)) as (
+        leader,
+        worker,
+    ):
         assert (leader.wait(), worker.wait()) == (66, 66), leader.text + worker.text
     expected = f"mpirun's daemon on host {WORKER} ended before it had started a rank: exit status 127\nno such file"
     assert leader.failure == worker.failure == expected
@@ -110,7 +127,9 @@ def test_what_an_agent_started_ends_with_the_job(tmp_path: Path) -> None:
     for name, end in ends.items():
         base = tmp_path / name
         base.mkdir()
-        with two_hosts(base, "", hyperparameters=MPI, variables=image(base, mpirun + end + "\n")) as (leader, worker):
+        with two_hosts(
+            base, "", hyperparameters=MPI, variables=image(base, mpirun + end + "\n")
+        ) as (leader, worker):
             pid = pid_in(worker)
             leader.read_until("status 0", 2)
             if name != "itself":
@@ -150,7 +169,10 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
     with two_hosts(tmp_path, called(LEADER, *lines)) as (leader, worker):
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
     said = [line for line in leader.text.splitlines() if line.startswith("status ")]
-    what, where = f"trainworks: what mpirun started on {WORKER} ended:", "is not another host of this job"
+    what, where = (
+        f"trainworks: what mpirun started on {WORKER} ended:",
+        "is not another host of this job",
+    )
     assert said == [
         "status 0 said ",
         f"status 3 said {what} exit status 3 / why",
@@ -162,7 +184,9 @@ def test_without_a_distribution_an_agent_waits_as_ssh_does(tmp_path: Path) -> No
     assert f"on {WORKER}\n" in worker.text
 
 
-def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(tmp_path: Path) -> None:
+def test_a_copy_of_a_script_that_calls_mpirun_waits_and_ends_as_the_first_hosts_does(
+    tmp_path: Path,
+) -> None:
     """Both hosts run it, as docs/migrate.md says. The status is that of the first one, and of its ranks."""
     script = CALLER.partition("if os.environ")[0] + (
         "if os.environ['SM_CURRENT_HOST'] == '{leader}':\n"
@@ -207,9 +231,9 @@ def test_the_cause_of_a_scripts_mpirun_that_could_not_start_is_its_reason(tmp_pa
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
     with Launcher(tmp_path) as made:
         assert made.wait() not in (0, 64), made.text
-    assert made.failure.startswith("There are not enough slots available in the system to satisfy the 7 slots"), (
-        made.text
-    )
+    assert made.failure.startswith(
+        "There are not enough slots available in the system to satisfy the 7 slots"
+    ), made.text
 
 
 @pytest.mark.parametrize(
@@ -229,10 +253,16 @@ def test_only_mpiruns_own_help_is_a_reason(said: str, reason: str) -> None:
 
 def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None:
     """Also what has left its session, and after the agent has gone."""
-    for name, line in {"waits": "exec sleep 1000", "gone": "setsid sleep 1001 >/dev/null 2>&1 &"}.items():
+    for name, line in {
+        "waits": "exec sleep 1000",
+        "gone": "setsid sleep 1001 >/dev/null 2>&1 &",
+    }.items():
         base = tmp_path / name
         base.mkdir()
-        lines = (f"agent = subprocess.Popen([*agent, '{WORKER}', 'echo started $$; {line}'])", "signal.pause()")
+        lines = (
+            f"agent = subprocess.Popen([*agent, '{WORKER}', 'echo started $$; {line}'])",
+            "signal.pause()",
+        )
         with two_hosts(base, called(LEADER, *lines)) as (leader, worker):
             pid = pid_in(worker)
             leader.process.send_signal(signal.SIGTERM)
@@ -244,7 +274,11 @@ def test_what_a_programs_agent_started_ends_with_the_job(tmp_path: Path) -> None
 
 
 def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
-    hosts = {"TRAINWORKS_HOSTS": "one,two", "TRAINWORKS_HOST": "two", "TRAINWORKS_CONTROL_PORT": "7999"}
+    hosts = {
+        "TRAINWORKS_HOSTS": "one,two",
+        "TRAINWORKS_HOST": "two",
+        "TRAINWORKS_CONTROL_PORT": "7999",
+    }
     known = {"TRAINWORKS_JOB_SECRET": "0123456789abcdef0123456789abcdef"}
     expected = {
         "without TRAINWORKS_JOB_SECRET: who comes first may join, or lead and start programs": hosts,
@@ -257,7 +291,9 @@ def test_check_says_who_may_join_and_lead(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ a daemon that is lost
-def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(tmp_path: Path) -> None:
+def test_an_orphans_status_counts_when_nothing_is_left_that_could_start_a_rank(
+    tmp_path: Path,
+) -> None:
     """The starts of a daemon leave other processes behind; one of these may fail while the daemon comes up."""
     told: list[str] = []
     alive = [True]

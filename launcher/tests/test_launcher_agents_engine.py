@@ -34,14 +34,18 @@ def fail(network: Network, tmp_path: Path, dialect: Dialect, before: str = "") -
     """Run a job of both hosts, which cannot start. before: what sh does on algo-2 first."""
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
-    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
+    manifest = write_manifest(
+        tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
+    )
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest), "TRAINWORKS_CONTROL_PORT": PORT}
     with contextlib.ExitStack() as stack:
         hosts = []
         for name in network.hosts:
             base = tmp_path / name
             config: dict[str, Json] = {"hosts": list(network.hosts), "current_host": name}
-            write_inputs(base, "print('trained')", MPI, {**config, "network_interface_name": "eth0"})
+            write_inputs(
+                base, "print('trained')", MPI, {**config, "network_interface_name": "eth0"}
+            )
             first = before if name == "algo-2" else ""
             begin = ("sh", "-c", f'{first}\nexec "$@"', "sh")
             own = (*OWN, "sh", "-c", BECOME_HOST, "sh", name, str(tmp_path))
@@ -55,22 +59,44 @@ def fail(network: Network, tmp_path: Path, dialect: Dialect, before: str = "") -
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_a_host_without_the_daemon_is_named(network: Network, tmp_path: Path, dialect: Dialect) -> None:
-    program = Path(mpirun(dialect)[0]).resolve().parent / ("prted" if dialect.major >= 5 else "orted")
+def test_a_host_without_the_daemon_is_named(
+    network: Network, tmp_path: Path, dialect: Dialect
+) -> None:
+    program = Path(mpirun(dialect)[0]).resolve().parent / (
+        "prted" if dialect.major >= 5 else "orted"
+    )
     fail(network, tmp_path, dialect, f"mount --bind /dev/null {program.resolve()}")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_a_host_that_reaches_the_control_port_only_is_named(network: Network, tmp_path: Path, dialect: Dialect) -> None:
+def test_a_host_that_reaches_the_control_port_only_is_named(
+    network: Network, tmp_path: Path, dialect: Dialect
+) -> None:
     if not shutil.which("iptables"):
         pytest.skip("not here: iptables")
-    closed = ("iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn", "!", "--dport", PORT, "-j", "REJECT")
+    closed = (
+        "iptables",
+        "-A",
+        "INPUT",
+        "-i",
+        "eth0",
+        "-p",
+        "tcp",
+        "--syn",
+        "!",
+        "--dport",
+        PORT,
+        "-j",
+        "REJECT",
+    )
     call(*network.inside("algo-1", *closed))
     fail(network, tmp_path, dialect)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_a_programs_mpirun_says_which_host_lacks_the_daemon(network: Network, tmp_path: Path, dialect: Dialect) -> None:
+def test_a_programs_mpirun_says_which_host_lacks_the_daemon(
+    network: Network, tmp_path: Path, dialect: Dialect
+) -> None:
     """And ends: the program decides what follows."""
     path = Path(mpirun(dialect)[0])
     program = path.resolve().parent / ("prted" if dialect.major >= 5 else "orted")

@@ -37,7 +37,12 @@ NASTY = (
 )
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.sampled_from(NASTY),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.sampled_from(NASTY),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
@@ -84,7 +89,12 @@ def test_arguments_are_sorted_by_name() -> None:
         ("", "--x-y ", "--x-y ", "x-y=''"),
         ([1, "b"], "--x-y 1 b", '--x-y [1,·"b"]', "x-y=[1,b]"),
         ([], "", "--x-y []", "x-y=[]"),
-        ({"b": {"c": None}, "a": "x,y"}, "--x-y a=x,y,b={'c':·None}", None, "x-y.b.c=null x-y.a='x,y'"),
+        (
+            {"b": {"c": None}, "a": "x,y"},
+            "--x-y a=x,y,b={'c':·None}",
+            None,
+            "x-y.b.c=null x-y.a='x,y'",
+        ),
         ({"not a key": 1}, "--x-y not·a·key=1", '--x-y {"not·a·key":·1}', "x-y={not\\·a\\·key:1}"),
         ({}, "--x-y ", "--x-y {}", "x-y={}"),
     ],
@@ -104,8 +114,15 @@ def test_the_other_styles(value: Json, flag: str, as_json: str | None, assignmen
 
 def test_the_table_of_styles_is_true() -> None:
     """Each cell of the launcher's README, as a shell would read it."""
-    text = (REPOSITORY / "launcher/README.md").read_text(encoding="utf-8").partition("| style | true")[2]
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.partition("\n\n")[0].splitlines()[2:]]
+    text = (
+        (REPOSITORY / "launcher/README.md")
+        .read_text(encoding="utf-8")
+        .partition("| style | true")[2]
+    )
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in text.partition("\n\n")[0].splitlines()[2:]
+    ]
     assert [row[0] for row in rows] == list(STYLES)
     values: tuple[Json, ...] = (True, False, None, [1, "a b"], {"a": {"b": 1}})
     for style, *cells in rows:
@@ -143,7 +160,12 @@ def ask(python: str, program: str, questions: list[Json], cwd: Path) -> list[Jso
         timeout=TIME_OUT,
         check=False,
         cwd=cwd,
-        env={"HOME": str(cwd), "PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(cwd), "PYTHONUTF8": "1"},
+        env={
+            "HOME": str(cwd),
+            "PATH": "/usr/bin:/bin",
+            "SAGEMAKER_BASE_DIR": str(cwd),
+            "PYTHONUTF8": "1",
+        },
     )
     assert done.returncode == 0, done.stderr.decode()
     answers: list[Json] = json.loads(done.stdout.splitlines()[-1])
@@ -192,10 +214,18 @@ def test_the_json_style_is_what_model_trainer_gives(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_hydra_reads_back_what_the_assignments_say(tmp_path: Path) -> None:
     key = st.from_regex(r"[a-z][a-z0-9_]{0,4}", fullmatch=True)
-    word = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).filter(lambda t: "${" not in t)
-    leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | word
-    leaf |= st.sampled_from([*NASTY, "true", "null", "1e3", "inf", "a,b", "[1]", "{a:1}", "f(x)", "a=b", "_", "a/b.c"])
-    values = st.recursive(leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(key, inner, max_size=3))
+    word = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).filter(
+        lambda t: "${" not in t
+    )
+    leaf = (
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | word
+    )
+    leaf |= st.sampled_from(
+        [*NASTY, "true", "null", "1e3", "inf", "a,b", "[1]", "{a:1}", "f(x)", "a=b", "_", "a/b.c"]
+    )
+    values = st.recursive(
+        leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(key, inner, max_size=3)
+    )
     users = many(st.dictionaries(key.map(lambda name: f"h_{name}"), values, max_size=3), 300)
     program = (
         "from hydra.core.override_parser.overrides_parser import OverridesParser\n"
@@ -237,16 +267,28 @@ def test_hydra_reads_back_what_the_assignments_say(tmp_path: Path) -> None:
 def test_the_job_chooses_the_style_and_the_image_the_default(
     hyperparameter: Json, variable: str, expected: tuple[str, ...]
 ) -> None:
-    given = {"amp": True} | ({} if hyperparameter is None else {names.ARGUMENT_STYLE: hyperparameter})
-    made = plan(environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_STYLE_VARIABLE: variable}))
+    given = {"amp": True} | (
+        {} if hyperparameter is None else {names.ARGUMENT_STYLE: hyperparameter}
+    )
+    made = plan(
+        environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_STYLE_VARIABLE: variable})
+    )
     assert made.argv[2:] == expected
     assert json.loads(made.env["SM_USER_ARGS"]) == list(expected)
 
 
 @pytest.mark.parametrize(("hyperparameter", "variable"), [("given", "name"), (None, "given")])
-def test_arguments_may_keep_the_order_of_the_platforms_file(hyperparameter: Json, variable: str) -> None:
-    given = {"config": "a.yaml", "batch": 2, **({names.ARGUMENT_ORDER: hyperparameter} if hyperparameter else {})}
-    made = plan(environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_ORDER_VARIABLE: variable}))
+def test_arguments_may_keep_the_order_of_the_platforms_file(
+    hyperparameter: Json, variable: str
+) -> None:
+    given = {
+        "config": "a.yaml",
+        "batch": 2,
+        **({names.ARGUMENT_ORDER: hyperparameter} if hyperparameter else {}),
+    }
+    made = plan(
+        environment(given, variables={"PATH": "/usr/bin", names.ARGUMENT_ORDER_VARIABLE: variable})
+    )
     assert made.argv[2:] == ("--config", "a.yaml", "--batch", "2")
 
 
@@ -267,9 +309,12 @@ def test_an_unknown_order_is_refused() -> None:
         (3, "", "3 is not an argument style"),
     ],
 )
-def test_an_unknown_style_is_refused_with_the_nearest_one(hyperparameter: Json, variable: str, words: str) -> None:
+def test_an_unknown_style_is_refused_with_the_nearest_one(
+    hyperparameter: Json, variable: str, words: str
+) -> None:
     made = environment(
-        {names.ARGUMENT_STYLE: hyperparameter}, variables={"PATH": "/", names.ARGUMENT_STYLE_VARIABLE: variable}
+        {names.ARGUMENT_STYLE: hyperparameter},
+        variables={"PATH": "/", names.ARGUMENT_STYLE_VARIABLE: variable},
     )
     with pytest.raises(RefusalError) as refused:
         plan(made)
@@ -281,16 +326,29 @@ def test_an_argument_over_the_kernels_limit_is_refused_with_advice() -> None:
         plan(environment({"vocabulary": "x" * 131_072, "b": "ä" * 70_000, "fits": "x" * 131_071}))
     assert len(refused.value.problems) == 2
     text = str(refused.value.problems[1])
-    assert text.startswith("its argument has 131,072 bytes, and the kernel takes at most 131,071 (hyperparameter voc")
+    assert text.startswith(
+        "its argument has 131,072 bytes, and the kernel takes at most 131,071 (hyperparameter voc"
+    )
     assert "set sagemaker_argument_style to 'none'" in text
     assert "SM_HP_VOCABULARY_FILE" in text
     assert "SM_HPS_FILE" in text
-    assert plan(environment({"vocabulary": "x" * 131_072, names.ARGUMENT_STYLE: "none"})).argv[2:] == ()
+    assert (
+        plan(environment({"vocabulary": "x" * 131_072, names.ARGUMENT_STYLE: "none"})).argv[2:]
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
     ("delivered", "decoded"),
-    [("3", 3), ("0.5", 0.5), ('"it is"', "it is"), ("it is", "it is"), ("true", True), ("True", "True"), ("", "")],
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ('"it is"', "it is"),
+        ("it is", "it is"),
+        ("true", True),
+        ("True", "True"),
+        ("", ""),
+    ],
 )
 def test_the_platform_delivers_strings(delivered: str, decoded: Json) -> None:
     assert decode_values({"x": delivered}) == {"x": decoded}
@@ -298,10 +356,19 @@ def test_the_platform_delivers_strings(delivered: str, decoded: Json) -> None:
 
 def test_reserved_names_never_reach_the_script() -> None:
     user, reserved = split_reserved(
-        {"epochs": 1, "sagemaker_anything": 2, "_tuning_objective_metric": "m", "default_user_module_name": "x"}
+        {
+            "epochs": 1,
+            "sagemaker_anything": 2,
+            "_tuning_objective_metric": "m",
+            "default_user_module_name": "x",
+        }
     )
     assert dict(user) == {"epochs": 1}
-    assert set(reserved) == {"sagemaker_anything", "_tuning_objective_metric", "default_user_module_name"}
+    assert set(reserved) == {
+        "sagemaker_anything",
+        "_tuning_objective_metric",
+        "default_user_module_name",
+    }
 
 
 ON: tuple[Json, ...] = (True, "true", "True", 1, "1")

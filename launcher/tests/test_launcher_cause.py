@@ -18,7 +18,9 @@ from trainworks_launcher.supervise.outcome.records import Record
 from trainworks_launcher.supervise.outcome.starters import Report, report_of
 from trainworks_testing.ports import free_port
 
-IMPORTS = "import atexit, logging, os, signal, subprocess, sys, threading, time, traceback, warnings\n"
+IMPORTS = (
+    "import atexit, logging, os, signal, subprocess, sys, threading, time, traceback, warnings\n"
+)
 HANDLED = (
     IMPORTS
     + """
@@ -29,7 +31,9 @@ except OSError:
 """
 )
 LOGGED = HANDLED.replace("traceback.print_exc()", "logging.exception('no cache, going on')")
-BARS = "for step in range(9): sys.stderr.write(f'\\r {step}0%|## | {step}/9 [00:01<00:02, 3.1it/s]')\n"
+BARS = (
+    "for step in range(9): sys.stderr.write(f'\\r {step}0%|## | {step}/9 [00:01<00:02, 3.1it/s]')\n"
+)
 DIES = "raise ValueError('loss is nan')\n"
 NO_CACHE = "No such file or directory: '/no/such/cache'"
 
@@ -81,7 +85,10 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         (IMPORTS + "atexit.register(lambda: 1 / 0)\n" + DIES, "ValueError: loss is nan"),
         (IMPORTS + "atexit.register(os.abort)\n" + DIES, "ValueError: loss is nan"),
         (IMPORTS + "atexit.register(os._exit, 9)\n" + DIES, "ValueError: loss is nan"),
-        (IMPORTS + "sys.excepthook = lambda *_: print('sorry')\n" + DIES, "ValueError: loss is nan"),
+        (
+            IMPORTS + "sys.excepthook = lambda *_: print('sorry')\n" + DIES,
+            "ValueError: loss is nan",
+        ),
         (HANDLED + "raise KeyError('a later one')", "KeyError: 'a later one'"),
         (
             f"raise RuntimeError('Error(s) in loading state_dict for Llama:\\n\\tMissing key(s): ' + {STATE})",
@@ -97,8 +104,14 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         ),
         # what only says that a process failed which it had started
         (IMPORTS + child(DIES) + "check=True)", "ValueError: loss is nan"),
-        (IMPORTS + child(IMPORTS + child(DIES) + "check=True)") + "check=True)", "ValueError: loss is nan"),
-        (IMPORTS + "sys.exit(" + child(DIES) + "check=False).returncode)", "ValueError: loss is nan"),
+        (
+            IMPORTS + child(IMPORTS + child(DIES) + "check=True)") + "check=True)",
+            "ValueError: loss is nan",
+        ),
+        (
+            IMPORTS + "sys.exit(" + child(DIES) + "check=False).returncode)",
+            "ValueError: loss is nan",
+        ),
         (IMPORTS + child("exit(3)") + "check=True)", "subprocess.CalledProcessError: Command"),
         # an error that another process raised, in the words of who passes it on
         (
@@ -107,7 +120,9 @@ STATE = "', '.join(f'model.layers.{n}.self_attn.q_proj.weight' for n in range(20
         ),
     ],
 )
-def test_the_exception_that_ended_the_process_is_the_cause(tmp_path: Path, script: str, words: str) -> None:
+def test_the_exception_that_ended_the_process_is_the_cause(
+    tmp_path: Path, script: str, words: str
+) -> None:
     """Whatever is printed after it, by whom, and how long its text is."""
     assert_cause(run(tmp_path, script), words)
 
@@ -123,14 +138,32 @@ def test_the_exception_that_ended_the_process_is_the_cause(tmp_path: Path, scrip
         (HANDLED + "sys.exit(3)", "exit status 3"),
         (LOGGED + "logging.info('going on')\nos._exit(1)", "exit status 1"),
         (HANDLED + "sys.exit('no token budget left')", "no token budget left"),
-        (LOGGED + "print('error: the validation set is empty', file=sys.stderr)\nsys.exit(1)", "error: the validation"),
-        (HANDLED.replace("traceback.print_exc()", "warnings.warn(traceback.format_exc())") + "sys.exit(3)", "status 3"),
+        (
+            LOGGED + "print('error: the validation set is empty', file=sys.stderr)\nsys.exit(1)",
+            "error: the validation",
+        ),
+        (
+            HANDLED.replace("traceback.print_exc()", "warnings.warn(traceback.format_exc())")
+            + "sys.exit(3)",
+            "status 3",
+        ),
         (HANDLED + BARS + "sys.exit('\\nloss is nan, giving up')", "loss is nan, giving up"),
         (HANDLED + BARS + "sys.exit(1)", "exit status 1"),
         # in a child that the script survives, or in a thread
-        (IMPORTS + child("open('/no/such/cache')") + "check=False)\nsys.exit('the set is empty')", "the set is empty"),
-        (IMPORTS + child("open('/no/such/cache')") + "check=False)\n" + DIES, "ValueError: loss is nan"),
-        (IMPORTS + child("open('/no/such/cache')") + "check=False)\nos._exit(17)", "exit status 17"),
+        (
+            IMPORTS
+            + child("open('/no/such/cache')")
+            + "check=False)\nsys.exit('the set is empty')",
+            "the set is empty",
+        ),
+        (
+            IMPORTS + child("open('/no/such/cache')") + "check=False)\n" + DIES,
+            "ValueError: loss is nan",
+        ),
+        (
+            IMPORTS + child("open('/no/such/cache')") + "check=False)\nos._exit(17)",
+            "exit status 17",
+        ),
         (
             IMPORTS
             + "thread = threading.Thread(target=open, args=('/no/such/cache',))\nthread.start()\nthread.join()\n"
@@ -148,13 +181,29 @@ def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, wor
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=1)\np.parse_args()", "--lr"),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=1)\np.parse_args()",
+            "--lr",
+        ),
         (IMPORTS + "print('a'); sys.exit('no data in /opt/ml/input')", "no data in /opt/ml/input"),
-        (IMPORTS + "atexit.register(print, 'tracker: done', file=sys.stderr)\nsys.exit('no disk')", "no disk"),
-        (IMPORTS + 'sys.exit("größe \\"4\\" 火 \U0001f525 \\\\ x")', 'größe "4" 火 \U0001f525 \\ x'),
-        (IMPORTS + "sys.exit('cannot start:\\n  no data\\n  no model')", "cannot start: no data no model"),
+        (
+            IMPORTS
+            + "atexit.register(print, 'tracker: done', file=sys.stderr)\nsys.exit('no disk')",
+            "no disk",
+        ),
+        (
+            IMPORTS + 'sys.exit("größe \\"4\\" 火 \U0001f525 \\\\ x")',
+            'größe "4" 火 \U0001f525 \\ x',
+        ),
+        (
+            IMPORTS + "sys.exit('cannot start:\\n  no data\\n  no model')",
+            "cannot start: no data no model",
+        ),
         (IMPORTS + "logging.error('corrupt shard 7')\nsys.exit(1)", "corrupt shard 7"),
-        (IMPORTS + "atexit.register(lambda: 1 / 0)\nsys.exit('accuracy is below 0.9')", "accuracy is below 0.9"),
+        (
+            IMPORTS + "atexit.register(lambda: 1 / 0)\nsys.exit('accuracy is below 0.9')",
+            "accuracy is below 0.9",
+        ),
         (IMPORTS + IGNORED + "sys.exit('accuracy is below 0.9')", "accuracy is below 0.9"),
         (IMPORTS + BARS + "sys.exit(4)", "exit status 4"),
         (IMPORTS + "print('epoch 7 done', file=sys.stderr); sys.exit(4)", "exit status 4"),
@@ -162,25 +211,39 @@ def test_a_handled_exception_is_never_the_cause(tmp_path: Path, script: str, wor
         (IMPORTS + "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", "killed by SIGINT"),
     ],
 )
-def test_a_python_that_no_exception_ended_says_why_at_last(tmp_path: Path, script: str, words: str) -> None:
+def test_a_python_that_no_exception_ended_says_why_at_last(
+    tmp_path: Path, script: str, words: str
+) -> None:
     assert_cause(run(tmp_path, script), words)
 
 
 @pytest.mark.parametrize(
     ("script", "shown"),
     [
-        (IMPORTS + "os.write(2, b'free(): invalid pointer\\n'); os.abort()", "free(): invalid pointer"),
-        (IMPORTS + "import faulthandler\nfaulthandler.enable()\nos.abort()", "Fatal Python error: Aborted"),
-        (IMPORTS + "print('Error: no checkpoint', file=sys.stderr); os._exit(4)", "Error: no checkpoint"),
         (
-            IMPORTS + "def hook(given):\n    traceback.print_exception(given.exc_value)\n    os._exit(1)\n"
+            IMPORTS + "os.write(2, b'free(): invalid pointer\\n'); os.abort()",
+            "free(): invalid pointer",
+        ),
+        (
+            IMPORTS + "import faulthandler\nfaulthandler.enable()\nos.abort()",
+            "Fatal Python error: Aborted",
+        ),
+        (
+            IMPORTS + "print('Error: no checkpoint', file=sys.stderr); os._exit(4)",
+            "Error: no checkpoint",
+        ),
+        (
+            IMPORTS
+            + "def hook(given):\n    traceback.print_exception(given.exc_value)\n    os._exit(1)\n"
             "threading.excepthook = hook\n"
             "threading.Thread(target=open, args=('/no/such/cache',)).start()\ntime.sleep(9)",
             NO_CACHE,
         ),
     ],
 )
-def test_what_leaves_no_record_is_shown_and_not_judged(tmp_path: Path, script: str, shown: str) -> None:
+def test_what_leaves_no_record_is_shown_and_not_judged(
+    tmp_path: Path, script: str, shown: str
+) -> None:
     made = run(tmp_path, script)
     assert_cause(made, "train.py on host")
     assert shown in made.failure
@@ -212,12 +275,18 @@ ASSERTIONS = (
             "OSError: no file",
             "while handling ZeroDivisionError: division by zero",
         ),
-        (ASSERTIONS, "RuntimeError: CUDA error: device-side assert", "Assertion `index < size` failed."),
+        (
+            ASSERTIONS,
+            "RuntimeError: CUDA error: device-side assert",
+            "Assertion `index < size` failed.",
+        ),
         pytest.param(
             "raise ExceptionGroup('2 shards failed', [OSError('shard-3'), KeyError('labels')])",
             "OSError: shard-3 (in ExceptionGroup: 2 shards failed (2 sub-exceptions))",
             "OSError: shard-3",
-            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="no groups before Python 3.11"),
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11), reason="no groups before Python 3.11"
+            ),
         ),
         (
             "import threading\nt = threading.Thread(target=open, args=('/no/x',), name='reader')\nt.start(); t.join()\n"
@@ -227,7 +296,9 @@ ASSERTIONS = (
         ),
     ],
 )
-def test_what_an_exception_hides_is_told(tmp_path: Path, script: str, cause: str, note: str) -> None:
+def test_what_an_exception_hides_is_told(
+    tmp_path: Path, script: str, cause: str, note: str
+) -> None:
     made = run(tmp_path, script)
     assert_cause(made, cause)
     assert note in "\n".join(made.failure.splitlines()[:4])
@@ -240,7 +311,9 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'no_such_module'"
 
 @pytest.mark.parametrize("later", [LATER, ""])
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
-def test_an_exception_that_the_program_survived_is_a_note(tmp_path: Path, later: str, end: str) -> None:
+def test_an_exception_that_the_program_survived_is_a_note(
+    tmp_path: Path, later: str, end: str
+) -> None:
     """An optional import failed in a child, and was handled; NCCL's watchdog ends a rank by abort."""
     made = run(tmp_path, LONG_AGO + later + end)
     assert NOT_FOUND not in made.failure.splitlines()[0]
@@ -303,7 +376,9 @@ DIES_IN_SHELL = f"{sys.executable} -c 'open(\"/no/such/cache\")'"
         (f"env -u PYTHONPATH {DIES_IN_SHELL}", "run.sh on host"),
     ],
 )
-def test_a_shell_script_dies_of_the_python_that_it_ran(tmp_path: Path, script: str, words: str) -> None:
+def test_a_shell_script_dies_of_the_python_that_it_ran(
+    tmp_path: Path, script: str, words: str
+) -> None:
     write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
     (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\nset -e\n{script}\n", encoding="utf-8")
     with Launcher(tmp_path) as made:
@@ -323,7 +398,11 @@ def died(message: str) -> Record:
         (None, 137, True),
         (None, 1, True),
         (died("RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.\n"), 1, True),
-        (died("BrokenProcessPool: A process in the process pool was terminated abruptly\n"), 1, True),
+        (
+            died("BrokenProcessPool: A process in the process pool was terminated abruptly\n"),
+            1,
+            True,
+        ),
         (died("ValueError: label 17 is out of range\n"), 1, False),
         (Record(7), 3, False),
     ],
@@ -333,7 +412,9 @@ def test_what_the_kernel_killed_is_the_cause_of_that_end_only(
 ) -> None:
     """A script may have survived the end of a helper, and die of something else much later."""
     said = Said(b"step 1\n", b"step 1\n", [record] if record else [], 7)
-    text = failure_of(what="x.py", host="a", mode="none", returncode=code, said=said, oom_kills=1).text
+    text = failure_of(
+        what="x.py", host="a", mode="none", returncode=code, said=said, oom_kills=1
+    ).text
     told = "out of memory: the kernel killed 1 process(es) of host a"
     assert text.startswith(told) is of_memory
     assert told in text
@@ -355,7 +436,9 @@ exiting or it will be considered an "abnormal termination"
 def test_mpirun_says_which_rank_ended_too_early(program: str) -> None:
     words = IMPROPERLY.replace("PROGRAM", program).encode()
     for ranks_by in ("mpirun", ""):
-        assert report_of(words, ranks_by) == Report(3, 0, "algo-2", ended_early=True, starter="mpirun")
+        assert report_of(words, ranks_by) == Report(
+            3, 0, "algo-2", ended_early=True, starter="mpirun"
+        )
 
 
 MPIRUN = """\
@@ -386,14 +469,19 @@ raise RuntimeError("[pair.cc:534] Connection closed by peer")
 """
 
 
-def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_needed_it(tmp_path: Path) -> None:
+def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_needed_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "output").mkdir()
     os.mkfifo(tmp_path / "output/pipe")
     with ranks(tmp_path, EARLY, 2) as made:
         assert made.wait() == 1
-    assert_cause(made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0")
+    assert_cause(
+        made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0"
+    )
     assert (
-        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by peer" in made.failure
+        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by peer"
+        in made.failure
     )
 
 
@@ -420,9 +508,15 @@ except ValueError as error:
 
 @pytest.mark.parametrize(
     ("end", "cause"),
-    [("os._exit(3)", "ValueError: shard 7 is empty"), ("os._exit(0)", ""), ("raise", "ValueError: shard")],
+    [
+        ("os._exit(3)", "ValueError: shard 7 is empty"),
+        ("os._exit(0)", ""),
+        ("raise", "ValueError: shard"),
+    ],
 )
-def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(tmp_path: Path, end: str, cause: str) -> None:
+def test_torchs_error_file_tells_of_a_rank_that_has_left_no_record(
+    tmp_path: Path, end: str, cause: str
+) -> None:
     script = NO_HOOK.replace("END", end)
     with ranks(tmp_path, script, 2) as made:
         assert bool(made.wait()) is bool(cause), made.text
@@ -456,14 +550,19 @@ Root Cause (first observed failure):
 NO_OTHERS: Mapping[str, tuple[str, str]] = {}
 
 
-def own_starter(base: Path, said: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS) -> None:
+def own_starter(
+    base: Path, said: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS
+) -> None:
     """The inputs of a host whose script starts its ranks itself, and fails with what their starter said.
 
     Hosts have one script: with ``others`` it is for each of them what it runs first and what is said there.
     """
     config: dict[str, Json] = {"hosts": [*others], "current_host": host} if others else {}
     write_inputs(base, "", {"sagemaker_program": "run.sh"}, config)
-    lines = ["#!/bin/bash", *(f"[ $SM_CURRENT_HOST != {name} ] || {{ {wait}; }}" for name, (wait, _) in others.items())]
+    lines = [
+        "#!/bin/bash",
+        *(f"[ $SM_CURRENT_HOST != {name} ] || {{ {wait}; }}" for name, (wait, _) in others.items()),
+    ]
     for name, (_, words) in (others or {"": ("", said)}).items():
         condition = f"[ $SM_CURRENT_HOST != {name} ] || " if name else ""
         lines.append(f"{condition}cat >&2 <<'END'\n{words}END")
@@ -480,7 +579,9 @@ def one_after_the_other(base: Path, first: str, second: str) -> str:
     os.mkfifo(base / "pipe")
     waits = first.replace("'raise", f'\'open("{base}/pipe").read(); raise')
     then = f'import os, time; open("{base}/pipe", "w").close(); pid = os.environ["FIRST"]'
-    polls = second.replace("'raise", f'\'{then}\nwhile os.path.exists("/proc/" + pid): time.sleep(0.01)\nraise')
+    polls = second.replace(
+        "'raise", f'\'{then}\nwhile os.path.exists("/proc/" + pid): time.sleep(0.01)\nraise'
+    )
     return f"{waits} &\nFIRST=$! {polls} &\nwait\n"
 
 
@@ -504,8 +605,18 @@ DEEPSPEED = (
         ((1, 0), torchrun(1, 1), "ValueError: first", 1),
         ((0,), torchrun(0, 1), "RuntimeError: [pair.cc:534] Connection closed by peer", 0),
         ((), DEEPSPEED, "rank 1 (mode none): exit status 7", 1),
-        ((), IMPROPERLY.replace("PROGRAM", "prterun"), "rank 3 (mode none): ended with exit status 0", 3),
-        ((9, 0), "", "ValueError: first", 9),  # nothing is said of it: the rank is that of the record
+        (
+            (),
+            IMPROPERLY.replace("PROGRAM", "prterun"),
+            "rank 3 (mode none): ended with exit status 0",
+            3,
+        ),
+        (
+            (9, 0),
+            "",
+            "ValueError: first",
+            9,
+        ),  # nothing is said of it: the rank is that of the record
     ],
 )
 def test_the_report_of_a_starter_that_the_script_started_is_read(
@@ -516,13 +627,19 @@ def test_the_report_of_a_starter_that_the_script_started_is_read(
     run_sh = tmp_path / "code/run.sh"
     deaths = died_of(0, GONE)
     if len(ranks_died) > 1:
-        deaths = one_after_the_other(tmp_path, died_of(ranks_died[0], 'ValueError("first")'), deaths)
+        deaths = one_after_the_other(
+            tmp_path, died_of(ranks_died[0], 'ValueError("first")'), deaths
+        )
     if ranks_died:
-        run_sh.write_text(f"#!/bin/bash\n{deaths}\n{run_sh.read_text(encoding='utf-8')}", encoding="utf-8")
+        run_sh.write_text(
+            f"#!/bin/bash\n{deaths}\n{run_sh.read_text(encoding='utf-8')}", encoding="utf-8"
+        )
     with Launcher(tmp_path) as made:
         assert made.wait() == 1
     assert_cause(made, cause)
-    assert json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["rank"] == rank
+    assert (
+        json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["rank"] == rank
+    )
 
 
 def test_of_two_hosts_the_one_whose_rank_broke_the_connection_tells_why(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def safetensors(size: int = 100) -> bytes:
 
 
 ZIP, TENSORS = zipped(), safetensors()
-INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+INDEX = json.dumps(
+    {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+).encode()
 METADATA = b"\x80\x04 a pickle that names __0_0.distcp and __1_0.distcp"
 
 Files = Mapping[str, bytes]
@@ -47,7 +49,10 @@ Files = Mapping[str, bytes]
         pytest.param({"notes.txt": b"x", "model.pt": ZIP}, "", id="no checkpoint"),
         # transformers
         pytest.param(
-            {"checkpoint-500/trainer_state.json": b"{}", "checkpoint-1000/trainer_state.json": b"{}"},
+            {
+                "checkpoint-500/trainer_state.json": b"{}",
+                "checkpoint-1000/trainer_state.json": b"{}",
+            },
             "checkpoint-1000",
             id="by number, not by name",
         ),
@@ -70,7 +75,9 @@ Files = Mapping[str, bytes]
             id="safetensors cut off",
         ),
         pytest.param(
-            {"checkpoint-9/trainer_state.json": b"{}", "checkpoint-9/optimizer.pt": ZIP[:-30]}, "", id="zip cut off"
+            {"checkpoint-9/trainer_state.json": b"{}", "checkpoint-9/optimizer.pt": ZIP[:-30]},
+            "",
+            id="zip cut off",
         ),
         pytest.param(
             {
@@ -88,12 +95,27 @@ Files = Mapping[str, bytes]
         ),
         # torch.distributed.checkpoint
         pytest.param(
-            {"step-8/.metadata": METADATA, "step-8/__0_0.distcp": b"x", "step-8/__1_0.distcp": b"x"}, "step-8", id="dcp"
+            {
+                "step-8/.metadata": METADATA,
+                "step-8/__0_0.distcp": b"x",
+                "step-8/__1_0.distcp": b"x",
+            },
+            "step-8",
+            id="dcp",
         ),
-        pytest.param({"step-8/.metadata": METADATA, "step-8/__0_0.distcp": b"x"}, "", id="dcp, a part is missing"),
-        pytest.param({"step-8/__0_0.distcp": b"x", "step-8/__1_0.distcp": b"x"}, "", id="dcp, no metadata"),
         pytest.param(
-            {"checkpoint-9/trainer_state.json": b"{}", "checkpoint-9/optimizer_0/__0_0.distcp": b"x"},
+            {"step-8/.metadata": METADATA, "step-8/__0_0.distcp": b"x"},
+            "",
+            id="dcp, a part is missing",
+        ),
+        pytest.param(
+            {"step-8/__0_0.distcp": b"x", "step-8/__1_0.distcp": b"x"}, "", id="dcp, no metadata"
+        ),
+        pytest.param(
+            {
+                "checkpoint-9/trainer_state.json": b"{}",
+                "checkpoint-9/optimizer_0/__0_0.distcp": b"x",
+            },
             "",
             id="dcp in a checkpoint of transformers",
         ),
@@ -107,7 +129,11 @@ Files = Mapping[str, bytes]
             "lightning_logs/version_0/checkpoints/epoch=1-step=100.ckpt",
             id="lightning",
         ),
-        pytest.param({"epoch=1-step=100.ckpt": ZIP, "last.ckpt": ZIP}, "last.ckpt", id="the later one without number"),
+        pytest.param(
+            {"epoch=1-step=100.ckpt": ZIP, "last.ckpt": ZIP},
+            "last.ckpt",
+            id="the later one without number",
+        ),
         # DeepSpeed, Megatron-LM
         pytest.param(
             {"latest": b"global_step7\n", "global_step7/a.pt": ZIP, "global_step8/a.pt": ZIP},
@@ -115,14 +141,22 @@ Files = Mapping[str, bytes]
             id="deepspeed",
         ),
         pytest.param(
-            {"latest_checkpointed_iteration.txt": b"70", "iter_0000070/a.pt": ZIP, "iter_0000080/a.pt": ZIP},
+            {
+                "latest_checkpointed_iteration.txt": b"70",
+                "iter_0000070/a.pt": ZIP,
+                "iter_0000080/a.pt": ZIP,
+            },
             "iter_0000070",
             id="megatron",
         ),
         # a script's own
         pytest.param({"checkpoint.pt": ZIP}, "checkpoint.pt", id="one file"),
         pytest.param({"checkpoint.pt": b""}, "", id="an empty file"),
-        pytest.param({"epoch_4/_SUCCESS": b"", "epoch_5/w.pt": ZIP, "epoch_6.tmp/_SUCCESS": b""}, "epoch_4", id="mark"),
+        pytest.param(
+            {"epoch_4/_SUCCESS": b"", "epoch_5/w.pt": ZIP, "epoch_6.tmp/_SUCCESS": b""},
+            "epoch_4",
+            id="mark",
+        ),
     ],
 )
 def test_the_newest_complete_checkpoint(tmp_path: Path, files: Files, newest: str) -> None:
@@ -159,7 +193,8 @@ def test_the_variables_of_a_first_start(directory: str, newest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("torchrun", "before", "count", "step"), [("0", "2", "2", "1"), ("1", "0", "1", "2"), ("3", "2", "5", "2")]
+    ("torchrun", "before", "count", "step"),
+    [("0", "2", "2", "1"), ("1", "0", "1", "2"), ("3", "2", "5", "2")],
 )
 def test_a_rank_that_torchrun_starts_again_looks_again(
     tmp_path: Path, torchrun: str, before: str, count: str, step: str
@@ -210,7 +245,11 @@ def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> N
         said.append(done.stdout.decode().split())
         (tmp_path / f"checkpoint-{number}").mkdir()
         (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text("{}", encoding="utf-8")
-    assert said == [["2", "None"], ["3", str(tmp_path / "checkpoint-1")], ["4", str(tmp_path / "checkpoint-2")]]
+    assert said == [
+        ["2", "None"],
+        ["3", str(tmp_path / "checkpoint-1")],
+        ["4", str(tmp_path / "checkpoint-2")],
+    ]
 
 
 FAILS_ONCE = """

@@ -48,19 +48,31 @@ OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12
     [
         (Checks(), Seen(), []),
         # driver
-        (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), Seen("470.57.02"), [(FAILED, OLD)]),
+        (
+            Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"),
+            Seen("470.57.02"),
+            [(FAILED, OLD)],
+        ),
         (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), Seen("525.60.13"), []),
         (Checks(gpus=1, minimum_driver="525.60.13"), Seen("1000.1"), []),  # numbers, not text
         (Checks(gpus=1, minimum_driver="525.60.13"), Seen(), []),  # the host does not say
         (Checks(gpus=1), Seen("470.57.02"), []),  # the image does not say
-        (Checks(gpus=2, without_cuda=True), Seen(), [(WARNING, "2 GPUs and an image without CUDA")]),
+        (
+            Checks(gpus=2, without_cuda=True),
+            Seen(),
+            [(WARNING, "2 GPUs and an image without CUDA")],
+        ),
         # counts
         (
             Checks(gpus=1, row_gpus=8, instance_type="ml.x"),
             Seen(),
             [(FAILED, "ml.x has 8 GPUs, and this container has 1")],
         ),
-        (Checks(row_gpus=1, without_cuda=True), Seen(), [(WARNING, "1 GPU and an image without CUDA")]),
+        (
+            Checks(row_gpus=1, without_cuda=True),
+            Seen(),
+            [(WARNING, "1 GPU and an image without CUDA")],
+        ),
         (Checks(gpus=8, row_gpus=8), Seen(), []),
         (Checks(gpus=8, row_gpus=0), Seen(), []),  # the type is not known
         (
@@ -77,7 +89,11 @@ OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12
         ),
         (Checks(shared_memory=True), Seen(shared_memory=1 << 30), []),
         (Checks(), Seen(shared_memory=64 << 20), []),
-        (Checks(), Seen(free={"/a": 1 << 30, "/b": 3 << 30}), [(WARNING, "/a has 1.0 GiB of free disk")]),
+        (
+            Checks(),
+            Seen(free={"/a": 1 << 30, "/b": 3 << 30}),
+            [(WARNING, "/a has 1.0 GiB of free disk")],
+        ),
         (
             Checks(),
             Seen(free={"/a": 1 << 30, "/b": 4096}),
@@ -91,7 +107,9 @@ OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12
         (Checks(interface="eth1"), Seen(interface_up=None), []),
     ],
 )
-def test_what_the_figures_of_a_host_mean(asked: Checks, seen: Seen, expected: list[tuple[str, str]]) -> None:
+def test_what_the_figures_of_a_host_mean(
+    asked: Checks, seen: Seen, expected: list[tuple[str, str]]
+) -> None:
     assert found(asked, seen) == expected
 
 
@@ -132,13 +150,22 @@ def test_a_difference_between_clocks(difference: float, uncertainty: float, word
     ("variables", "gpus", "checked", "in_a_process"),
     [({}, 0, True, False), ({"TRAINWORKS_CHECK": "off"}, 8, False, False), ({}, 8, True, True)],
 )
-def test_what_a_job_asks_for(variables: Mapping[str, str], gpus: int, checked: bool, in_a_process: bool) -> None:
-    made = plan(environment(variables={"PATH": "/bin", **variables}, devices=NO_GPU._replace(gpus=gpus)))
-    assert (made.checks is not None, bool(made.checks and made.checks.needs_process)) == (checked, in_a_process)
+def test_what_a_job_asks_for(
+    variables: Mapping[str, str], gpus: int, checked: bool, in_a_process: bool
+) -> None:
+    made = plan(
+        environment(variables={"PATH": "/bin", **variables}, devices=NO_GPU._replace(gpus=gpus))
+    )
+    assert (made.checks is not None, bool(made.checks and made.checks.needs_process)) == (
+        checked,
+        in_a_process,
+    )
 
 
 def test_one_of_several_tasks_on_a_host_checks_it() -> None:
-    tasks = [platforms.NONE._replace(tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)]
+    tasks = [
+        platforms.NONE._replace(tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)
+    ]
     plans = [plan(environment(platform=platform)) for platform in tasks]
     assert [made.checks is not None for made in plans] == [True, False]
 
@@ -195,9 +222,17 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
             67,
             "check failed: the host's NVIDIA driver 450.51.06 is older than 525.60.13, which CUDA 12.4 needs: ",
         ),
-        ("mismatch", 67, "check failed: the NVIDIA driver was changed while the host was running: "),
+        (
+            "mismatch",
+            67,
+            "check failed: the NVIDIA driver was changed while the host was running: ",
+        ),
         ("no driver", 67, "check failed: the NVIDIA driver is not loaded on the host: "),
-        ("one is missing", 67, "check failed: the NVIDIA driver knows 1 of the 2 GPUs in this container: "),
+        (
+            "one is missing",
+            67,
+            "check failed: the NVIDIA driver knows 1 of the 2 GPUs in this container: ",
+        ),
         ("lost", 67, "check failed: GPU 1 is lost: "),
         ("reset", 67, "check failed: GPU 1 has to be reset before it can be used: "),
         ("ecc", 67, "check failed: GPU 1 has 7 memory errors that could not be corrected: "),
@@ -207,8 +242,16 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
         ("hot", 0, "warning: GPU 1 is slowed down: too hot (hardware limit): "),
         ("crash", 0, "warning: nvidia-smi was ended by signal 6: "),
         ("slow", 0, ""),
-        ("fabric", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
-        ("old fabric manager", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
+        (
+            "fabric",
+            67,
+            "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): ",
+        ),
+        (
+            "old fabric manager",
+            67,
+            "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): ",
+        ),
         ("fabric late", 0, ""),  # CUDA starts
     ],
 )
@@ -222,7 +265,9 @@ def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(tmp_path: Path
     stand_in(tmp_path)
     code, (line,), _ = check(MODERN, host(tmp_path, "fabric late"))
     assert code == 0
-    assert line.startswith("warning: 1 of 2 GPUs wait for NVIDIA's fabric manager: start nvidia-fabricmanager")
+    assert line.startswith(
+        "warning: 1 of 2 GPUs wait for NVIDIA's fabric manager: start nvidia-fabricmanager"
+    )
 
 
 def test_a_driver_that_never_answers_is_left_behind(smi: Path) -> None:
@@ -245,18 +290,27 @@ def gpu_host(tmp_path: Path, smi: Path, fault: str, minimum_driver: str = "") ->
     """Variables of a host with two GPUs."""
     components: Json = {"cuda": {"version": "12.4"}}
     programs = {"python": sys.executable}
-    image = write_manifest(tmp_path / "image.json", programs, components=components, minimum_driver=minimum_driver)
+    image = write_manifest(
+        tmp_path / "image.json", programs, components=components, minimum_driver=minimum_driver
+    )
     return {**host(smi, fault), "TRAINWORKS_IMAGE_MANIFEST": str(image)}
 
 
 @pytest.mark.parametrize(("minimum", "status"), [("580.65.06", 67), ("450.51.06", 0)])
-def test_a_job_ends_with_a_status_of_its_own(tmp_path: Path, smi: Path, minimum: str, status: int) -> None:
+def test_a_job_ends_with_a_status_of_its_own(
+    tmp_path: Path, smi: Path, minimum: str, status: int
+) -> None:
     write_inputs(tmp_path, "print('it ran')", {}, {})
-    with Launcher(tmp_path, variables=gpu_host(tmp_path, smi, "old", minimum_driver=minimum)) as made:
+    with Launcher(
+        tmp_path, variables=gpu_host(tmp_path, smi, "old", minimum_driver=minimum)
+    ) as made:
         assert made.wait() == status
     assert ("it ran\n" in made.text) is (status == 0)
     if status:
-        assert " failed: the host's NVIDIA driver 450.51.06 is older than 580.65.06, which CUDA 12.4" in made.failure
+        assert (
+            " failed: the host's NVIDIA driver 450.51.06 is older than 580.65.06, which CUDA 12.4"
+            in made.failure
+        )
         document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
         assert (document["status"], document["cause"]) == (67, made.failure.partition("\n")[0])
 
@@ -265,15 +319,23 @@ def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, smi:
     hosts = ["127.0.0.1", "127.0.0.2"]
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     for host in hosts:
-        config: dict[str, Json] = {"hosts": [*hosts], "current_host": host, "network_interface_name": "lo"}
+        config: dict[str, Json] = {
+            "hosts": [*hosts],
+            "current_host": host,
+            "network_interface_name": "lo",
+        }
         write_inputs(tmp_path / host, "print('it ran')", {}, config)
     with (
         Launcher(tmp_path / hosts[0], variables=shared) as leader,
-        Launcher(tmp_path / hosts[1], variables={**shared, **gpu_host(tmp_path, smi, "lost")}) as worker,
+        Launcher(
+            tmp_path / hosts[1], variables={**shared, **gpu_host(tmp_path, smi, "lost")}
+        ) as worker,
     ):
         assert (leader.wait(), worker.wait()) == (67, 67)
     assert leader.failure == worker.failure
-    assert leader.failure.startswith("a check of host 127.0.0.2 failed: GPU 1 is lost: it has fallen off the bus: ")
+    assert leader.failure.startswith(
+        "a check of host 127.0.0.2 failed: GPU 1 is lost: it has fallen off the bus: "
+    )
     assert "it ran\n" not in leader.text + worker.text
 
 
@@ -283,7 +345,9 @@ def test_a_warning_does_not_end_a_job_and_off_does_not_look(tmp_path: Path, smi:
     with Launcher(tmp_path, variables=variables) as made:
         assert made.wait() == 0
     assert "trainworks: warning: GPU 1 is slowed down" in made.text
-    with Launcher(tmp_path, variables={**variables, "NVML_FAULT": "lost", "TRAINWORKS_CHECK": "off"}) as made:
+    with Launcher(
+        tmp_path, variables={**variables, "NVML_FAULT": "lost", "TRAINWORKS_CHECK": "off"}
+    ) as made:
         assert made.wait() == 0
     assert "GPU 1" not in made.text
 
@@ -292,7 +356,9 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
     with Launcher(tmp_path, variables={"TRAINWORKS_CHECK": "quik"}) as made:
         assert made.wait() == 64
-    assert "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
+    assert (
+        "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,7 +378,16 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
 )
 def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, said: str) -> None:
     asked = {"limit": limit, "ranks": 16, "hosts": 2, "type": "ml.x", "gigabits": 400}
-    words = (sys.executable, "-I", CHECK.with_name("measure.py"), json.dumps(asked), "sh", "-c", script, "mpirun")
+    words = (
+        sys.executable,
+        "-I",
+        CHECK.with_name("measure.py"),
+        json.dumps(asked),
+        "sh",
+        "-c",
+        script,
+        "mpirun",
+    )
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIME_OUT, check=False)
     assert (done.returncode, done.stderr[: len(f"trainworks: {said}")]) == (
         status,
@@ -323,7 +398,9 @@ def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, said:
 def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_path: Path) -> None:
     with Launcher(tmp_path, "check", "bandwidth") as made:
         assert made.wait() == 0
-    assert made.text.startswith("warning: all_reduce_perf is not in this image: build it with `--with nccl-tests`")
+    assert made.text.startswith(
+        "warning: all_reduce_perf is not in this image: build it with `--with nccl-tests`"
+    )
     assert "nothing is wrong with this host" in made.text
 
 
@@ -375,11 +452,17 @@ def test_hosts_whose_clocks_differ_say_so(tmp_path: Path) -> None:
         encoding="ascii",
     )
     library = tmp_path / "clock.so"
-    subprocess.run(("gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"), check=True, timeout=TIME_OUT)
+    subprocess.run(
+        ("gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"), check=True, timeout=TIME_OUT
+    )
     hosts = ["127.0.0.1", "127.0.0.2"]
     shared = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     for host in hosts:
-        config: dict[str, Json] = {"hosts": [*hosts], "current_host": host, "network_interface_name": "lo"}
+        config: dict[str, Json] = {
+            "hosts": [*hosts],
+            "current_host": host,
+            "network_interface_name": "lo",
+        }
         write_inputs(tmp_path / host, "", {}, config)
     with (
         Launcher(tmp_path / hosts[0], variables=shared) as leader,

@@ -58,10 +58,15 @@ def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
     stand_in.chmod(0o755)
     image = engine_manifest(tmp_path)
     document = json.loads(image.read_text(encoding="utf-8"))
-    document["instances"] = {"ml.x": {"gpus": 0, "neuron_cores": 0, "efa": False, "network_gigabits": 400}}
+    document["instances"] = {
+        "ml.x": {"gpus": 0, "neuron_cores": 0, "efa": False, "network_gigabits": 400}
+    }
     image.write_text(json.dumps(document), encoding="utf-8")
     instance: dict[str, Json] = {"current_instance_type": "ml.x"}
-    variables = {"PATH": f"{stand_in.parent}:{PREFIX}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "STAND_IN": what}
+    variables = {
+        "PATH": f"{stand_in.parent}:{PREFIX}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "STAND_IN": what,
+    }
     with network_of(2) as network:
         started = job_on(
             network,
@@ -73,12 +78,17 @@ def measure(tmp_path: Path, what: str) -> tuple[list[int], tuple[Host, ...]]:
             arguments=("check", "bandwidth"),
             config=lambda _: instance,
         )
-        with started as hosts, ThreadPoolExecutor(len(hosts)) as readers:  # both print more than a pipe holds
+        with (
+            started as hosts,
+            ThreadPoolExecutor(len(hosts)) as readers,
+        ):  # both print more than a pipe holds
             return list(readers.map(Host.wait, hosts)), hosts
 
 
 @pytest.mark.parametrize(("figure", "warned"), [("41.25", False), ("3.5", True)])
-def test_the_figure_stands_beside_what_the_network_carries(tmp_path: Path, figure: str, warned: bool) -> None:
+def test_the_figure_stands_beside_what_the_network_carries(
+    tmp_path: Path, figure: str, warned: bool
+) -> None:
     statuses, (leader, worker) = measure(tmp_path, figure)
     assert statuses == [0, 0], leader.text
     said = f"all-reduce of 2 ranks on 2 host(s): {float(figure):.2f} GB/s bus bandwidth"

@@ -101,14 +101,21 @@ def of_host(platform: Mapping[str, str], index: int, main: str = "10.0.0.1") -> 
     """The variables of one host. main: address of the main node."""
     others = main if index else ""
     filled = {name: value.format(index=index, others=others) for name, value in platform.items()}
-    return {name: value for name, value in filled.items() if value or not platform[name].startswith("{")}
+    return {
+        name: value for name, value in filled.items() if value or not platform[name].startswith("{")
+    }
 
 
 def described(
     platform: Mapping[str, str], index: int = 1, hostname: str = "box", hostfile: str = HOSTFILE
 ) -> Description:
     return platforms.describe(
-        Given(of_host(platform, index), hostname=hostname, read=lambda _: hostfile, address=lambda: "10.0.0.1")
+        Given(
+            of_host(platform, index),
+            hostname=hostname,
+            read=lambda _: hostfile,
+            address=lambda: "10.0.0.1",
+        )
     )
 
 
@@ -133,7 +140,10 @@ def test_every_host_of_a_platform_says_the_same(
         assert found.problems == ()
         assert found.platform == name
         assert texts(found.resource_config["hosts"]) == hosts
-        assert (found.resource_config["current_host"], found.leader_address) == (hosts[index], address)
+        assert (found.resource_config["current_host"], found.leader_address) == (
+            hosts[index],
+            address,
+        )
 
 
 def test_the_main_node_of_aws_batch_is_the_leader_whatever_its_index() -> None:
@@ -141,18 +151,27 @@ def test_the_main_node_of_aws_batch_is_the_leader_whatever_its_index() -> None:
     main = platforms.describe(Given(of_host(moved, 1), address=lambda: "10.0.0.9"))
     other = described({**moved, "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.9"}, 2)
     assert (
-        texts(main.resource_config["hosts"]) == texts(other.resource_config["hosts"]) == ("node-1", "node-0", "node-2")
+        texts(main.resource_config["hosts"])
+        == texts(other.resource_config["hosts"])
+        == ("node-1", "node-0", "node-2")
     )
     assert main.leader_address == other.leader_address == "10.0.0.9"
 
 
 def test_an_mpi_jobs_launcher_starts_ranks_on_hosts_that_serve_ssh() -> None:
     made = planned_here(MPI_JOB)
-    assert (made.platform, made.mode, made.role, made.control) == ("mpi_operator", "mpi", "alone", None)
+    assert (made.platform, made.mode, made.role, made.control) == (
+        "mpi_operator",
+        "mpi",
+        "alone",
+        None,
+    )
     line = " ".join(made.argv)
     assert "--host pi-worker-0.pi.default.svc:4,pi-worker-1.pi.default.svc:4 -np 8 " in line
     assert "--prtemca prte_keep_fqdn_hostnames true" in line
-    assert "--prtemca prte_keep_fqdn_hostnames 1" in " ".join(planned_here(TRAIN_JOB, "mpi", index=0).argv)
+    assert "--prtemca prte_keep_fqdn_hostnames 1" in " ".join(
+        planned_here(TRAIN_JOB, "mpi", index=0).argv
+    )
     assert "rank.py --size 8 -- " in line
     assert " -x SM_MODEL_DIR " in line
     assert " -x SM_CURRENT_HOST " not in line
@@ -166,7 +185,13 @@ def test_kubeflows_torch_jobs_are_torchruns_without_its_variables(platform: dict
     leader = platform["PET_MASTER_ADDR"]
     port = platform["PET_MASTER_PORT"]
     assert made.mode == "torch_distributed"
-    wanted = {"--nnodes=2", "--node-rank=1", f"--master-addr={leader}", f"--master-port={port}", "--nproc-per-node=1"}
+    wanted = {
+        "--nnodes=2",
+        "--node-rank=1",
+        f"--master-addr={leader}",
+        f"--master-port={port}",
+        "--nproc-per-node=1",
+    }
     assert wanted <= set(made.argv)
     assert made.hidden == ("PET_",)
     assert (made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == (leader, port)
@@ -204,7 +229,10 @@ def test_hosts_without_an_address_are_not_told_to_programs_that_need_one() -> No
     assert "--master-addr=10.0.0.1" in made.argv
     assert made.control is not None
     assert (made.control.leader, made.control.address) == ("node-0", "10.0.0.1")
-    with pytest.raises(JobRefusedError, match="parameter_server tells each host the others' names, and batch does not"):
+    with pytest.raises(
+        JobRefusedError,
+        match="parameter_server tells each host the others' names, and batch does not",
+    ):
         planned_here(BATCH, "parameter_server")
     with pytest.raises(JobRefusedError, match="restarts need the hosts' names"):
         planned_here({**BATCH, "TRAINWORKS_MAX_RESTARTS": "1"}, "torch_distributed")
@@ -212,7 +240,9 @@ def test_hosts_without_an_address_are_not_told_to_programs_that_need_one() -> No
 
 @pytest.mark.parametrize("mode", ["torch_distributed", "none", "parameter_server"])
 def test_an_mpi_job_can_only_be_started_by_mpirun(mode: str) -> None:
-    with pytest.raises(JobRefusedError, match=f"{mode} needs a launcher on every host, and mpi_operator has one"):
+    with pytest.raises(
+        JobRefusedError, match=f"{mode} needs a launcher on every host, and mpi_operator has one"
+    ):
         planned_here(MPI_JOB, mode)
 
 
@@ -238,12 +268,27 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
     given = of_host(platform, 1)
     found = described(platform)
     assert found.problems == ()
-    ignored = ("GPUS", "_NPROC_", "JOB_ID", "ATTEMPT", "RUN_NAME", "TASK_ID", "plm_rsh", "keep_fqdn", "slots", "NVIDIA")
+    ignored = (
+        "GPUS",
+        "_NPROC_",
+        "JOB_ID",
+        "ATTEMPT",
+        "RUN_NAME",
+        "TASK_ID",
+        "plm_rsh",
+        "keep_fqdn",
+        "slots",
+        "NVIDIA",
+    )
     optional = ("K_MPI_JOB_ROLE", *(("JOB_COMPLETION_INDEX",) if "PET_NNODES" in platform else ()))
-    needed = [name for name in given if name not in optional and not any(word in name for word in ignored)]
+    needed = [
+        name for name in given if name not in optional and not any(word in name for word in ignored)
+    ]
     for left_out in needed:
         rest = {name: value for name, value in given.items() if name != left_out}
-        text = "".join(str(each) for each in platforms.describe(Given(rest, read=lambda _: HOSTFILE)).problems)
+        text = "".join(
+            str(each) for each in platforms.describe(Given(rest, read=lambda _: HOSTFILE)).problems
+        )
         said = "TRAINWORKS_HOST is not set" if left_out == "JOB_COMPLETION_INDEX" else left_out
         assert said in text, f"{left_out}: {text}"
     first = needed[0]
@@ -257,15 +302,25 @@ def test_what_is_missing_is_named_and_all_at_once(platform: dict[str, str]) -> N
         (TRAIN_JOB, {"PET_NODE_RANK": "2"}, "'2' is not a whole number from 0 to 1"),
         (TRAIN_JOB, {"PET_NPROC_PER_NODE": "cpu"}, "'cpu' is not a whole number of at least 1"),
         (PYTORCH_JOB, {"PET_NNODES": "1:4"}, "let minReplicas and maxReplicas be the same"),
-        (ELASTIC, {"PET_MAX_RESTARTS": "3"}, "leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS=3"),
+        (
+            ELASTIC,
+            {"PET_MAX_RESTARTS": "3"},
+            "leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS=3",
+        ),
         (DSTACK, {"DSTACK_NODES_NUM": "3"}, "2 address(es) for 3 node(s)"),
-        (MPI_JOB, {"K_MPI_JOB_ROLE": "worker"}, "a worker serves ssh, and the launcher pod starts the job"),
+        (
+            MPI_JOB,
+            {"K_MPI_JOB_ROLE": "worker"},
+            "a worker serves ssh, and the launcher pod starts the job",
+        ),
         (INDEXED, {"JOB_COMPLETION_INDEX": "2"}, "'2' is not a whole number from 0 to 1"),
         (INDEXED, {"TRAINWORKS_HOSTS": "pi-[0-].pi"}, "is not a list of nodes"),
         ({"JOB_COMPLETION_INDEX": "0"}, {}, "set TRAINWORKS_HOSTS in the manifest"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(platform: dict[str, str], changes: dict[str, str], words: str) -> None:
+def test_what_does_not_fit_together_is_refused(
+    platform: dict[str, str], changes: dict[str, str], words: str
+) -> None:
     found = described({**platform, **changes}, hostname="pi-worker-1")
     assert words in "\n".join(map(str, found.problems))
 
@@ -286,15 +341,21 @@ def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None
     """A list of them was begun. What follows from a wrong number is not told beside it."""
     count = next(name for name, value in platform.items() if not value)
     problems = list(map(str, described({**platform, count: "9" * digits}).problems))
-    assert [problem for problem in problems if "that a job can have" in problem and count in problem]
+    assert [
+        problem for problem in problems if "that a job can have" in problem and count in problem
+    ]
     assert not [problem for problem in problems if " from 0 to 0" in problem]
     assert max(map(len, problems)) < 1000
 
 
-@pytest.mark.parametrize("address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0"])
+@pytest.mark.parametrize(
+    "address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0"]
+)
 def test_the_leaders_address_is_a_host_alone(address: str) -> None:
     given = {"MASTER_ADDR": address, "WORLD_SIZE": "2", "RANK": "1"}
-    assert f"{address!r} is not the name or address of a host alone" in str(described(given).problems[0])
+    assert f"{address!r} is not the name or address of a host alone" in str(
+        described(given).problems[0]
+    )
     assert described({**given, "MASTER_ADDR": "fd00::1"}).problems == ()
 
 
@@ -304,9 +365,18 @@ def test_the_leaders_address_is_a_host_alone(address: str) -> None:
         {"MASTER_ADDR": "[fd00::1]", "WORLD_SIZE": "2", "RANK": "1"},
         {"TRAINWORKS_HOSTS": "[fd00::1],[fd00::2]", "TRAINWORKS_HOST": "[fd00::2]"},
         {"TRAINWORKS_HOSTS": "[fd00::1]:1 fd00::2", "TRAINWORKS_HOST": "[fd00::2]:1"},
-        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "[fd00::1]", "PET_MASTER_PORT": "29400"},
+        {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": "1",
+            "PET_MASTER_ADDR": "[fd00::1]",
+            "PET_MASTER_PORT": "29400",
+        },
         {"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "[fd00::1]:29400", "HOSTNAME": "x-worker-1"},
-        {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "[fd00::1]\n[fd00::2]"},
+        {
+            "SKYPILOT_NUM_NODES": "2",
+            "SKYPILOT_NODE_RANK": "1",
+            "SKYPILOT_NODE_IPS": "[fd00::1]\n[fd00::2]",
+        },
         {
             "CLUSTER_SPEC": '{{"cluster": {{"workerpool0": ["[fd00::1]:2222"], "workerpool1": ["fd00::2"]}},'
             ' "task": {{"type": "workerpool1", "index": 0}}}}'
@@ -327,7 +397,10 @@ def test_an_ipv6_address_may_stand_in_brackets(given: dict[str, str]) -> None:
     [
         ("", "has no host, or cannot be read"),
         ("# nothing\n", "has no host"),
-        ("a slots=4\nb slots=2\n", "each host needs the same number of slots: a slots=4, b slots=2"),
+        (
+            "a slots=4\nb slots=2\n",
+            "each host needs the same number of slots: a slots=4, b slots=2",
+        ),
     ],
 )
 def test_a_hostfile_that_cannot_be_used(hostfile: str, words: str) -> None:
@@ -338,7 +411,9 @@ def test_hosts_without_slots_get_the_operators_number() -> None:
     assert described(MPI_JOB, hostfile="a\nb\n").processes_per_host == 4
 
 
-def planned_here(platform: Mapping[str, str], mode: str = "", *, index: int = 1, devices: Devices = NO_GPU) -> NodePlan:
+def planned_here(
+    platform: Mapping[str, str], mode: str = "", *, index: int = 1, devices: Devices = NO_GPU
+) -> NodePlan:
     """The plan of ``train [--mode MODE] -- train.py`` on a host."""
     found = described(platform, index)
     assert found.problems == ()

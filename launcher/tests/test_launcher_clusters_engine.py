@@ -44,7 +44,12 @@ print("rank", world.rank, "of", world.size, "sum", world.allreduce(1), os.enviro
 
 
 def start(
-    network: Network, folder: Path, index: int, platform: Mapping[str, str], hostname: str, words: Sequence[str]
+    network: Network,
+    folder: Path,
+    index: int,
+    platform: Mapping[str, str],
+    hostname: str,
+    words: Sequence[str],
 ) -> Host:
     """Start ``train`` on a host of the network, in the directory of the code and with nothing below /opt/ml."""
     name = network.hosts[index]
@@ -55,7 +60,9 @@ def start(
         **of_host(platform, index, network.address(network.hosts[0])),
     }
     program = ("env", "-C", str(folder), *TRAIN)
-    return start_pod(network, name, base, *words, hostname=hostname, variables=variables, program=program)
+    return start_pod(
+        network, name, base, *words, hostname=hostname, variables=variables, program=program
+    )
 
 
 def run(
@@ -91,16 +98,31 @@ def run(
 def test_torchrun_on_two_hosts(
     tmp_path: Path, platform: Mapping[str, str], names: tuple[str, str], hostnames: tuple[str, str]
 ) -> None:
-    said = run(tmp_path, names, platform, hostnames, GLOO, "--mode", "torch_distributed", "--", "train.py")
+    said = run(
+        tmp_path, names, platform, hostnames, GLOO, "--mode", "torch_distributed", "--", "train.py"
+    )
     for rank, text in enumerate(said):
         assert f"rank {rank} of 2 sum 2 " in text
 
 
 def test_a_failed_rank_is_the_cause_on_both_hosts(tmp_path: Path) -> None:
     names = ("pi-node-0-0.pi", "pi-node-0-1.pi")
-    said = run(tmp_path, names, TRAIN_JOB, ("pi-node-0-0", "pi-node-0-1"), GLOO, "--", "train.py", "--fail", status=42)
+    said = run(
+        tmp_path,
+        names,
+        TRAIN_JOB,
+        ("pi-node-0-0", "pi-node-0-1"),
+        GLOO,
+        "--",
+        "train.py",
+        "--fail",
+        status=42,
+    )
     assert said[0].splitlines()[-1] == said[1].splitlines()[-1]
-    assert "train.py on host pi-node-0-1.pi, rank 1 (mode torch_distributed): exit status 42" in said[0]
+    assert (
+        "train.py on host pi-node-0-1.pi, rank 1 (mode torch_distributed): exit status 42"
+        in said[0]
+    )
 
 
 def test_mpirun_on_two_nodes_of_aws_batch(tmp_path: Path) -> None:
@@ -121,7 +143,9 @@ def test_the_leaders_name_resolves_late(tmp_path: Path) -> None:
         for name in names:
             network.resolves(name)
         hosts = [
-            stack.enter_context(start(network, tmp_path, index, TRAIN_JOB, name.split(".")[0], ("--", "train.py")))
+            stack.enter_context(
+                start(network, tmp_path, index, TRAIN_JOB, name.split(".")[0], ("--", "train.py"))
+            )
             for index, name in enumerate(names)
         ]
         hosts[1].read_until("joining pi-node-0-0.pi on port")

@@ -69,11 +69,15 @@ def test_the_program_of_a_project(program: str, kind: str, words: tuple[str, ...
         ("tool", ("./tool",), ("./tool",)),
     ],
 )
-def test_every_kind_under_every_starter(program: str, alone: tuple[str, ...], under_mpi: tuple[str, ...]) -> None:
+def test_every_kind_under_every_starter(
+    program: str, alone: tuple[str, ...], under_mpi: tuple[str, ...]
+) -> None:
     arguments = ("--text", "a  b; $HOME")
     for mode, words in (("", alone), (TORCH, alone), (MPI, under_mpi)):
         chosen: dict[str, Json] = {mode: True} if mode else {}
-        argv = plan(environment({"sagemaker_program": program, "text": "a  b; $HOME", **chosen})).argv
+        argv = plan(
+            environment({"sagemaker_program": program, "text": "a  b; $HOME", **chosen})
+        ).argv
         assert argv[-len(words + arguments) :] == words + arguments
         assert not mode or argv[-len(words + arguments) - 1] == "--"
 
@@ -81,7 +85,10 @@ def test_every_kind_under_every_starter(program: str, alone: tuple[str, ...], un
 def test_requirements_go_with_the_project_in_one_installation() -> None:
     code = PROJECT._replace(entries=(*PROJECT.entries, "requirements.txt"))
     assert plan(environment(code=code)).requirements[-3:] == (".", "-r", "requirements.txt")
-    assert plan(environment({"sagemaker_program": "run.sh"}, code=code)).requirements[-2:] == ("-r", "requirements.txt")
+    assert plan(environment({"sagemaker_program": "run.sh"}, code=code)).requirements[-2:] == (
+        "-r",
+        "requirements.txt",
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,8 +98,14 @@ def test_requirements_go_with_the_project_in_one_installation() -> None:
         ({"new.txt": "written by an earlier job"}, ()),
         ({"package/train.py": "print(1)"}, (".", "-r", "requirements.txt")),
         ({".trainworks-installed": "["}, (".", "-r", "requirements.txt")),
-        ({".trainworks-installed": '{"installed": ["setup.py"], "files": []}'}, (".", "-r", "requirements.txt")),
-        ({".trainworks-installed": '{"installed": ["setup.py"], "files": {}}'}, ("-r", "requirements.txt")),
+        (
+            {".trainworks-installed": '{"installed": ["setup.py"], "files": []}'},
+            (".", "-r", "requirements.txt"),
+        ),
+        (
+            {".trainworks-installed": '{"installed": ["setup.py"], "files": {}}'},
+            ("-r", "requirements.txt"),
+        ),
     ],
 )
 def test_what_the_image_has_installed_with_this_code_is_not_installed_again(
@@ -126,7 +139,12 @@ def test_requirements_beside_a_program_of_the_command_line_are_said_not_to_be_in
     assert said("src/train.py") == [f"{tmp_path}/src/{INSTALL}"]
     assert said("-m", "train") == said("sh", "-c", "true") == []
     (tmp_path / "requirements.txt").touch()
-    assert said("-m", "train") == said("sh", "-c", "true") == said("src/train.py") == [f"{tmp_path}/{INSTALL}"]
+    assert (
+        said("-m", "train")
+        == said("sh", "-c", "true")
+        == said("src/train.py")
+        == [f"{tmp_path}/{INSTALL}"]
+    )
 
 
 INSTALL = "requirements.txt is not installed: build.py extend puts its packages into an image"
@@ -144,19 +162,31 @@ def test_a_lock_that_no_installation_reads_is_said() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- where code is
-def planned(base: Path, location: str = "", program: str = "train.py", **variables: str) -> NodePlan:
+def planned(
+    base: Path, location: str = "", program: str = "train.py", **variables: str
+) -> NodePlan:
     """The plan of a job whose files are below ``base``."""
     manifest = write_manifest(base / "image.json", {"python": "/usr/bin/python3"})
-    given = {"sagemaker_program": program} | ({"sagemaker_submit_directory": location} if location else {})
+    given = {"sagemaker_program": program} | (
+        {"sagemaker_submit_directory": location} if location else {}
+    )
     write_inputs(base, "", {}, {})
-    (base / "input/config/hyperparameters.json").write_text(str(given).replace("'", '"'), encoding="utf-8")
-    variables = {"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": str(manifest), **variables}
+    (base / "input/config/hyperparameters.json").write_text(
+        str(given).replace("'", '"'), encoding="utf-8"
+    )
+    variables = {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+        **variables,
+    }
     return plan(read_environment({"PATH": "/usr/bin:/bin", **variables}))
 
 
 def warned(made: NodePlan) -> list[str]:
     """What it warns of, but for the results: pytest's own folders may be in memory, which keeps nothing."""
-    return [line for line in made.warnings if not line.startswith("results end with this container: ")]
+    return [
+        line for line in made.warnings if not line.startswith("results end with this container: ")
+    ]
 
 
 def refused(base: Path, location: str, program: str = "train.py", **variables: str) -> str:
@@ -185,7 +215,9 @@ def test_an_archive_is_laid_over_what_the_image_has_and_says_so(tmp_path: Path) 
     assert made.code.entries == ("helper.py", "new.py", "requirements.txt", "train.py")
     assert made.requirements[-2:] == ("-r", "requirements.txt")
     (note,) = warned(made)
-    assert note.endswith(f"is laid over 3 file(s) that are in {tmp_path}/code already, and replaces train.py")
+    assert note.endswith(
+        f"is laid over 3 file(s) that are in {tmp_path}/code already, and replaces train.py"
+    )
 
 
 def test_a_directory_elsewhere_leaves_the_images_code_alone_and_says_so(tmp_path: Path) -> None:
@@ -195,7 +227,9 @@ def test_a_directory_elsewhere_leaves_the_images_code_alone_and_says_so(tmp_path
     for location in (str(elsewhere), f"file://{elsewhere}".replace(" ", "%20")):
         made = planned(tmp_path, location)
         assert made.cwd == str(elsewhere)
-        assert warned(made) == [f"the code is taken from {elsewhere}; the 1 file(s) in {tmp_path}/code are not used"]
+        assert warned(made) == [
+            f"the code is taken from {elsewhere}; the 1 file(s) in {tmp_path}/code are not used"
+        ]
 
 
 def test_the_usual_place_needs_no_words(tmp_path: Path) -> None:
@@ -222,7 +256,9 @@ def test_what_is_no_place_of_code_is_refused(tmp_path: Path, location: str, word
 
 def test_code_at_s3_needs_boto3_or_the_aws_command_line() -> None:
     made = environment(code=Code("/opt/ml/code", "s3://bucket/code.tar.gz"))
-    with pytest.raises(RefusalError, match="neither boto3 nor the aws command line is installed, and the code"):
+    with pytest.raises(
+        RefusalError, match="neither boto3 nor the aws command line is installed, and the code"
+    ):
         plan(made)
     tail = ("s3://bucket/code.tar.gz", "", "")
     library = plan(made._replace(aws_client="boto3"))
@@ -238,21 +274,31 @@ def test_code_at_s3_needs_boto3_or_the_aws_command_line() -> None:
     [
         ({"S3_ENDPOINT_URL": "http://a"}, "http://a", ""),
         ({"AWS_ENDPOINT_URL": "http://b", "S3_ENDPOINT_URL": "http://a"}, "http://b", ""),
-        ({"AWS_ENDPOINT_URL_S3": "http://c", "AWS_ENDPOINT_URL": "http://b", "AWS_REGION": "r"}, "http://c", "r"),
+        (
+            {"AWS_ENDPOINT_URL_S3": "http://c", "AWS_ENDPOINT_URL": "http://b", "AWS_REGION": "r"},
+            "http://c",
+            "r",
+        ),
         ({"AWS_DEFAULT_REGION": "d", "AWS_REGION": "s"}, "", "s"),
         ({"AWS_DEFAULT_REGION": "d"}, "", "d"),
     ],
 )
-def test_the_endpoint_and_the_region_of_s3(variables: dict[str, str], endpoint: str, region: str) -> None:
+def test_the_endpoint_and_the_region_of_s3(
+    variables: dict[str, str], endpoint: str, region: str
+) -> None:
     code = Code("/opt/ml/code", "s3://bucket/code.tar.gz")
-    made = plan(environment(code=code, aws_client="boto3", variables={"PATH": "/usr/bin", **variables}))
+    made = plan(
+        environment(code=code, aws_client="boto3", variables={"PATH": "/usr/bin", **variables})
+    )
     assert made.code.fetch[-3:] == (endpoint, region, "")
 
 
 def test_credentials_in_an_endpoint_are_refused_and_not_shown() -> None:
     variables = {"PATH": "/usr/bin", "S3_ENDPOINT_URL": "http://me:hidden@host"}
     code = Code("/opt/ml/code", "s3://bucket/code.tar.gz")
-    with pytest.raises(RefusalError, match=r"credentials in it \(variable S3_ENDPOINT_URL\)") as found:
+    with pytest.raises(
+        RefusalError, match=r"credentials in it \(variable S3_ENDPOINT_URL\)"
+    ) as found:
         plan(environment(code=code, aws_client="boto3", variables=variables))
     assert "hidden" not in str(found.value)
 
@@ -339,7 +385,9 @@ def try_to_unpack(place: Path, members: Sequence[Member]) -> tuple[bool, dict[st
         accepted = True
     except (ValueError, OSError, tarfile.TarError):
         accepted = False
-    assert {name: text for name, text in listing(place).items() if not name.startswith("root/")} == before
+    assert {
+        name: text for name, text in listing(place).items() if not name.startswith("root/")
+    } == before
     return accepted, listing(place / "root")
 
 
@@ -359,19 +407,31 @@ DEEP = "/".join(f"{letter}" * 200 for letter in "abcdefghijklmnopqrstuvwxy")
         ([("link", "a/l", "../../outside")], "it links out of the directory"),
         ([("link", "l", "")], "it links out of the directory"),
         # Each link is inside by its words; the two together are not.
-        ([("link", "here", "."), ("link", "out", "here/../outside")], "it links out of the directory"),
-        ([("link", "out", "here/../outside"), ("link", "here", ".")], "it links out of the directory"),
+        (
+            [("link", "here", "."), ("link", "out", "here/../outside")],
+            "it links out of the directory",
+        ),
+        (
+            [("link", "out", "here/../outside"), ("link", "here", ".")],
+            "it links out of the directory",
+        ),
         ([("link", "a", "b"), ("link", "b", "a")], "it links out of the directory"),
         # Python's own filter let these through, or was walked around: CVE-2025-4138, -4330, -4517, CVE-2024-12718.
         (
             [("link", "d/e/s", "../../f"), ("hard", "h", "d/e/s")],
             "it is a hard link to something that is not a file of the archive",
         ),
-        ([("hard", "h", "../outside/precious")], "it is a hard link to something that is not a file of the archive"),
+        (
+            [("hard", "h", "../outside/precious")],
+            "it is a hard link to something that is not a file of the archive",
+        ),
         ([("hard", "h", "h")], "it is a hard link to something that is not a file of the archive"),
         ([("link", "l", "sub"), ("file", "l/x", "")], "it is below a file or a link"),
         ([("file", "l/x", ""), ("link", "l", "sub")], "it is below a file or a link"),
-        ([("file", "x", ""), ("link", "x", "y")], "it is in the archive twice, as different things"),
+        (
+            [("file", "x", ""), ("link", "x", "y")],
+            "it is in the archive twice, as different things",
+        ),
         ([("file", "x", ""), ("file", "x/y", "")], "it is below a file or a link"),
         ([("file", f"{DEEP}/x", "")], "its path is too long"),
         ([("link", "l", f"{LONG}/" * 21)], "it links out of the directory"),
@@ -381,7 +441,9 @@ DEEP = "/".join(f"{letter}" * 200 for letter in "abcdefghijklmnopqrstuvwxy")
         ([("file", "", "")], "as different things"),
     ],
 )
-def test_an_archive_that_may_not_be_unpacked(tmp_path: Path, members: list[Member], words: str) -> None:
+def test_an_archive_that_may_not_be_unpacked(
+    tmp_path: Path, members: list[Member], words: str
+) -> None:
     innocent: Member = ("file", "train.py", "")
     for order in ([innocent, *members], [*members, innocent]):
         place = tmp_path / str(order.index(innocent))
@@ -421,8 +483,12 @@ def test_an_honest_archive_arrives_as_it_is(tmp_path: Path) -> None:
     assert stat.S_IMODE(mode) == 0o755, "no set-user-id, nobody else writes"
 
 
-NAMES = st.sampled_from(("a", "b", "a/b", "b/a", "a/b/c", "./a", "a/../b", "../a", "/a", "c/../../x", ".", "x/./y"))
-TARGETS = st.sampled_from(("a", "b", "..", "../..", ".", "a/..", "a/../..", "b/../a", "../outside", "/etc", "a/b", "c"))
+NAMES = st.sampled_from(
+    ("a", "b", "a/b", "b/a", "a/b/c", "./a", "a/../b", "../a", "/a", "c/../../x", ".", "x/./y")
+)
+TARGETS = st.sampled_from(
+    ("a", "b", "..", "../..", ".", "a/..", "a/../..", "b/../a", "../outside", "/etc", "a/b", "c")
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -520,7 +586,14 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_fills_it(tmp_path:
 
 # --------------------------------------------------------------------------------------------------- real processes
 ECHO = "import json, sys; print('GOT', json.dumps(sys.argv[1:]), flush=True)"
-NASTY = {"a": "two  words", "b": 'it\'s "quoted"', "c": "$HOME `id` ; exit 3", "d": "line\nbreak", "e": "", "f": "-x"}
+NASTY = {
+    "a": "two  words",
+    "b": 'it\'s "quoted"',
+    "c": "$HOME `id` ; exit 3",
+    "d": "line\nbreak",
+    "e": "",
+    "f": "-x",
+}
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "train.py": {"train.py": ECHO},
     "-m package.train": {"package/train.py": ECHO},
@@ -533,7 +606,12 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 def test_a_project_is_built_in_a_copy_of_its_own(tmp_path: Path) -> None:
     """Hosts that share the code do not build into each other, and nothing is left there: it may not be written."""
     code = tmp_path / "code"
-    files = {**project_files(), "package/train.py": ECHO, "build/left.py": "", "dist/__init__.py": ""}
+    files = {
+        **project_files(),
+        "package/train.py": ECHO,
+        "build/left.py": "",
+        "dist/__init__.py": "",
+    }
     files["backend.py"] = f"""
 import os
 open("built", "w").close()
@@ -553,28 +631,45 @@ assert open("outside.txt").read() == "of another folder"
     (code / "train.py").unlink()
     python = python_of_an_image(tmp_path / "image", {})
     manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
-    given = {"PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1", "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    given = {
+        "PIP_NO_INDEX": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+    }
     variables = pip_variables(tmp_path, **given)
-    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+    with Launcher(
+        tmp_path, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    ) as made:
         assert made.wait() == 0, made.text
     assert sorted(code.rglob("*")) == before
 
 
 def arguments_received(made: Launcher) -> list[list[str]]:
     """What each process got, from the lines that it printed."""
-    return [json.loads(line.partition("GOT ")[2]) for line in made.text.splitlines() if "GOT [" in line]
+    return [
+        json.loads(line.partition("GOT ")[2]) for line in made.text.splitlines() if "GOT [" in line
+    ]
 
 
 def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -> Launcher:
     """Run a program that prints its arguments, with arguments that a shell would not leave alone."""
     files = PROGRAMS[program]
     archive = pack(base / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
-    asked = {**NASTY, "sagemaker_program": program, "sagemaker_submit_directory": str(archive), **given}
+    asked = {
+        **NASTY,
+        "sagemaker_program": program,
+        "sagemaker_submit_directory": str(archive),
+        **given,
+    }
     write_inputs(base, "", asked, {})
     manifest = write_manifest(base / "image.json", programs)
     # The machine's own PATH: Open MPI looks for ssh even on one host.
-    variables = pip_variables(base, PIP_NO_INDEX="1", PYTHON_OF_THE_TEST=sys.executable, PATH=os.environ["PATH"])
-    with Launcher(base, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+    variables = pip_variables(
+        base, PIP_NO_INDEX="1", PYTHON_OF_THE_TEST=sys.executable, PATH=os.environ["PATH"]
+    )
+    with Launcher(
+        base, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    ) as made:
         made.status = made.wait()
     return made
 
@@ -582,7 +677,9 @@ def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -
 EXPECTED = [word for name, value in NASTY.items() for word in (f"-{name}", value)]
 
 
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if program != "package/train.py"])
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if program != "package/train.py"]
+)
 def test_arguments_arrive_as_they_are(tmp_path: Path, program: str) -> None:
     made = echo(tmp_path, program, {"python": sys.executable})
     assert made.status == 0, made.text
@@ -592,7 +689,9 @@ def test_arguments_arrive_as_they_are(tmp_path: Path, program: str) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("starter", ["mpirun", "mpirun of Debian", "torchrun"])
-def test_every_kind_of_program_runs_under_the_real_starters(tmp_path: Path, program: str, starter: str) -> None:
+def test_every_kind_of_program_runs_under_the_real_starters(
+    tmp_path: Path, program: str, starter: str
+) -> None:
     prefix = PREFIX / "bin"
     name = starter.partition(" ")[0]
     path = Path("/usr/bin/mpirun") if "Debian" in starter else prefix / name

@@ -36,7 +36,15 @@ from launcher_control import (
     send,
     until,
 )
-from launcher_support import TIME_OUT, Launcher, environment, manifest, plan, write_inputs, write_manifest
+from launcher_support import (
+    TIME_OUT,
+    Launcher,
+    environment,
+    manifest,
+    plan,
+    write_inputs,
+    write_manifest,
+)
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import RefusalError
@@ -82,11 +90,16 @@ def test_a_proof_is_of_one_side_one_secret_and_everything_that_was_said() -> Non
     assert not proof.is_proof(SECRET, LEADERS, transcript(), shown)
     assert not proof.is_proof(SECRET + "x", WORKERS, transcript(), shown)
     for name in transcript()._fields:
-        assert not proof.is_proof(SECRET, WORKERS, transcript()._replace(**{name: "other"}), shown), name
+        assert not proof.is_proof(
+            SECRET, WORKERS, transcript()._replace(**{name: "other"}), shown
+        ), name
 
 
 def test_a_proof_cannot_be_moved_from_one_field_to_the_next() -> None:
-    one, other = transcript()._replace(job="ab", host="c"), transcript()._replace(job="a", host="bc")
+    one, other = (
+        transcript()._replace(job="ab", host="c"),
+        transcript()._replace(job="a", host="bc"),
+    )
     assert proof.make_proof(SECRET, WORKERS, one) != proof.make_proof(SECRET, WORKERS, other)
 
 
@@ -102,8 +115,14 @@ def test_nothing_else_is_a_proof(value: Json) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=20),
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None), max_size=20),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4)
+    ),
     max_leaves=8,
 )
 KINDS: tuple[str, ...] = (
@@ -125,13 +144,18 @@ FIELDS += ("text", "age", "rank", "count", "secret")
 MESSAGES = st.builds(
     lambda kind, fields: {**fields, "type": kind},
     st.sampled_from(KINDS) | JSON,
-    st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from((LEADER, WORKER, SUCCEEDED, STOPPED, 0, 70000))),
+    st.dictionaries(
+        st.sampled_from(FIELDS),
+        JSON | st.sampled_from((LEADER, WORKER, SUCCEEDED, STOPPED, 0, 70000)),
+    ),
 )
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(MESSAGES, max_size=5), st.data())
-def test_messages_survive_any_division_into_pieces(messages: list[dict[str, Json]], data: st.DataObject) -> None:
+def test_messages_survive_any_division_into_pieces(
+    messages: list[dict[str, Json]], data: st.DataObject
+) -> None:
     encoded = encode(messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(encoded)), max_size=6)))
     decoder, found = Decoder(), []
@@ -151,7 +175,13 @@ def test_bytes_are_messages_or_one_kind_of_error(chunks: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"[" * 60_000 + b"\n", b'{"a":' * 10_000 + b"\n", b"9" * 60_000 + b"\n", b"\x00" * (MESSAGE_LIMIT + 1), b"null\n"],
+    [
+        b"[" * 60_000 + b"\n",
+        b'{"a":' * 10_000 + b"\n",
+        b"9" * 60_000 + b"\n",
+        b"\x00" * (MESSAGE_LIMIT + 1),
+        b"null\n",
+    ],
 )
 def test_deep_long_and_wrong_lines_are_errors_and_not_crashes(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -188,8 +218,13 @@ NETWORK = settings(max_examples=25, deadline=None, suppress_health_check=[Health
 
 @NETWORK
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["", SECRET]))
-def test_no_message_of_a_stranger_reaches_the_job(messages: list[dict[str, Json]], secret: str) -> None:
-    with leader_on_a_loop(secret) as (loop, control, _, heard), socket.create_connection((LEADER, control.port)) as it:
+def test_no_message_of_a_stranger_reaches_the_job(
+    messages: list[dict[str, Json]], secret: str
+) -> None:
+    with (
+        leader_on_a_loop(secret) as (loop, control, _, heard),
+        socket.create_connection((LEADER, control.port)) as it,
+    ):
         send(it, encode(messages))
         in_turns(loop)
         assert heard.said == ["welcome"]
@@ -210,7 +245,9 @@ def test_no_message_of_a_host_of_the_job_breaks_the_leader(messages: list[dict[s
 
 @NETWORK
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["", SECRET]))
-def test_no_message_of_a_leader_breaks_a_worker(messages: list[dict[str, Json]], secret: str) -> None:
+def test_no_message_of_a_leader_breaks_a_worker(
+    messages: list[dict[str, Json]], secret: str
+) -> None:
     loop, heard = Loop(), Heard()
     with socket.create_server((LEADER, 0)) as server:
         control = Control(LEADER, (LEADER, WORKER), server.getsockname()[1])
@@ -256,7 +293,9 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the job's identity
-def identity_with(host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object) -> Json:
+def identity_with(
+    host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object
+) -> Json:
     made = environment({"epochs": 3, "api_key": "secret"}, hosts=("algo-1", "algo-2"), host=host)
     control = control or Control("algo-1", ("algo-1", "algo-2"), 7780)
     return identity.identity_of(made._replace(**changes), control, mode)  # type: ignore[arg-type]
@@ -269,10 +308,34 @@ def identity_with(host: str = "algo-1", control: Control | None = None, mode: st
         ({"hostname": "ip-10-0-0-1", "base_directory": "/elsewhere"}, ""),
         ({"devices": Devices(gpus=8)}, ""),
         ({"variables": {"TRAINING_JOB_NAME": "try-1"}}, "job name"),
-        ({"platform": Description("slurm"), "variables": {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "1"}}, "job name"),
+        (
+            {
+                "platform": Description("slurm"),
+                "variables": {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "1"},
+            },
+            "job name",
+        ),
         ({"variables": {"SAGEMAKER_PROGRAM": "other.py"}}, "program"),
-        ({"hyperparameters": {"sagemaker_program": "train.py", "epochs": 4, "api_key": "secret"}}, "hyperparameters"),
-        ({"hyperparameters": {"sagemaker_program": "train.py", "epochs": 3, "api_key": "another"}}, ""),
+        (
+            {
+                "hyperparameters": {
+                    "sagemaker_program": "train.py",
+                    "epochs": 4,
+                    "api_key": "secret",
+                }
+            },
+            "hyperparameters",
+        ),
+        (
+            {
+                "hyperparameters": {
+                    "sagemaker_program": "train.py",
+                    "epochs": 3,
+                    "api_key": "another",
+                }
+            },
+            "",
+        ),
         ({"mode": "mpi"}, "mode"),
         ({"control": Control("algo-1", ("algo-1", "algo-2"), 7780, 1)}, "hosts"),
         ({"control": Control("algo-1", ("algo-1", "algo-2"), 7781)}, ""),
@@ -285,15 +348,23 @@ def test_what_hosts_of_one_job_have_in_common(changes: dict[str, Any], part: str
 def test_an_edited_script_and_another_image_make_another_job(tmp_path: Path) -> None:
     """A worker that still waits with the old code must not join a leader with the new one."""
     for words in (("train.py", "--node", "1"), ("/bin/bash", "train.py"), ("-m", "train")):
-        asked: dict[str, Any] = {"code": Code(str(tmp_path), entries=("train.py",)), "invocation": Invocation(words)}
+        asked: dict[str, Any] = {
+            "code": Code(str(tmp_path), entries=("train.py",)),
+            "invocation": Invocation(words),
+        }
         (tmp_path / "train.py").write_text("print(1)")
         old = identity_with(**asked)
         (tmp_path / "train.py").write_text(f"print({len(words)}, {words[0]!r})")
         assert identity.differences(old, identity_with(**asked)) == "code"  # type: ignore[arg-type]
         (tmp_path / "train.py").unlink()
         missing = identity_with(**asked)
-        assert words[0] == "/bin/bash" or identity.differences(missing, old) == identity.differences(old, missing) == ""  # type: ignore[arg-type]
-    image, unknown = (identity_with(manifest=manifest()._replace(document=text)) for text in ("{}", ""))
+        assert (
+            words[0] == "/bin/bash"
+            or identity.differences(missing, old) == identity.differences(old, missing) == ""
+        )  # type: ignore[arg-type]
+    image, unknown = (
+        identity_with(manifest=manifest()._replace(document=text)) for text in ("{}", "")
+    )
     assert identity.differences(identity_with(), image) == "image"  # type: ignore[arg-type]
     assert identity.differences(identity_with(), unknown) == ""  # type: ignore[arg-type]
 
@@ -311,7 +382,9 @@ def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differ
 
 
 # ------------------------------------------------------------------------------------------------------------- seals
-@pytest.mark.parametrize("how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"])
+@pytest.mark.parametrize(
+    "how", ["again", "out of order", "left out", "changed", "unsealed", "as the leader's"]
+)
 def test_only_the_next_message_of_the_host_itself_is_obeyed(how: str) -> None:
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
         role.ready()
@@ -342,15 +415,22 @@ def test_a_part_of_the_launcher_may_send_messages_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("statuses", [(0, 1), (1, 0), (0, 0), (3, 1)])
-def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(statuses: tuple[int, int]) -> None:
+def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(
+    statuses: tuple[int, int],
+) -> None:
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
         role.ready()
         it.say({"type": "ready"})
         role.stopping()
         role.ended(Outcome(STOPPED, statuses[0], LEADER, "of the leader"))
-        it.say({"type": "ended", "outcome": STOPPED, "status": statuses[1], "cause": "of the worker"})
+        it.say(
+            {"type": "ended", "outcome": STOPPED, "status": statuses[1], "cause": "of the worker"}
+        )
         until(loop, lambda: heard.outcomes)
-        assert (heard.outcomes[0].kind, heard.outcomes[0].status) == (STOPPED, statuses[0] or statuses[1])
+        assert (heard.outcomes[0].kind, heard.outcomes[0].status) == (
+            STOPPED,
+            statuses[0] or statuses[1],
+        )
 
 
 @pytest.mark.parametrize("age", [10**400, -1, float("nan"), float("inf"), "1", None, True])
@@ -372,7 +452,9 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
     said = "\x1b[2J\x1b]0;owned\x07real\x9b31m \x1b[31mred\x1b[0m\u202e\r\nnext\x00"
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
         role.ready()
-        it.say({"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "cause": said})
+        it.say(
+            {"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "cause": said}
+        )
         until(loop, lambda: heard.outcomes)
         (outcome,) = heard.outcomes
         assert (outcome.host, outcome.text) == ("x y", "real 31m red \nnext ")
@@ -429,10 +511,15 @@ def test_every_address_of_the_leaders_name_is_tried(monkeypatch: pytest.MonkeyPa
         assert made.heard.said == ["welcome"]
 
 
-def test_a_worker_with_another_secret_ends_soon_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_another_secret_ends_soon_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(names, "REFUSAL_LIMIT_SECONDS", 0.2)
     with leader_on_a_loop(SECRET) as (loop, control, _, at_leader):
-        for secret, words in (("", "it has no TRAINWORKS_JOB_SECRET"), (SECRET + "x", "it has another TRAINWORKS_JOB")):
+        for secret, words in (
+            ("", "it has no TRAINWORKS_JOB_SECRET"),
+            (SECRET + "x", "it has another TRAINWORKS_JOB"),
+        ):
             heard = Heard()
             role = Worker(loop, control, Limits(), JOB, WORKER, secret, heard.events())
             role.begin()
@@ -460,7 +547,9 @@ class Relay:
         for here, there in ((one, other), (other, one)):
             here.setblocking(False)
             self.open.append(here)
-            self.loop.watch(here, READ, lambda _, here=here, there=there: self._forward(here, there))  # type: ignore[misc]
+            self.loop.watch(
+                here, READ, lambda _, here=here, there=there: self._forward(here, there)
+            )  # type: ignore[misc]
 
     def _forward(self, here: socket.socket, there: socket.socket) -> None:
         if here in self.stalled:
@@ -484,7 +573,9 @@ class Relay:
         for here, there in zip(self.open[::2], self.open[1::2], strict=True):
             for one, other in ((here, there), (there, here)):
                 if one in self.stalled and one.fileno() >= 0:
-                    self.loop.watch(one, READ, lambda _, one=one, other=other: self._forward(one, other))  # type: ignore[misc]
+                    self.loop.watch(
+                        one, READ, lambda _, one=one, other=other: self._forward(one, other)
+                    )  # type: ignore[misc]
         self.stalled.clear()
 
 
@@ -509,7 +600,12 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         leader.tell("one")
         worker.tell("two")
         in_turns(loop, 2.0)
-        assert (heard.outcomes, at_leader.outcomes, len(heard.told), at_leader.told) == ([], [], not both, [])
+        assert (heard.outcomes, at_leader.outcomes, len(heard.told), at_leader.told) == (
+            [],
+            [],
+            not both,
+            [],
+        )
         between.heal()
         until(loop, lambda: heard.told and at_leader.told)
         between.stall()
@@ -521,13 +617,21 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
 
 
 def test_a_sign_of_life_beside_the_connection_counts_once_and_only_from_the_host_itself() -> None:
-    with leader_on_a_loop(limits=Limits(heartbeat=0.3)) as (loop, control, role, heard), joined(loop, control) as it:
+    with (
+        leader_on_a_loop(limits=Limits(heartbeat=0.3)) as (loop, control, role, heard),
+        joined(loop, control) as it,
+    ):
         role.ready()
         it.say({"type": "ready"})
 
         def ask(count: int, shown: str) -> bytes:
             with socket.create_connection((LEADER, control.port)) as probe:
-                message: dict[str, Json] = {"type": "probe", "host": WORKER, "count": count, "proof": shown}
+                message: dict[str, Json] = {
+                    "type": "probe",
+                    "host": WORKER,
+                    "count": count,
+                    "proof": shown,
+                }
                 send(probe, encode([message]))
                 return receive(loop, probe)
 
@@ -546,7 +650,10 @@ def test_a_sign_of_life_beside_the_connection_counts_once_and_only_from_the_host
 def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
     with contextlib.ExitStack() as stack:
         loop, control, _, heard = stack.enter_context(leader_on_a_loop())
-        silent = [stack.enter_context(socket.create_connection((LEADER, control.port))) for _ in range(ROOM + 50)]
+        silent = [
+            stack.enter_context(socket.create_connection((LEADER, control.port)))
+            for _ in range(ROOM + 50)
+        ]
         in_turns(loop, 0.2)
         stack.enter_context(joined(loop, control))
         silent[0].settimeout(TIME_OUT)
@@ -577,7 +684,9 @@ def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
 def test_the_log_names_a_few_strangers_and_then_says_that_it_stops() -> None:
     with leader_on_a_loop() as (loop, control, _, heard):
         for number in range(40):
-            with socket.create_connection((LEADER, control.port), source_address=(f"127.0.1.{number + 1}", 0)) as it:
+            with socket.create_connection(
+                (LEADER, control.port), source_address=(f"127.0.1.{number + 1}", 0)
+            ) as it:
                 send(it, b"hello\n")
                 in_turns(loop, 0.005)
         dropped = [line for line in heard.log if "dropped" in line]
@@ -611,11 +720,19 @@ def test_a_host_that_leaves_before_the_start_and_stays_away_is_lost() -> None:
 
 
 def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
-    with leader_on_a_loop(minimum_hosts=1, limits=Limits(join=0.05)) as (loop, control, role, heard):
+    with leader_on_a_loop(minimum_hosts=1, limits=Limits(join=0.05)) as (
+        loop,
+        control,
+        role,
+        heard,
+    ):
         role.ready()
         in_turns(loop, 0.1)
         assert heard.said == ["welcome", "go"]
-        assert f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts" in heard.log
+        assert (
+            f"lost host {WORKER}: did not join within 0.05 s; going on with 1 of 2 hosts"
+            in heard.log
+        )
         with joined(loop, control) as late:
             assert late.first["outcome"] == FAILED
         role.ended(Outcome(SUCCEEDED, 0, LEADER))
@@ -623,7 +740,12 @@ def test_a_job_that_may_lose_hosts_starts_without_one_that_never_came() -> None:
 
 
 def test_a_job_that_may_lose_hosts_starts_without_one_that_is_never_prepared() -> None:
-    with leader_on_a_loop(minimum_hosts=1, limits=Limits(prepare=0.05)) as (loop, control, role, heard):
+    with leader_on_a_loop(minimum_hosts=1, limits=Limits(prepare=0.05)) as (
+        loop,
+        control,
+        role,
+        heard,
+    ):
         role.ready()
         with joined(loop, control):
             in_turns(loop, 0.1)
@@ -648,7 +770,11 @@ def hosts(
     with contextlib.ExitStack() as stack:
         made = []
         for host in started or names:
-            config: dict[str, Json] = {"hosts": list(names), "current_host": host, "network_interface_name": "lo"}
+            config: dict[str, Json] = {
+                "hosts": list(names),
+                "current_host": host,
+                "network_interface_name": "lo",
+            }
             write_inputs(tmp_path / host, script, hyperparameters or {}, config)
             environment_ = {**shared, **(own or {}).get(host, {})}
             made.append(stack.enter_context(Launcher(tmp_path / host, variables=environment_)))
@@ -678,14 +804,26 @@ def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
         LEADER: {"TRAINWORKS_JOB_SECRET": SECRET, "TRAINWORKS_JOIN_LIMIT_SECONDS": "4"},
         THIRD: {"TRAINWORKS_JOB_SECRET": SECRET + "x"},
     }
-    others = hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), started=(WORKER, THIRD), variables=port, own=own)
+    others = hosts(
+        tmp_path,
+        "",
+        names=(LEADER, WORKER, THIRD),
+        started=(WORKER, THIRD),
+        variables=port,
+        own=own,
+    )
     with others as (none, another):
         for launcher in (none, another):
             launcher.read_until("joining")  # the leader's time begins when they are there
-        alone = hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), started=(LEADER,), variables=port, own=own)
+        alone = hosts(
+            tmp_path, "", names=(LEADER, WORKER, THIRD), started=(LEADER,), variables=port, own=own
+        )
         with alone as (leader,):
             assert [launcher.wait() for launcher in (leader, none, another)] == [66, 66, 66]
-    lacks, differs = "it has no TRAINWORKS_JOB_SECRET, and the leader has one", "it has another TRAINWORKS_JOB_SECRET"
+    lacks, differs = (
+        "it has no TRAINWORKS_JOB_SECRET, and the leader has one",
+        "it has another TRAINWORKS_JOB_SECRET",
+    )
     assert leader.failure == (
         f"hosts that did not join within 4 s: {WORKER} (refused: {lacks}), {THIRD} (refused: {differs} than the leader)"
     )
@@ -720,7 +858,9 @@ def test_a_host_joins_while_strangers_flood_the_port(tmp_path: Path) -> None:
         kept: list[socket.socket] = []
         for number in range(2000):
             with contextlib.suppress(OSError):
-                opened = socket.create_connection((LEADER, port), 1.0, source_address=("127.9.9.9", 0))
+                opened = socket.create_connection(
+                    (LEADER, port), 1.0, source_address=("127.9.9.9", 0)
+                )
                 opened.setblocking(False)
                 with contextlib.suppress(OSError):
                     opened.send(GARBAGE[number % len(GARBAGE)])
@@ -731,7 +871,9 @@ def test_a_host_joins_while_strangers_flood_the_port(tmp_path: Path) -> None:
             if len(kept) > 600:
                 kept.pop(0).close()
             if number == 500:
-                (worker,) = stack.enter_context(hosts(tmp_path, "", started=(WORKER,), variables=variables))
+                (worker,) = stack.enter_context(
+                    hosts(tmp_path, "", started=(WORKER,), variables=variables)
+                )
         assert worker is not None
         assert (leader.wait(), worker.wait()) == (0, 0), leader.text + worker.text
         for opened in kept:
@@ -749,7 +891,10 @@ def test_garbage_and_stolen_names_change_nothing_but_one_line(tmp_path: Path) ->
     with hosts(tmp_path, script, started=(LEADER,), variables=variables) as (leader,):
         leader.read_until("waiting for")
         for data in GARBAGE:
-            with socket.create_connection(address, TIME_OUT) as stranger, contextlib.suppress(OSError):
+            with (
+                socket.create_connection(address, TIME_OUT) as stranger,
+                contextlib.suppress(OSError),
+            ):
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
                 while stranger.recv(4096):
@@ -792,7 +937,9 @@ def elastic_job(
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(TORCHRUN, encoding="utf-8")
     torchrun.chmod(0o755)
-    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)})
+    manifest = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
+    )
     asked: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_torch_distributed_min_hosts": str(minimum),
@@ -804,7 +951,9 @@ def elastic_job(
         "MASTER_PORT": str(free_port()),  # jobs of other tests run on this machine, too
     }
     script = "import signal; print('rank runs', flush=True); signal.pause()"
-    with hosts(tmp_path, script, names=(LEADER, WORKER, THIRD), hyperparameters=asked, variables=variables) as made:
+    with hosts(
+        tmp_path, script, names=(LEADER, WORKER, THIRD), hyperparameters=asked, variables=variables
+    ) as made:
         for launcher in made:
             launcher.read_until("rank runs")
         yield made
@@ -814,7 +963,9 @@ def test_a_job_goes_on_without_a_lost_host_and_says_so(tmp_path: Path) -> None:
     with elastic_job(tmp_path, 2) as (leader, worker, third):
         third.process.kill()
         for launcher in (leader, worker):
-            launcher.read_until(f"lost host {THIRD}: it closed the connection; going on with 2 of 3 hosts")
+            launcher.read_until(
+                f"lost host {THIRD}: it closed the connection; going on with 2 of 3 hosts"
+            )
             launcher.read_until("rank runs", 2)
         worker.process.kill()
         assert leader.wait() == 66
@@ -839,10 +990,16 @@ def test_a_lost_host_that_is_started_again_is_told(tmp_path: Path) -> None:
     with elastic_job(tmp_path, 2, port=port) as (leader, _, third):
         third.process.kill()
         leader.read_until("going on with 2 of 3 hosts")
-        env = {"TRAINWORKS_CONTROL_PORT": str(port), "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "image.json")}
+        env = {
+            "TRAINWORKS_CONTROL_PORT": str(port),
+            "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "image.json"),
+        }
         with Launcher(tmp_path / THIRD, variables=env) as again:
             assert again.wait() == 66
-        assert again.failure == f"lost host {THIRD}: it closed the connection; the job goes on without it"
+        assert (
+            again.failure
+            == f"lost host {THIRD}: it closed the connection; the job goes on without it"
+        )
         assert leader.process.poll() is None
 
 
@@ -857,12 +1014,19 @@ def test_a_job_of_too_few_hosts_ends(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- launchers of other versions
 def test_a_host_with_an_older_launcher_is_told_so_and_not_of_a_secret() -> None:
     """An older launcher sends no number of the protocol."""
-    with leader_on_a_loop() as (loop, control, _, heard), socket.create_connection((LEADER, control.port)) as opened:
-        (message,) = Decoder().feed(encode([{"type": "join", "host": WORKER, "job": dict(JOB), "nonce": "c" * 64}]))
+    with (
+        leader_on_a_loop() as (loop, control, _, heard),
+        socket.create_connection((LEADER, control.port)) as opened,
+    ):
+        (message,) = Decoder().feed(
+            encode([{"type": "join", "host": WORKER, "job": dict(JOB), "nonce": "c" * 64}])
+        )
         send(opened, encode([dict(message)]))
         (answer,) = Decoder().feed(receive(loop, opened))
     assert answer["type"] == "refused"
-    assert str(answer["reason"]).startswith("it runs another version of the launcher: use one image")
+    assert str(answer["reason"]).startswith(
+        "it runs another version of the launcher: use one image"
+    )
     assert "it runs another version of the launcher" in "\n".join(heard.log)
 
 
@@ -873,8 +1037,14 @@ def test_a_worker_says_that_the_leader_has_an_older_launcher() -> None:
         (asked,) = Decoder().feed(receive(fake.loop, opened))
         assert asked["protocol"] == PROTOCOL
         # As an older leader answers, whose proof covers something else.
-        send(opened, encode([{"type": "challenge", "nonce": "d" * 64, "proof": "e" * 64, "secret": False}]))
-        until(fake.loop, lambda: any("another version of the launcher" in line for line in fake.heard.log))
+        send(
+            opened,
+            encode([{"type": "challenge", "nonce": "d" * 64, "proof": "e" * 64, "secret": False}]),
+        )
+        until(
+            fake.loop,
+            lambda: any("another version of the launcher" in line for line in fake.heard.log),
+        )
     assert not any("JOB_SECRET" in line for line in fake.heard.log)
 
 
@@ -884,21 +1054,33 @@ def test_two_leaders_need_the_secret_to_end_each_other() -> None:
     with leader_on_a_loop(SECRET, limits=limits) as (loop, control, role, heard):
         with socket.create_connection((LEADER, control.port)) as opened:
             nonce = proof.make_nonce()
-            send(opened, encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]))
+            send(
+                opened,
+                encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]),
+            )
             (answer,) = Decoder().feed(receive(loop, opened))
             assert answer["type"] == "leads"
             said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
             assert proof.is_proof(SECRET, LEADERS, said, answer["proof"])
-            send(opened, encode([{"type": "leads", "proof": proof.make_proof("guess", WORKERS, said)}]))
+            send(
+                opened,
+                encode([{"type": "leads", "proof": proof.make_proof("guess", WORKERS, said)}]),
+            )
             until(loop, lambda: any("dropped a connection" in line for line in heard.log))
         assert role.phase == 0
         assert not heard.outcomes
         with socket.create_connection((LEADER, control.port)) as opened:
             nonce = proof.make_nonce()
-            send(opened, encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]))
+            send(
+                opened,
+                encode([{"type": "leads", "host": "other", "job": dict(JOB), "nonce": nonce}]),
+            )
             (answer,) = Decoder().feed(receive(loop, opened))
             said = proof.Transcript(identity.as_text(JOB), "other", nonce, str(answer["nonce"]))
-            send(opened, encode([{"type": "leads", "proof": proof.make_proof(SECRET, WORKERS, said)}]))
+            send(
+                opened,
+                encode([{"type": "leads", "proof": proof.make_proof(SECRET, WORKERS, said)}]),
+            )
             until(loop, lambda: heard.outcomes)
     assert heard.outcomes[0].cause.startswith(
         f"two hosts lead this job: {LEADER}, which is this host, and other (127.0"

@@ -132,7 +132,9 @@ def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
 
 
 @pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_LEADER)))
-def test_what_an_event_does_to_the_leader(event: str, phase: str, follows: str, said: list[str]) -> None:
+def test_what_an_event_does_to_the_leader(
+    event: str, phase: str, follows: str, said: list[str]
+) -> None:
     hosts = (LEADER, WORKER, THIRD) if phase == "LINGERING" else (LEADER, WORKER)
     calls: Mapping[str, Callable[[Leader], None]] = {
         "own ready": lambda role: role.ready(),
@@ -142,7 +144,10 @@ def test_what_an_event_does_to_the_leader(event: str, phase: str, follows: str, 
         "own stopping": lambda role: role.stopping(),
         "own leave": lambda role: role.leave(),
     }
-    with leader_on_a_loop(hosts=hosts) as (loop, control, role, heard), joined(loop, control) as peer:
+    with (
+        leader_on_a_loop(hosts=hosts) as (loop, control, role, heard),
+        joined(loop, control) as peer,
+    ):
         bring_leader(phase, role, peer)
         before = len(heard.said)
         if follows == "error":
@@ -202,7 +207,9 @@ def say(made: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
 
 
 @pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_WORKER)))
-def test_what_an_event_does_to_a_worker(event: str, phase: str, follows: str, said: list[str]) -> None:
+def test_what_an_event_does_to_a_worker(
+    event: str, phase: str, follows: str, said: list[str]
+) -> None:
     calls: Mapping[str, Callable[[Worker], None]] = {
         "own ready": lambda role: role.ready(),
         "own suspect": lambda role: role.suspect(SUSPECT),
@@ -248,7 +255,9 @@ join            dropped     dropped
 
 
 @pytest.mark.parametrize(("event", "phase", "follows"), [cell[:3] for cell in read(OF_SEARCH)])
-def test_what_a_leader_may_say_before_it_has_let_a_worker_in(event: str, phase: str, follows: str) -> None:
+def test_what_a_leader_may_say_before_it_has_let_a_worker_in(
+    event: str, phase: str, follows: str
+) -> None:
     message = dict(MESSAGES.get(event, {"type": event}))
     with contextlib.ExitStack() as stack:
         made = FakeLeader(stack)

@@ -27,13 +27,19 @@ def manifest(tmp_path: Path) -> Path:
 
 def variables(manifest: Path) -> dict[str, str]:
     base = str(manifest.parent)
-    return {"SAGEMAKER_BASE_DIR": base, "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "PATH": os.environ["PATH"]}
+    return {
+        "SAGEMAKER_BASE_DIR": base,
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+        "PATH": os.environ["PATH"],
+    }
 
 
 def test_a_file_that_never_answers_is_named(manifest: Path) -> None:
     with pytest.raises(RefusalError) as refused:
         read_patiently(variables(manifest), NOTHING_ASKED, lambda _: None, limit=1.0)
-    assert f"the image's manifest {manifest} does not answer (file system tmpfs) within 1 s" in str(refused.value)
+    assert f"the image's manifest {manifest} does not answer (file system tmpfs) within 1 s" in str(
+        refused.value
+    )
     os.close(os.open(manifest, os.O_WRONLY))  # the reader goes on, and ends
     for thread in threading.enumerate():
         if thread.name == "trainworks-look":
@@ -49,4 +55,6 @@ def test_what_does_not_answer_is_said_long_before_the_limit(manifest: Path, tmp_
 
     environment = read_patiently(variables(manifest), NOTHING_ASKED, answer)
     assert not environment.problems
-    assert lines[0].startswith(f"still reading this host after 10 s: the image's manifest {manifest} does not answer")
+    assert lines[0].startswith(
+        f"still reading this host after 10 s: the image's manifest {manifest} does not answer"
+    )

@@ -42,14 +42,18 @@ def host_with_efa(root: Path, *, by_class: bool = True, mapped: bool = True) -> 
             (root / "class/infiniband_verbs" / node).mkdir(parents=True)
             (root / "class/infiniband_verbs" / node / "ibdev").write_text(f"{name}\n")
         elif mapped:
-            (root / "class/infiniband" / name / "device/infiniband_verbs" / node).mkdir(parents=True)
+            (root / "class/infiniband" / name / "device/infiniband_verbs" / node).mkdir(
+                parents=True
+            )
     return str(root / "class"), str(root / "dev")
 
 
 @pytest.mark.parametrize("by_class", [True, False])
 def test_an_efa_device_counts_if_its_own_node_can_be_opened(tmp_path: Path, by_class: bool) -> None:
     places = host_with_efa(tmp_path, by_class=by_class)
-    assert devices.efa_devices(*places) == ((), NAMES), "the host's devices, and none is this container's"
+    assert devices.efa_devices(*places) == ((), NAMES), (
+        "the host's devices, and none is this container's"
+    )
     (tmp_path / "dev/uverbs0").touch()  # the other device's
     (tmp_path / "dev/uverbs1").touch()
     (tmp_path / "dev/uverbs2").mkdir()  # cannot be opened for writing
@@ -101,7 +105,11 @@ def test_without_devices_and_memory_efa_is_not_asked_for(
     for hosts in ((), ("algo-1", "algo-2")):
         made = plan(environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=here))
         assert ("FI_PROVIDER" in made.env) is (not said)
-        lines = [line for line in made.warnings if "EFA" in line and "plugin" not in line and "ofi" not in line]
+        lines = [
+            line
+            for line in made.warnings
+            if "EFA" in line and "plugin" not in line and "ofi" not in line
+        ]
         assert len(lines) == bool(said), lines
         assert said in "".join(lines)
 
@@ -111,20 +119,32 @@ def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
     here = choose_fabric(manifest(), ("efa_0",), "ml.fabric.xlarge", 1, rdma)
     why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
     assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
-    newer = manifest()._replace(fabric=())  # of an image whose libfabric needs no such variable, and still aborts
+    newer = manifest()._replace(
+        fabric=()
+    )  # of an image whose libfabric needs no such variable, and still aborts
     assert choose_fabric(newer, ("efa_0",), "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
-    for kind, value in (("ml.fast.xlarge", "1"), ("ml.unknown.xlarge", "1"), ("ml.fabric.xlarge", "0")):
+    for kind, value in (
+        ("ml.fast.xlarge", "1"),
+        ("ml.unknown.xlarge", "1"),
+        ("ml.fabric.xlarge", "0"),
+    ):
         given = {"FI_EFA_USE_DEVICE_RDMA": value}
         assert choose_fabric(manifest(), ("efa_0",), kind, 1, given).warnings == ()
     for closed in ((), ("efa_0",)):
         without = choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "efa"}, closed)
         assert without.warnings[-1].startswith("left out FI_PROVIDER=efa: ")
     assert choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "tcp;ofi_rxm"}).warnings == ()
-    assert choose_fabric(manifest(), None, "ml.fast.xlarge", 1, {"FI_PROVIDER": "efa"}).warnings == ()
+    assert (
+        choose_fabric(manifest(), None, "ml.fast.xlarge", 1, {"FI_PROVIDER": "efa"}).warnings == ()
+    )
 
 
-def test_what_is_left_out_reaches_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.py").write_text("import os; print('rdma', os.environ.get('FI_EFA_USE_DEVICE_RDMA'))")
+def test_what_is_left_out_reaches_no_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os; print('rdma', os.environ.get('FI_EFA_USE_DEVICE_RDMA'))"
+    )
     made = environment(
         hosts=("algo-1",),
         instance_type="ml.fabric.xlarge",
@@ -146,7 +166,10 @@ def test_what_is_left_out_reaches_no_process(tmp_path: Path, capfd: pytest.Captu
 def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
     made = plan(
         environment(
-            {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": f"{option} -x KEPT=1"},
+            {
+                "sagemaker_mpi_enabled": True,
+                "sagemaker_mpi_custom_mpi_options": f"{option} -x KEPT=1",
+            },
             hosts=("algo-1", "algo-2"),
             instance_type="ml.fabric.xlarge",
             variables={"PATH": "/usr/bin:/bin", "FI_EFA_USE_DEVICE_RDMA": "1"},
@@ -155,7 +178,9 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
     )
     assert "FI_EFA_USE_DEVICE_RDMA" not in " ".join(made.argv)
     assert "KEPT=1" in made.argv
-    assert any(line.startswith("left out") and "FI_EFA_USE_DEVICE_RDMA" in line for line in made.warnings)
+    assert any(
+        line.startswith("left out") and "FI_EFA_USE_DEVICE_RDMA" in line for line in made.warnings
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
@@ -174,7 +199,9 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
         ("9" * 5000, 2, ()),
     ],
 )
-def test_gpus_that_are_visible(value: str | None, count: int | None, visible: tuple[str, ...] | None) -> None:
+def test_gpus_that_are_visible(
+    value: str | None, count: int | None, visible: tuple[str, ...] | None
+) -> None:
     given = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert platforms.visible_gpus(given, count) == visible
 
@@ -191,7 +218,9 @@ def test_gpus_that_are_visible(value: str | None, count: int | None, visible: tu
 )
 def test_visible_gpus_are_counted_once_for_every_platform(variables: dict[str, str]) -> None:
     assert platforms.describe(Given({**variables, "CUDA_VISIBLE_DEVICES": "0"})).gpus == 1
-    sagemaker = Given({"CUDA_VISIBLE_DEVICES": "0"}, {"hosts": ["algo-1"], "current_host": "algo-1"})
+    sagemaker = Given(
+        {"CUDA_VISIBLE_DEVICES": "0"}, {"hosts": ["algo-1"], "current_host": "algo-1"}
+    )
     assert platforms.describe(sagemaker).gpus == 1
 
 
@@ -203,7 +232,9 @@ def test_no_visible_gpu_is_not_the_instance_types_number() -> None:
 
 
 def test_only_gpus_that_the_job_uses_are_judged() -> None:
-    two = Gpus(devices={0: {"uuid": "GPU-aa"}, 1: {"uuid": "GPU-bb", "driver_version": "[GPU is lost]"}})
+    two = Gpus(
+        devices={0: {"uuid": "GPU-aa"}, 1: {"uuid": "GPU-bb", "driver_version": "[GPU is lost]"}}
+    )
     seen = Seen(gpus=two)
     assert [finding.severity for finding in judge(Checks(gpus=2), seen)] == [FAILED]
     for visible in (("0",), ("GPU-a",)):
@@ -249,7 +280,9 @@ def nodes_on(root: Path, host: Sockets) -> tuple[int, ...]:
         (root / "bin/numactl").write_text(f"#!/bin/sh\n{host.numactl}\n")
         (root / "bin/numactl").chmod(0o755)
     variables = {"PATH": f"{root}/bin"}
-    return devices.nodes_of_gpus(host.gpus, host.visible, variables, f"{root}/sys", f"{root}/driver", host.cpus)
+    return devices.nodes_of_gpus(
+        host.gpus, host.visible, variables, f"{root}/sys", f"{root}/driver", host.cpus
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +321,9 @@ def test_gpus_of_two_nodes(tmp_path: Path, host: Sockets, nodes: tuple[int, ...]
         Sockets(numactl="echo 'This system does not support NUMA policy' >&2; exit 1"),
     ],
 )
-def test_ranks_are_not_bound_where_torch_would_fail_or_choose_wrongly(tmp_path: Path, host: Sockets) -> None:
+def test_ranks_are_not_bound_where_torch_would_fail_or_choose_wrongly(
+    tmp_path: Path, host: Sockets
+) -> None:
     assert nodes_on(tmp_path, host) == ()
 
 
@@ -342,10 +377,26 @@ def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
         ("0::/job/step", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "max 100000"}, 4),
         ("0::/job/step", {"job/cpu.max": "400000 100000", "job/step/cpu.max": "200000 100000"}, 2),
         ("0::/not/seen/from/inside", {"cpu.max": "300000 100000"}, 3),
-        ("3:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ("3:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "50000"}, 2),
-        ("3:cpuset:/x", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (
+            "3:cpu,cpuacct:/x",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            None,
+        ),
+        (
+            "3:cpu,cpuacct:/x",
+            {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"},
+            3,
+        ),
+        (
+            "3:cpu,cpuacct:/x",
+            {"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "50000"},
+            2,
+        ),
+        (
+            "3:cpuset:/x",
+            {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"},
+            None,
+        ),
         ("0::/", {"cpu.max": "what"}, None),
         ("", {}, None),
     ],
@@ -369,7 +420,13 @@ LIMITED = Devices(gpus=0, cpus=3, interfaces=("eth0", "lo"), cpus_limited=True)
         (Invocation(("train.py",)), Devices(gpus=0, cpus=8), "train.py", {}, None),
         (Invocation(("train.py",)), LIMITED, "train.py", {}, "3"),
         (Invocation(("run.sh",)), LIMITED, "run.sh", {}, None),
-        (Invocation(("train.py",), "torch_distributed", 2), Devices(gpus=0, cpus=8), "train.py", {}, "4"),
+        (
+            Invocation(("train.py",), "torch_distributed", 2),
+            Devices(gpus=0, cpus=8),
+            "train.py",
+            {},
+            "4",
+        ),
         (Invocation(("train.py",), "torch_distributed", 2), LIMITED, "train.py", {}, "1"),
         (Invocation(("train.py",), "mpi", 8), Devices(gpus=0, cpus=4), "train.py", {}, "1"),
         (Invocation(("train.py",), "mpi", 2), LIMITED, "train.py", {"OMP_NUM_THREADS": "7"}, None),
@@ -380,6 +437,10 @@ def test_each_rank_gets_its_part_of_the_cpus(
 ) -> None:
     code = Code("/opt/ml/code", entries=(program,), executable=(program,))
     given = {"PATH": "/usr/bin:/bin", **more}
-    made = plan(environment(dict(asked.hyperparameters), invocation=asked, devices=seen, code=code, variables=given))
+    made = plan(
+        environment(
+            dict(asked.hyperparameters), invocation=asked, devices=seen, code=code, variables=given
+        )
+    )
     assert made.env.get("OMP_NUM_THREADS") == threads
     assert made.env["SM_NUM_CPUS"] == str(seen.cpus)

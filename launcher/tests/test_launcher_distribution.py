@@ -62,7 +62,10 @@ def cluster(instance_type: str = P4D, count: int = 2) -> tuple[Group, ...]:
         ),
         (
             {"torchrun": {"process_count_per_node": 4}},
-            {"sagemaker_torch_distributed_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 4},
+            {
+                "sagemaker_torch_distributed_enabled": True,
+                "sagemaker_mpi_num_of_processes_per_host": 4,
+            },
         ),
         (
             {"mpi": {"process_count_per_node": 4, "mpi_additional_options": ["-x", "A=b c"]}},
@@ -86,14 +89,29 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
         ({"mpi": True}, "is True, not a dict (distribution['mpi']); write {'enabled': True}"),
         ({"mpi": {"enabled": True}, "pytorchdpp": {"enabled": True}}, "did you mean 'pytorchddp'?"),
         ({"dataparallel": {"enabled": True}}, "write {'smdistributed': {'dataparallel': ...}}"),
-        ({"mpi": {"processes_per_host": 8}}, "'enabled' is missing, and the SDK takes that for False"),
+        (
+            {"mpi": {"processes_per_host": 8}},
+            "'enabled' is missing, and the SDK takes that for False",
+        ),
         ({"mpi": {"enabled": "True"}}, "'enabled' is 'True', not True or False"),
         ({"mpi": {"enabled": True, "process_per_host": 8}}, "did you mean 'processes_per_host'?"),
         ({"smdistributed": {"datparallel": {"enabled": True}}}, "did you mean 'dataparallel'?"),
-        ({"mpi": {"enabled": True, "processes_per_host": 0}}, "'processes_per_host' is 0, and the SDK leaves it out"),
-        ({"smdistributed": {"modelparallel": SMP}}, "model parallelism goes with mpi, which is not on"),
-        ({"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": MPI}, "'parameters' is missing or empty"),
-        ({"torch_distributed": {"enabled": True}, "mpi": MPI}, "the SDK sends torch_distributed only"),
+        (
+            {"mpi": {"enabled": True, "processes_per_host": 0}},
+            "'processes_per_host' is 0, and the SDK leaves it out",
+        ),
+        (
+            {"smdistributed": {"modelparallel": SMP}},
+            "model parallelism goes with mpi, which is not on",
+        ),
+        (
+            {"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": MPI},
+            "'parameters' is missing or empty",
+        ),
+        (
+            {"torch_distributed": {"enabled": True}, "mpi": MPI},
+            "the SDK sends torch_distributed only",
+        ),
         ({"torchrun": {"processes": 4}}, "torchrun has no field 'processes'"),
         ({"torchrun": {}, "mpi": {}}, "ModelTrainer takes one of them"),
         ({"mpi": {"mpi_additional_options": "-x A=1"}}, "give a list of texts"),
@@ -134,7 +152,9 @@ def random_cases(count: int) -> list[Case]:
             "memory_weight": [0.2, 1.5, -1, 1],
             "partition_file": ["a", 1],
         }
-        return {name: source.choice(values) for name, values in rows.items() if source.random() < 0.2}
+        return {
+            name: source.choice(values) for name, values in rows.items() if source.random() < 0.2
+        }
 
     def inner() -> Json:
         made: dict[str, Json] = {}
@@ -178,7 +198,9 @@ def test_the_same_hyperparameters_as_the_real_sdk() -> None:
     cases = random_cases(600)
     answers = ask(cases, str(PEER))
     assert answers is not None
-    taken = [(case, answer) for case, answer in zip(cases, answers, strict=True) if not answer.refused]
+    taken = [
+        (case, answer) for case, answer in zip(cases, answers, strict=True) if not answer.refused
+    ]
     assert 100 < len(taken) < 500, "both kinds of cases"
     different = []
     for case, answer in taken:
@@ -200,7 +222,9 @@ def test_the_tensorflow_estimator_of_the_real_sdk_sends_what_starts_a_job() -> N
         "multi_worker_mirrored_strategy": {"multi_worker_mirrored_strategy": {"enabled": True}},
     }
     groups = cluster(count=2)
-    cases = [Case({**mapping(each)}, groups, "train.py", "tensorflow", "2.21") for each in modes.values()]
+    cases = [
+        Case({**mapping(each)}, groups, "train.py", "tensorflow", "2.21") for each in modes.values()
+    ]
     answers = ask(cases, str(PEER))
     assert answers is not None
     for mode, answer in zip(modes, answers, strict=True):
@@ -208,5 +232,7 @@ def test_the_tensorflow_estimator_of_the_real_sdk_sends_what_starts_a_job() -> N
         document = manifest_document(components={"tensorflow": {"version": "2.21.0"}})
         image = parse_manifest(json.dumps(document), "made-up")
         devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"))
-        made = plan(environment(answer.sent, hosts=("algo-1", "algo-2"), devices=devices, manifest=image))
+        made = plan(
+            environment(answer.sent, hosts=("algo-1", "algo-2"), devices=devices, manifest=image)
+        )
         assert made.mode == mode

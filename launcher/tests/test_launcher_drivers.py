@@ -39,20 +39,45 @@ def write(
     (base / "input/data/code").mkdir(parents=True)
     for name, text in (files or {"train.py": SHOW}).items():
         (base / "input/data/code" / name).write_text(text, encoding="utf-8")
-    (base / "input/config/hyperparameters.json").write_text(json.dumps(hyperparameters or {}), encoding="utf-8")
-    (base / "input/data/sm_drivers/sourcecode.json").write_text(json.dumps(source), encoding="utf-8")
+    (base / "input/config/hyperparameters.json").write_text(
+        json.dumps(hyperparameters or {}), encoding="utf-8"
+    )
+    (base / "input/data/sm_drivers/sourcecode.json").write_text(
+        json.dumps(source), encoding="utf-8"
+    )
     if distributed is not None:
-        (base / "input/data/sm_drivers/distributed.json").write_text(json.dumps(distributed), encoding="utf-8")
-    programs = {"python": sys.executable, "bash": "/bin/bash", "mpirun": "/bin/true", "torchrun": "/bin/true"}
+        (base / "input/data/sm_drivers/distributed.json").write_text(
+            json.dumps(distributed), encoding="utf-8"
+        )
+    programs = {
+        "python": sys.executable,
+        "bash": "/bin/bash",
+        "mpirun": "/bin/true",
+        "torchrun": "/bin/true",
+    }
     manifest = write_manifest(base / "image.json", programs)
-    return {"SAGEMAKER_BASE_DIR": str(base), "PATH": "/usr/bin:/bin", "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    return {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "PATH": "/usr/bin:/bin",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+    }
 
 
-def job(base: Path, source: Json, distributed: Json = None, hyperparameters: Mapping[str, Json] | None = None) -> Job:
+def job(
+    base: Path,
+    source: Json,
+    distributed: Json = None,
+    hyperparameters: Mapping[str, Json] | None = None,
+) -> Job:
     return make_job(read_environment(write(base, source, distributed, hyperparameters)))
 
 
-SOURCE: dict[str, Json] = {"source_dir": "mine", "entry_script": "./train.py", "command": None, "requirements": None}
+SOURCE: dict[str, Json] = {
+    "source_dir": "mine",
+    "entry_script": "./train.py",
+    "command": None,
+    "requirements": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -75,21 +100,35 @@ def test_the_files_are_the_job(
         processes,
         options,
     )
-    assert (made.program.entry.name, made.program.code.directory) == ("train.py", str(tmp_path / "input/data/code"))
-    assert made.program.arguments == ("--amp", "true", "--epochs", "3", "--n", "1"), "in ModelTrainer's own style"
-    expected = json.dumps(distributed, sort_keys=True, separators=(",", ":")) if distributed else None
+    assert (made.program.entry.name, made.program.code.directory) == (
+        "train.py",
+        str(tmp_path / "input/data/code"),
+    )
+    assert made.program.arguments == ("--amp", "true", "--epochs", "3", "--n", "1"), (
+        "in ModelTrainer's own style"
+    )
+    expected = (
+        json.dumps(distributed, sort_keys=True, separators=(",", ":")) if distributed else None
+    )
     assert exported_variables(made).get("SM_DISTRIBUTED_CONFIG") == expected
     assert any("as ModelTrainer wrote it" in line for line in made.warnings)
 
 
 def test_smp_comes_with_torchrun(tmp_path: Path) -> None:
-    made = job(tmp_path, SOURCE, {**TORCHRUN, "smp": {"x": 1}}, {"mp_parameters": '{"hybrid_shard_degree": 8}'})
+    made = job(
+        tmp_path,
+        SOURCE,
+        {**TORCHRUN, "smp": {"x": 1}},
+        {"mp_parameters": '{"hybrid_shard_degree": 8}'},
+    )
     assert made.placement.mode == "torch_distributed"
     assert made.program.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
 
 
 @pytest.mark.parametrize("command", ["train", "/opt/trainworks/bin/train"])
-def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(tmp_path: Path, command: str) -> None:
+def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(
+    tmp_path: Path, command: str
+) -> None:
     made = job(tmp_path, {**SOURCE, "command": command}, MPI, {"epochs": "3"})
     assert (made.placement.mode, made.program.entry.name, made.program.arguments) == (
         "mpi",
@@ -99,7 +138,11 @@ def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(tmp_path: P
 
 
 def test_a_command_is_a_line_of_shell_and_its_arguments_are_words(tmp_path: Path) -> None:
-    source: dict[str, Json] = {**SOURCE, "command": "echo $SM_HOST_COUNT; python3 train.py --first", "args": []}
+    source: dict[str, Json] = {
+        **SOURCE,
+        "command": "echo $SM_HOST_COUNT; python3 train.py --first",
+        "args": [],
+    }
     source["args"] = ["two words", "$HOME", 3]
     variables = write(tmp_path, source, TORCHRUN, {"epochs": "3"})
     with Launcher(tmp_path, variables=variables) as made:
@@ -133,7 +176,9 @@ def test_an_archive_of_the_code_is_in_its_channel(tmp_path: Path) -> None:
     packed = {**SOURCE, "source_dir": "s3://bucket/some/code.tar.gz"}
     variables = write(tmp_path, packed)
     folder = tmp_path / "input/data/code"
-    subprocess.run(("tar", "-czf", "code.tar.gz", "train.py"), cwd=folder, check=True, timeout=TIME_OUT)
+    subprocess.run(
+        ("tar", "-czf", "code.tar.gz", "train.py"), cwd=folder, check=True, timeout=TIME_OUT
+    )
     made = make_job(read_environment(variables))
     assert (made.program.code.archive, made.program.code.directory) == (
         str(folder / "code.tar.gz"),
@@ -158,7 +203,9 @@ def test_automatic_requirements_are_installed_if_there_are_any(tmp_path: Path) -
     assert job(tmp_path, {**SOURCE, "requirements": "auto"}).program.requirements == ()
 
 
-def test_a_job_that_names_its_entry_point_otherwise_is_that_job_and_it_is_said(tmp_path: Path) -> None:
+def test_a_job_that_names_its_entry_point_otherwise_is_that_job_and_it_is_said(
+    tmp_path: Path,
+) -> None:
     variables = write(tmp_path, SOURCE, MPI, {"sagemaker_program": "other.py"})
     (tmp_path / "code").mkdir()
     (tmp_path / "code/other.py").touch()
@@ -176,21 +223,45 @@ def test_the_users_argument_style_wins(tmp_path: Path) -> None:
     ("source", "distributed", "hyperparameters", "refused"),
     [
         ({"source_dir": "mine"}, {}, {}, "neither 'entry_script' nor 'command' is given"),
-        ({**SOURCE, "command": "train", "entry_script": None}, {}, {}, "command='train' needs 'entry_script'"),
+        (
+            {**SOURCE, "command": "train", "entry_script": None},
+            {},
+            {},
+            "command='train' needs 'entry_script'",
+        ),
         ({**SOURCE, "entry_script": 3}, {}, {}, "'entry_script' is a number"),
         ({**SOURCE, "command": "x", "args": "y"}, {}, {}, "'args' is a text"),
         ({**SOURCE, "entry_script": "../train.py"}, {}, {}, "'..' segment"),
         ({**SOURCE, "entry_script": "tran.py"}, {}, {}, "did you mean 'train.py'?"),
         (SOURCE, {"process_count_per_node": 2}, {}, "is neither Torchrun's nor MPI's"),
         (SOURCE, {**MPI, "process_count_per_node": 0}, {}, "0 is not a count"),
-        (SOURCE, {**MPI, "mpi_additional_options": "-x A"}, {}, "'mpi_additional_options' is a text"),
-        (SOURCE, TORCHRUN, {"sagemaker_mpi_enabled": "true"}, "mpi and torch_distributed are both switched on"),
-        (SOURCE, MPI, {"sagemaker_mpi_num_of_processes_per_host": "4"}, "4, and ModelTrainer's files say 2"),
+        (
+            SOURCE,
+            {**MPI, "mpi_additional_options": "-x A"},
+            {},
+            "'mpi_additional_options' is a text",
+        ),
+        (
+            SOURCE,
+            TORCHRUN,
+            {"sagemaker_mpi_enabled": "true"},
+            "mpi and torch_distributed are both switched on",
+        ),
+        (
+            SOURCE,
+            MPI,
+            {"sagemaker_mpi_num_of_processes_per_host": "4"},
+            "4, and ModelTrainer's files say 2",
+        ),
         ([], {}, {}, "is a list, not an object"),
     ],
 )
 def test_what_is_wrong_in_the_files_is_refused(
-    tmp_path: Path, source: Json, distributed: Json, hyperparameters: Mapping[str, Json], refused: str
+    tmp_path: Path,
+    source: Json,
+    distributed: Json,
+    hyperparameters: Mapping[str, Json],
+    refused: str,
 ) -> None:
     with pytest.raises(RefusalError) as said:
         job(tmp_path, source, distributed, hyperparameters)
@@ -198,27 +269,44 @@ def test_what_is_wrong_in_the_files_is_refused(
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 9) | st.text("./ -$x", max_size=4) | st.just("train.py"),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.text("./ -$x", max_size=4)
+    | st.just("train.py"),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
 
 @given(
-    source=st.fixed_dictionaries({}, optional=dict.fromkeys((*SOURCE, "args", "later"), JSON_VALUES)),
+    source=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys((*SOURCE, "args", "later"), JSON_VALUES)
+    ),
     distributed=st.fixed_dictionaries({}, optional=dict.fromkeys((*TORCHRUN, *MPI), JSON_VALUES)),
 )
-def test_whatever_the_files_hold_is_read_or_refused(source: dict[str, Json], distributed: dict[str, Json]) -> None:
+def test_whatever_the_files_hold_is_read_or_refused(
+    source: dict[str, Json], distributed: dict[str, Json]
+) -> None:
     made = read_drivers(source, distributed, {}, "", "/opt/ml", False)
-    assert made.problems or not source or made.command or "sagemaker_program" in made.hyperparameters
+    assert (
+        made.problems or not source or made.command or "sagemaker_program" in made.hyperparameters
+    )
     assert all(isinstance(word, str) for word in made.arguments)
-    assert all(problem.where.startswith(("input/data/sm_drivers/", "hyperparameter ")) for problem in made.problems)
+    assert all(
+        problem.where.startswith(("input/data/sm_drivers/", "hyperparameter "))
+        for problem in made.problems
+    )
 
 
 @pytest.mark.engine
 def test_the_real_sdks_files_are_understood() -> None:
     if not PEER.is_file():
-        pytest.skip("the SageMaker Python SDK's third line is not there; run: tools/set-up-peers sdk-v3")
+        pytest.skip(
+            "the SageMaker Python SDK's third line is not there; run: tools/set-up-peers sdk-v3"
+        )
     peer = (str(PEER), str(Path(__file__).with_name("peer_sdk_model_trainer.py")))
     done = subprocess.run(peer, capture_output=True, timeout=300, check=True)
     files = json.loads(done.stdout)
@@ -239,7 +327,14 @@ def test_the_real_sdks_files_are_understood() -> None:
             "sagemaker_mpi_num_of_processes_per_host": 2,
         },
         "smp": {**script, "sagemaker_torch_distributed_enabled": True},
-        "mpi": {**script, "sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": "-x 'A=two words'"},
+        "mpi": {
+            **script,
+            "sagemaker_mpi_enabled": True,
+            "sagemaker_mpi_custom_mpi_options": "-x 'A=two words'",
+        },
     }
-    assert (read["command"].command, read["command"].arguments) == ('python train.py "$@"', ("--epochs", "3"))
+    assert (read["command"].command, read["command"].arguments) == (
+        'python train.py "$@"',
+        ("--epochs", "3"),
+    )
     assert read["mpi"].requirements == "needs.txt"

@@ -10,7 +10,10 @@ from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.job.elastic import Elastic, read_elastic
 
-RESTARTS, MINIMUM = "sagemaker_torch_distributed_max_restarts", "sagemaker_torch_distributed_min_hosts"
+RESTARTS, MINIMUM = (
+    "sagemaker_torch_distributed_max_restarts",
+    "sagemaker_torch_distributed_min_hosts",
+)
 TORCH: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"}
 HOSTS = ("algo-1", "algo-2", "algo-3")
 
@@ -34,7 +37,11 @@ def read(
         ({MINIMUM: 2}, {}, Elastic(3, 2)),
         ({MINIMUM: 3}, {}, Elastic(0, 0)),
         ({MINIMUM: 2.0, RESTARTS: "7"}, {}, Elastic(7, 2)),
-        ({RESTARTS: 4}, {"TRAINWORKS_MAX_RESTARTS": "4", "TRAINWORKS_MIN_HOSTS": "1"}, Elastic(4, 1)),
+        (
+            {RESTARTS: 4},
+            {"TRAINWORKS_MAX_RESTARTS": "4", "TRAINWORKS_MIN_HOSTS": "1"},
+            Elastic(4, 1),
+        ),
     ],
 )
 def test_settings(reserved: dict[str, Json], variables: dict[str, str], expected: Elastic) -> None:
@@ -44,15 +51,31 @@ def test_settings(reserved: dict[str, Json], variables: dict[str, str], expected
 @pytest.mark.parametrize(
     ("reserved", "variables", "words"),
     [
-        ({RESTARTS: -1}, {}, "-1 is not possible (hyperparameter " + RESTARTS + "); .* the nearest is 0"),
+        (
+            {RESTARTS: -1},
+            {},
+            "-1 is not possible (hyperparameter " + RESTARTS + "); .* the nearest is 0",
+        ),
         ({RESTARTS: "many"}, {}, "'many' is not possible"),
         ({RESTARTS: True}, {}, "True is not possible"),
         ({RESTARTS: 1e999}, {}, "inf is not possible"),
-        ({MINIMUM: 4}, {}, "4 is not possible (.*); give a whole number from 1 to 3; the nearest is 3"),
+        (
+            {MINIMUM: 4},
+            {},
+            "4 is not possible (.*); give a whole number from 1 to 3; the nearest is 3",
+        ),
         ({MINIMUM: 0}, {}, "0 is not possible (.*); .* the nearest is 1"),
-        ({}, {"TRAINWORKS_MIN_HOSTS": "2.5"}, "'2.5' is not possible (variable TRAINWORKS_MIN_HOSTS)"),
+        (
+            {},
+            {"TRAINWORKS_MIN_HOSTS": "2.5"},
+            "'2.5' is not possible (variable TRAINWORKS_MIN_HOSTS)",
+        ),
         ({MINIMUM: 2, RESTARTS: 0}, {}, "2 of 3 hosts are enough, and no restart is allowed"),
-        ({RESTARTS: 1}, {"TRAINWORKS_MAX_RESTARTS": "2"}, "1 and 2 contradict each other (hyperparameter .* variable"),
+        (
+            {RESTARTS: 1},
+            {"TRAINWORKS_MAX_RESTARTS": "2"},
+            "1 and 2 contradict each other (hyperparameter .* variable",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_with_the_nearest_that_can(
@@ -67,7 +90,14 @@ def test_what_cannot_be_is_said_with_the_nearest_that_can(
 def test_all_problems_come_at_once() -> None:
     asked: dict[str, Json] = {**TORCH, RESTARTS: "x", MINIMUM: 9}
     with pytest.raises(RefusalError) as refused:
-        plan(environment(asked, hosts=HOSTS, variables={"PATH": "", "TRAINWORKS_JOB_SECRET": ""}, job_secret="short"))
+        plan(
+            environment(
+                asked,
+                hosts=HOSTS,
+                variables={"PATH": "", "TRAINWORKS_JOB_SECRET": ""},
+                job_secret="short",
+            )
+        )
     assert len(refused.value.problems) == 3
 
 
@@ -116,7 +146,11 @@ def test_restarts_alone_need_every_host() -> None:
 
 def test_a_lost_host_is_found_by_the_control_channel_before_torch_finds_it() -> None:
     made = plan(
-        environment({**TORCH, RESTARTS: 1}, hosts=HOSTS, variables={"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "60"})
+        environment(
+            {**TORCH, RESTARTS: 1},
+            hosts=HOSTS,
+            variables={"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "60"},
+        )
     )
     (conf,) = [word for word in made.argv if word.startswith("--rdzv-conf=")]
     values = dict(pair.split("=") for pair in conf.partition("=")[2].split(","))
@@ -131,4 +165,7 @@ def test_without_being_asked_for_rendezvous_stays_static() -> None:
 
 def test_who_has_rank_0_is_said_where_it_is_not_the_leader() -> None:
     made = plan(environment({**TORCH, RESTARTS: 1}, hosts=("b", "a"), host="b"))
-    assert made.warnings[-1] == "c10d rendezvous numbers ranks by host name: rank 0 is on a, not on the leader b"
+    assert (
+        made.warnings[-1]
+        == "c10d rendezvous numbers ranks by host name: rank 0 is on a, not on the leader b"
+    )

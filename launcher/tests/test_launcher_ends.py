@@ -50,10 +50,18 @@ def job(base: Path, mode: str, end: str, script: str, **more: Json) -> Launcher:
     base.mkdir(exist_ok=True)
     program = "mpirun" if mode == "mpi" else "torchrun"
     starter = base / program
-    starter.write_text(STARTER.format(python=sys.executable, mpi=mode == "mpi", end=end), encoding="utf-8")
+    starter.write_text(
+        STARTER.format(python=sys.executable, mpi=mode == "mpi", end=end), encoding="utf-8"
+    )
     starter.chmod(0o755)
-    manifest = write_manifest(base / "image.json", {"python": sys.executable, program: str(starter)}, components={})
-    asked: dict[str, Json] = {f"sagemaker_{mode}_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 3, **more}
+    manifest = write_manifest(
+        base / "image.json", {"python": sys.executable, program: str(starter)}, components={}
+    )
+    asked: dict[str, Json] = {
+        f"sagemaker_{mode}_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": 3,
+        **more,
+    }
     write_inputs(base, script, asked, {"hosts": ["algo-1"], "current_host": "algo-1"})
     return Launcher(base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)})
 
@@ -90,8 +98,12 @@ def test_ranks_that_all_end_well_are_a_success_whatever_becomes_of_mpirun(tmp_pa
 def test_a_failed_rank_that_its_agent_starts_again_is_not_the_end(tmp_path: Path) -> None:
     """The agent takes longer for that than a starter may live after its ranks."""
     script = LAST_FAILS.replace("END", "sys.exit(0 if 'AGAIN' in os.environ else 3)")
-    again = WAIT_FOR_ALL + "time.sleep(13); os.environ['AGAIN'] = '1'; ranks = start()\n" + WAIT_FOR_ALL
-    with job(tmp_path, "torch_distributed", again, script, sagemaker_torch_distributed_max_restarts=1) as made:
+    again = (
+        WAIT_FOR_ALL + "time.sleep(13); os.environ['AGAIN'] = '1'; ranks = start()\n" + WAIT_FOR_ALL
+    )
+    with job(
+        tmp_path, "torch_distributed", again, script, sagemaker_torch_distributed_max_restarts=1
+    ) as made:
         assert made.wait() == 0, made.text
     assert made.succeeded
 
@@ -123,7 +135,9 @@ sys.exit(14)
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
-def test_a_rank_that_somebody_ends_by_sigterm_is_the_first_to_fail(tmp_path: Path, mode: str) -> None:
+def test_a_rank_that_somebody_ends_by_sigterm_is_the_first_to_fail(
+    tmp_path: Path, mode: str
+) -> None:
     """Its starter ends the others for that, and one of them fails of it."""
     end = """
 ranks[2].wait()
@@ -152,6 +166,8 @@ def test_a_starter_that_somebody_ends_is_not_told_as_a_rank(tmp_path: Path) -> N
 
 def test_the_status_of_a_rank_is_known_also_after_its_starter_has_taken_it(tmp_path: Path) -> None:
     """mpirun reaps its ranks at once, and here it says nothing. A kernel before 6.15 may lose that race."""
-    with job(tmp_path, "mpi", WAIT_FOR_ALL + "sys.exit(1)", LAST_FAILS.replace("END", "os._exit(17)")) as made:
+    with job(
+        tmp_path, "mpi", WAIT_FOR_ALL + "sys.exit(1)", LAST_FAILS.replace("END", "os._exit(17)")
+    ) as made:
         assert made.wait() == 17, made.text
     assert "rank 2 (mode mpi): exit status 17" in made.failure

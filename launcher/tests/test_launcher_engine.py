@@ -19,8 +19,14 @@ from trainworks_launcher.contract.values import Json
 
 pytestmark = pytest.mark.engine
 
-MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
-TORCH: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+MPI: dict[str, Json] = {
+    "sagemaker_mpi_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": "2",
+}
+TORCH: dict[str, Json] = {
+    "sagemaker_torch_distributed_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": "2",
+}
 HELLO = """
 import os, socket, sys
 from mpi4py import MPI
@@ -87,17 +93,24 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> N
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
     with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
     leader, worker = launchers
     for rank in range(4):
         host = NAMES[rank // 2]
-        assert f"[{host} rank {rank}] rank {rank} of 4 sum 4 {host} {host}\n" in launchers[rank // 2].text
+        assert (
+            f"[{host} rank {rank}] rank {rank} of 4 sum 4 {host} {host}\n"
+            in launchers[rank // 2].text
+        )
     assert leader.succeeded
     assert worker.succeeded
     assert "using 'eth0', which routes to the leader" in worker.text
 
 
-def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, manifest: Path) -> None:
+def test_a_failing_rank_on_the_second_host(
+    tmp_path: Path, network: Network, manifest: Path
+) -> None:
     """One status and one cause on both hosts, from the last words of the rank itself, which only its host has."""
     need("mpirun")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
@@ -105,7 +118,10 @@ def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, man
     assert statuses == [1, 1]
     assert launchers[0].failure == launchers[1].failure
     lines = launchers[0].failure.splitlines()
-    assert lines[:2] == ["ValueError: the last rank fails", "train.py on host algo-2, rank 3 (mode mpi): exit status 1"]
+    assert lines[:2] == [
+        "ValueError: the last rank fails",
+        "train.py on host algo-2, rank 3 (mode mpi): exit status 1",
+    ]
     assert lines[-1] == lines[0]
 
 
@@ -115,7 +131,9 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: Network, mani
         for launcher in launchers:
             launcher.read_until("ready", 2)
         launchers[1].signal_process_one(signal.SIGTERM)
-        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
     for host, ranks, launcher in zip(NAMES, ((0, 1), (2, 3)), launchers, strict=True):
         assert all(f"[{host} rank {rank}] checkpoint\n" in launcher.text for rank in ranks)
     assert "job stopped" in launchers[1].text
@@ -143,21 +161,28 @@ def test_mpirun_that_refuses_to_start(tmp_path: Path, network: Network, manifest
 def test_torchrun_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("torchrun")
     with two_hosts(tmp_path, network, manifest, GLOO, TORCH) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
+        assert [launcher.wait() for launcher in launchers] == [0, 0], (
+            launchers[0].text + launchers[1].text
+        )
     for rank in range(4):
         host = NAMES[rank // 2]
         assert f"[{host} rank {rank}] rank {rank} of 4 sum 4 {host}\n" in launchers[rank // 2].text
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("os._exit(17)", 17), ("os.abort()", 134)]
+    ("end", "status"),
+    [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("os._exit(17)", 17), ("os.abort()", 134)],
 )
-def test_a_hard_death_under_torchrun(tmp_path: Path, network: Network, manifest: Path, end: str, status: int) -> None:
+def test_a_hard_death_under_torchrun(
+    tmp_path: Path, network: Network, manifest: Path, end: str, status: int
+) -> None:
     """Its peers fail of the connection that it broke, or are ended for it: neither is the cause."""
     need("torchrun")
     script = GLOO.replace("sys.exit(42)", f"import signal; {end}")
     with two_hosts(tmp_path, network, manifest, script, {**TORCH, "fail": 1}) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [status, status], launchers[0].text + launchers[1].text
+        assert [launcher.wait() for launcher in launchers] == [status, status], (
+            launchers[0].text + launchers[1].text
+        )
     assert "on host algo-2, rank 3 (mode torch_distributed)" in launchers[0].failure
     assert launchers[0].failure == launchers[1].failure
 

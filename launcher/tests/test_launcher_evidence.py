@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from trainworks_launcher.supervise.outcome.cause import Said, began_at, failure_of, reason_of, seen_of, status_of
+from trainworks_launcher.supervise.outcome.cause import (
+    Said,
+    began_at,
+    failure_of,
+    reason_of,
+    seen_of,
+    status_of,
+)
 from trainworks_launcher.supervise.outcome.evidence import (
     KILL_SECONDS,
     Kind,
@@ -28,9 +35,19 @@ NOBODY = Starter()
 TERM, KILL = 143, 137
 
 
-def seen(kind: Kind, at: float, place: str, status: int = 1, *, cause: str = "", ended: float | None = None) -> Suspect:
+def seen(
+    kind: Kind,
+    at: float,
+    place: str,
+    status: int = 1,
+    *,
+    cause: str = "",
+    ended: float | None = None,
+) -> Suspect:
     """Evidence of a rank: ``b3`` is rank 3 on host b. ended: when its process did, default when the trouble began."""
-    outcome = Outcome(SUCCEEDED if kind is Kind.LEFT else FAILED, status, place[0], cause, int(place[1:]))
+    outcome = Outcome(
+        SUCCEEDED if kind is Kind.LEFT else FAILED, status, place[0], cause, int(place[1:])
+    )
     if kind is Kind.UNSEEN:
         outcome = outcome._replace(status=0, end=UNKNOWN_END)
     return Suspect(kind, at, at if ended is None else ended, outcome)
@@ -57,7 +74,12 @@ def left(at: float, place: str) -> Suspect:
 
 
 def waited(at: float, place: str) -> Suspect:
-    return seen(Kind.RECORDED, at, place, cause="RuntimeError: Timed out waiting 1800000ms for recv operation")
+    return seen(
+        Kind.RECORDED,
+        at,
+        place,
+        cause="RuntimeError: Timed out waiting 1800000ms for recv operation",
+    )
 
 
 def unseen(at: float, place: str) -> Suspect:
@@ -83,11 +105,19 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([died(1.0, "a0", 14), died(1.0, "a1", 137)], Starter(1), "a1"),
         # SIGTERM that no starter had a reason for: on its host nothing had failed before.
         ([terminated(1.0, "a0"), died(1.2, "a1", 17)], NOBODY, "a0"),
-        ([terminated(1.0, "a0", 9), terminated(1.2, "a1", 15)], TORCHRUN, "a0"),  # handlers of their own
+        (
+            [terminated(1.0, "a0", 9), terminated(1.2, "a1", 15)],
+            TORCHRUN,
+            "a0",
+        ),  # handlers of their own
         ([peer(1.0, "a0"), terminated(1.2, "a1", 9)], TORCHRUN, "a0"),
         ([terminated(1.0, "a0"), peer(1.1, "b1", ended=1.3)], TORCHRUN, "a0"),
         ([peer(0.9, "a1", ended=1.3), terminated(1.0, "a0", KILL)], TORCHRUN, "a0"),
-        ([peer(1.0, "a1", ended=1.1), terminated(9.0, "a0", KILL)], TORCHRUN, "a0"),  # torchrun's comes after 30 s
+        (
+            [peer(1.0, "a1", ended=1.1), terminated(9.0, "a0", KILL)],
+            TORCHRUN,
+            "a0",
+        ),  # torchrun's comes after 30 s
         # Nobody can say which of two ends by SIGTERM on two hosts came first: a starter of all hosts can.
         ([terminated(1.0, "a0"), terminated(1.1, "b3")], MPIRUN._replace(rank=3), "b3"),
         ([terminated(1.0, "b3"), recorded(1.1, "a0", 15)], MPIRUN._replace(rank=3), "b3"),
@@ -98,7 +128,11 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([left(1.0, "a3"), peer(2.0, "a2")], NOBODY, "a3"),
         ([left(1.5, "a3"), left(1.0, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
         ([left(1.0, "a3"), waited(2.0, "a2")], NOBODY, "a3"),
-        ([left(2.5, "a3"), peer(2.0, "a2", ended=3.0)], NOBODY, "a3"),  # nothing had told it to end yet
+        (
+            [left(2.5, "a3"), peer(2.0, "a2", ended=3.0)],
+            NOBODY,
+            "a3",
+        ),  # nothing had told it to end yet
         ([left(9.0, "a3"), peer(2.0, "a2", ended=3.0)], NOBODY, "a2"),  # a handler of SIGTERM
         ([left(1.0, "a3"), recorded(2.0, "a2")], NOBODY, "a2"),
         ([left(1.0, "a3"), recorded(1.5, "a1"), peer(2.0, "a2")], NOBODY, "a1"),
@@ -115,7 +149,11 @@ TORCHRUN = Starter(kill_seconds=KILL_SECONDS["torchrun"])
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(1.2, "a1")], TORCHRUN._replace(rank=1), "a0"),
         ([recorded(1.0, "a0", ended=1.1), terminated(1.1, "a1")], TORCHRUN, "a0"),
-        ([terminated(1.0, "a0"), died(1.2, "b3", 17)], NOBODY, "b3"),  # seen a little later, on another host
+        (
+            [terminated(1.0, "a0"), died(1.2, "b3", 17)],
+            NOBODY,
+            "b3",
+        ),  # seen a little later, on another host
         ([peer(1.0, "a0"), terminated(31.5, "a1", KILL)], TORCHRUN, "a0"),
         ([peer(1.0, "a0"), terminated(2.5, "b1", KILL)], MPIRUN, "a0"),
         ([terminated(1.0, "a0"), peer(2.0, "b3")], Starter(ended_itself=True), "b3"),
@@ -137,7 +175,10 @@ def test_the_first_failure_is_what_the_strongest_evidence_says(
         ([left(1.0, "a0"), left(2.0, "b3")], NOBODY),
         ([unseen(1.0, "a0")], Starter(3)),
         ([terminated(1.0, "a0"), terminated(1.0, "a1")], Starter(ended_itself=True)),
-        ([left(1.0, "b3"), terminated(0.9, "a0"), died(2.0, "a1", 14)], MPIRUN._replace(rank=3, ended_early=True)),
+        (
+            [left(1.0, "b3"), terminated(0.9, "a0"), died(2.0, "a1", 14)],
+            MPIRUN._replace(rank=3, ended_early=True),
+        ),
     ],
 )
 def test_row_4_the_command_and_its_report_count_where_no_host_has_seen_a_failure(
@@ -176,7 +217,9 @@ def test_a_rank_that_had_left_is_told_with_the_failure_that_missed_it() -> None:
         (Seen(None), None),
     ],
 )
-def test_what_a_host_sees_of_a_process_is_one_kind_of_evidence(process: Seen, kind: Kind | None) -> None:
+def test_what_a_host_sees_of_a_process_is_one_kind_of_evidence(
+    process: Seen, kind: Kind | None
+) -> None:
     assert kind_of(process) is kind
 
 
@@ -189,12 +232,24 @@ PEERS_OWN = "while handling ValueError: label 17"
         (Record(7, 1.0, 2.0, "ValueError: label 17\n"), 1, Seen(1, noted=1)),
         (Record(7, 1.0, 2.0, "ValueError: label 17\n"), -15, Seen(-15, noted=1)),
         (Record(7, 1.0, 2.0, f"{BROKEN}\n"), 1, Seen(1, noted=1, blames=True)),
-        (Record(7, 1.0, 2.0, "OSError: not saved\n", origin=f"while handling {BROKEN}"), 1, Seen(1, 1, blames=True)),
-        (Record(7, 1.0, 2.0, "RuntimeError: failed\n", origin=f"caused by {BROKEN}"), 1, Seen(1, 1, blames=True)),
+        (
+            Record(7, 1.0, 2.0, "OSError: not saved\n", origin=f"while handling {BROKEN}"),
+            1,
+            Seen(1, 1, blames=True),
+        ),
+        (
+            Record(7, 1.0, 2.0, "RuntimeError: failed\n", origin=f"caused by {BROKEN}"),
+            1,
+            Seen(1, 1, blames=True),
+        ),
         # It left its peers for a reason of its own, and missed them then.
         (Record(7, 1.0, 2.0, f"{BROKEN}\n", origin=PEERS_OWN), 1, Seen(1, noted=1)),
         (Record(7, 1.0, 2.0, left=True, exit_status=3), -15, Seen(-15, noted=3, left=True)),
-        (Record(7, 1.0, 2.0, left=True, exit_status=1, said=BROKEN), 1, Seen(1, 1, left=True, blames=True)),
+        (
+            Record(7, 1.0, 2.0, left=True, exit_status=1, said=BROKEN),
+            1,
+            Seen(1, 1, left=True, blames=True),
+        ),
         (Record(7, 1.0, 2.0, left=True), None, Seen(None, left=True)),
         (Record(7, 1.0, 2.0, left=True), 3, Seen(3, noted=3, left=True)),  # raise SystemExit(3)
         (Record(7, 1.0, 2.0, "KeyboardInterrupt"), -15, Seen(-15, noted=130)),
@@ -202,7 +257,9 @@ PEERS_OWN = "while handling ValueError: label 17"
         (None, -6, Seen(-6)),
     ],
 )
-def test_a_record_is_what_is_known_of_a_process(record: Record | None, code: int | None, expected: Seen) -> None:
+def test_a_record_is_what_is_known_of_a_process(
+    record: Record | None, code: int | None, expected: Seen
+) -> None:
     said = Said(b"", b"", [record] if record is not None else [], 7, 9.0)
     assert seen_of(said, code) == expected
     assert began_at(said, code) == (9.0 if record is None or record.of_sigterm else 2.0)
@@ -217,12 +274,18 @@ def test_a_crash_in_the_exit_handlers_has_the_time_of_the_crash() -> None:
 @pytest.mark.parametrize(
     ("printed", "blames"),
     [
-        ("terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + BROKEN, True),
+        (
+            "terminate called after throwing an instance of 'gloo::IoException'\n  what():  "
+            + BROKEN,
+            True,
+        ),
         ("Connection closed by peer: trying again\nterminate called\n  what():  bad_alloc", False),
         ("Connection closed by peer: trying again", False),
     ],
 )
-def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(printed: str, *, blames: bool) -> None:
+def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(
+    printed: str, *, blames: bool
+) -> None:
     assert seen_of(Said(printed.encode(), pid=7, ended_at=9.0), -signal.SIGABRT).blames is blames
 
 
@@ -240,13 +303,17 @@ def test_what_a_program_of_cpp_aborts_for_is_what_its_runtime_prints(printed: st
         (None, -15, -15),
     ],
 )
-def test_a_record_of_the_end_outlives_a_signal(record: Record | None, code: int | None, status: int) -> None:
+def test_a_record_of_the_end_outlives_a_signal(
+    record: Record | None, code: int | None, status: int
+) -> None:
     said = Said(b"", b"", [record] if record is not None else [], 7)
     assert status_of(said, code) == status
 
 
 def test_a_failure_whose_record_outlives_a_signal_says_both() -> None:
-    said = Said(b"", b"", [Record(7, 1.0, 2.0, left=True, exit_status=1, said="no licence\nfor X")], 7)
+    said = Said(
+        b"", b"", [Record(7, 1.0, 2.0, left=True, exit_status=1, said="no licence\nfor X")], 7
+    )
     told = failure_of(what="x.py", host="a", mode="mpi", returncode=-15, said=said, rank=1)
     assert (told.status, told.retry) == (1, False)
     assert told.text.splitlines()[:2] == [
@@ -264,7 +331,9 @@ def test_the_own_exception_leads_where_a_peer_was_missed_while_it_was_handled() 
 # In the order in which ``reason_of`` looks.
 OWN = Record(7, 1.0, 20.0, "ValueError: own")
 CHILD = Record(9, 2.0, 18.0, "KeyError: 'of a child'")
-LOST_CHILD = Record(7, 1.0, 20.0, "subprocess.CalledProcessError: Command '['x']' returned non-zero exit status 1.")
+LOST_CHILD = Record(
+    7, 1.0, 20.0, "subprocess.CalledProcessError: Command '['x']' returned non-zero exit status 1."
+)
 ENDED = Record(7, 1.0, 20.0)
 
 
@@ -276,7 +345,13 @@ ENDED = Record(7, 1.0, 20.0)
         ([CHILD], 1, CHILD, "", ""),
         ([CHILD._replace(at=2.0)], 1, None, "", "KeyError: 'of a child'"),
         ([CHILD], -6, None, "", "KeyError: 'of a child'"),
-        ([CHILD, ENDED._replace(exit_status=1, said="the set is empty")], 1, None, "the set is empty", CHILD.cause),
+        (
+            [CHILD, ENDED._replace(exit_status=1, said="the set is empty")],
+            1,
+            None,
+            "the set is empty",
+            CHILD.cause,
+        ),
         ([CHILD, ENDED], 2, None, "printed last", "KeyError: 'of a child'"),
         ([ENDED], 3, None, "", ""),
         ([OWN._replace(guessed=True)], 4, None, "", "ValueError: own"),
@@ -293,16 +368,30 @@ def test_why_one_process_ended(
 @pytest.mark.parametrize(
     ("exception", "expected"),
     [
-        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.77.0.2]:3012", True),
-        ("RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30: Connection reset by peer", True),
-        ("DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process exiting prematurely.", True),
+        (
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.77.0.2]:3012",
+            True,
+        ),
+        (
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30: Connection reset by peer",
+            True,
+        ),
+        (
+            "DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process exiting prematurely.",
+            True,
+        ),
         ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", True),
-        ("torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server crash?", True),
+        (
+            "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server crash?",
+            True,
+        ),
         ("BrokenPipeError: [Errno 32] Broken pipe", True),
         ("ValueError: shapes differ", False),
     ],
 )
-def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(exception: str, *, expected: bool) -> None:
+def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(
+    exception: str, *, expected: bool
+) -> None:
     assert blames_a_peer(exception) is expected
 
 

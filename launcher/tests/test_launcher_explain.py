@@ -35,11 +35,22 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     made = SCENARIOS[name]()
     inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": made.env["SM_NUM_CPUS"]}
     rows = explain(made, inherited)
-    unexplained = [row.name for row in rows if not row.why or row.origin not in [origin.word for origin in Origin]]
+    unexplained = [
+        row.name
+        for row in rows
+        if not row.why or row.origin not in [origin.word for origin in Origin]
+    ]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
-    assert variables == {name: value for name, value in made.env.items() if inherited.get(name) != value}
-    words = [word for row in rows if row.kind == "flag" for word in shlex.split(f"{row.name} {row.value}")]
+    assert variables == {
+        name: value for name, value in made.env.items() if inherited.get(name) != value
+    }
+    words = [
+        word
+        for row in rows
+        if row.kind == "flag"
+        for word in shlex.split(f"{row.name} {row.value}")
+    ]
     for word in made.argv:
         assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
 
@@ -56,7 +67,9 @@ def test_what_runs_before_and_beside_the_command_has_rows_too() -> None:
     (row,) = [row for row in before if row.kind == "process"]
     assert (row.name, "install.py" in row.value) == ("requirements", True)
     beside = explain(SCENARIOS["parameter-server-tensorflow-leader"](), {})
-    assert next(row.name for row in beside if row.kind == "process") == "TensorFlow parameter server"
+    assert (
+        next(row.name for row in beside if row.kind == "process") == "TensorFlow parameter server"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
@@ -83,7 +96,9 @@ def test_the_table_breaks_no_word_so_that_all_can_be_copied(name: str) -> None:
 
 def test_a_command_line_is_shown_whole() -> None:
     made = SCENARIOS["shell-with-requirements"]()
-    long = made._replace(requirements=(*made.requirements, *(f"word-{number}" for number in range(99))))
+    long = made._replace(
+        requirements=(*made.requirements, *(f"word-{number}" for number in range(99)))
+    )
     assert "word-0 word-1" in " ".join(to_table(long, explain(long, {}), 80).split())
     assert "word-98" in to_table(long, explain(long, {}), 80)
 
@@ -114,7 +129,8 @@ Ranks, 1 host x 2 (* is this host, 1 GPU of each idle):
     ),
     "many hosts": (
         environment(
-            {**MPI, "sagemaker_mpi_num_of_processes_per_host": "64"}, hosts=[f"algo-{n}" for n in range(1, 42)]
+            {**MPI, "sagemaker_mpi_num_of_processes_per_host": "64"},
+            hosts=[f"algo-{n}" for n in range(1, 42)],
         ),
         "Ranks, 41 hosts x 64 (* is this host):\n  algo-1 *  0-63\n"
         + "".join(f"  algo-{n:<4} {64 * n - 64}-{64 * n - 1}\n" for n in range(2, 12))
@@ -122,7 +138,8 @@ Ranks, 1 host x 2 (* is this host, 1 GPU of each idle):
     ),
     "a group": (
         environment(
-            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'},
+            resource_config=MappingProxyType(TWO_GROUPS),
         ),
         """\
 Ranks, 2 hosts x 2 (* is this host):
@@ -143,16 +160,21 @@ def test_a_map_says_which_rank_is_where(name: str) -> None:
 def test_the_table_as_json_says_the_same() -> None:
     made = SCENARIOS["torch-two-hosts-efa"]()
     rows = json.loads(to_json(made, explain(made, {})))["rows"]
-    assert {"kind": "flag", "name": "--node-rank", "value": "1", "origin": "platform"}.items() <= next(
-        row for row in rows if row["name"] == "--node-rank"
-    ).items()
+    assert {
+        "kind": "flag",
+        "name": "--node-rank",
+        "value": "1",
+        "origin": "platform",
+    }.items() <= next(row for row in rows if row["name"] == "--node-rank").items()
     assert next(row["origin"] for row in rows if row["name"] == "FI_PROVIDER") == "fabric"
 
 
 def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None:
     job = make_job(environment(MPI, hosts=TWO, instance_type="ml.fabric.xlarge"))
     lines = first_lines(plan_host(job), job)
-    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 processes on this host, 4 in all, train.py"
+    assert (
+        lines[0] == "mode mpi, host algo-1 (1 of 2), 2 processes on this host, 4 in all, train.py"
+    )
     assert lines[1].startswith("between hosts: TCP")
     assert any(line.startswith("warning: ") for line in lines[2:])
     alone = make_job(environment())
@@ -163,7 +185,9 @@ def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None
 
 def test_a_job_that_goes_on_says_from_where(tmp_path: Path) -> None:
     job = make_job(environment()._replace(resume_from=str(tmp_path / "checkpoint-16")))
-    assert f"goes on from the checkpoint {tmp_path / 'checkpoint-16'}" in first_lines(plan_host(job), job)
+    assert f"goes on from the checkpoint {tmp_path / 'checkpoint-16'}" in first_lines(
+        plan_host(job), job
+    )
 
 
 def write_secret_inputs(base: Path) -> dict[str, str]:
@@ -172,7 +196,9 @@ def write_secret_inputs(base: Path) -> dict[str, str]:
     return {"WANDB_API_KEY": SECRET + "-key"}
 
 
-@pytest.mark.parametrize("command", [("--plan",), ("explain",), ("explain", "--format=json"), ("train", "explain")])
+@pytest.mark.parametrize(
+    "command", [("--plan",), ("explain",), ("explain", "--format=json"), ("train", "explain")]
+)
 def test_secrets_are_masked_unless_asked_for(tmp_path: Path, command: tuple[str, ...]) -> None:
     variables = write_secret_inputs(tmp_path)
     with Launcher(tmp_path, *command, variables=variables) as hidden:
@@ -186,7 +212,10 @@ def test_secrets_are_masked_unless_asked_for(tmp_path: Path, command: tuple[str,
 
 @pytest.mark.parametrize("command", [("--plan",), ()])
 def test_a_refusal_is_masked_too(tmp_path: Path, command: tuple[str, ...]) -> None:
-    wrong: dict[str, Json] = {"token": SECRET, "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code"}
+    wrong: dict[str, Json] = {
+        "token": SECRET,
+        "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code",
+    }
     write_inputs(tmp_path, "", {**wrong, "sagemaker_mpi_num_of_processes_per_host": SECRET}, {})
     with Launcher(tmp_path, *command) as made:
         assert made.wait() == 64
@@ -199,7 +228,11 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
     with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "1"}) as made:
         assert made.wait() == 0
     assert "trainworks:   SM_HP_EPOCHS" in made.text
-    assert made.text.index("mode none, host algo-1") < made.text.index("SM_HP_EPOCHS") < made.text.index("\ntrained")
+    assert (
+        made.text.index("mode none, host algo-1")
+        < made.text.index("SM_HP_EPOCHS")
+        < made.text.index("\ntrained")
+    )
     assert SECRET not in made.text
     with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "0"}) as quiet:
         assert quiet.wait() == 0
@@ -217,15 +250,26 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
         (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
         (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),
         (("--plan", "--host"), "--host needs a value: --host NAME"),
-        (("--plan", "algo-1"), "'algo-1' is not understood; to start a program, write: train --plan -- algo-1"),
+        (
+            ("--plan", "algo-1"),
+            "'algo-1' is not understood; to start a program, write: train --plan -- algo-1",
+        ),
         (("train", "t.py", "--lr", "3"), "to start a program, write: train -- t.py --lr 3"),
-        (("--mode", "mpi", "t.py", "--lr=3"), "to start a program, write: train --mode mpi -- t.py --lr=3"),
-        (("--mode=mpi", "explain", "x"), "to start a program, write: train explain --mode=mpi -- x"),
+        (
+            ("--mode", "mpi", "t.py", "--lr=3"),
+            "to start a program, write: train --mode mpi -- t.py --lr=3",
+        ),
+        (
+            ("--mode=mpi", "explain", "x"),
+            "to start a program, write: train explain --mode=mpi -- x",
+        ),
         (("--plan", "--show-secrets=yes"), "--show-secrets takes no value"),
         (("--plan", "--host", "a", "--host", "b"), "--host is given twice"),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_word_is_answered_with_the_nearest_right_one(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
     with Launcher(tmp_path, *words) as made:
         assert made.wait() == 64
     assert said in made.text
@@ -234,7 +278,14 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, wor
 
 def test_a_script_without_a_word_before_it_is_answered_with_what_to_write(tmp_path: Path) -> None:
     (tmp_path / "t.py").touch()
-    words = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher/__main__.py"), "t.py", "--lr", "3")
+    words = (
+        sys.executable,
+        "-IS",
+        str(LAUNCHER / "trainworks_launcher/__main__.py"),
+        "t.py",
+        "--lr",
+        "3",
+    )
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_OUT)
     assert ended.returncode == 127
     assert "to train with it, write: train -- t.py --lr 3" in ended.stderr
@@ -243,7 +294,9 @@ def test_a_script_without_a_word_before_it_is_answered_with_what_to_write(tmp_pa
 @pytest.mark.parametrize(
     "words", [("--plan", "--mode", "none"), ("--mode", "none", "--plan"), ("--mode=none", "--plan")]
 )
-def test_options_and_commands_go_together_in_any_order(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_options_and_commands_go_together_in_any_order(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     write_inputs(tmp_path, "", {}, {})
     with Launcher(tmp_path, *words) as made:
         assert made.wait() == 0
@@ -268,7 +321,11 @@ def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple
 
 
 GROUPS: Json = [
-    {"instance_group_name": "trainers", "instance_type": "ml.fast.xlarge", "hosts": ["algo-1", "algo-3"]},
+    {
+        "instance_group_name": "trainers",
+        "instance_type": "ml.fast.xlarge",
+        "hosts": ["algo-1", "algo-3"],
+    },
     {"instance_group_name": "loaders", "instance_type": "ml.plain.xlarge", "hosts": ["algo-2"]},
 ]
 HERE = Devices(gpus=2, cpus=96, efa=("rdmap16s27",), interfaces=("eth0", "lo"))
@@ -288,16 +345,22 @@ def test_another_hosts_plan_has_that_hosts_names_group_type_and_devices() -> Non
     config = of_group("algo-1", "trainers", "ml.fast.xlarge")
     made = environment({"sagemaker_mpi_enabled": "true"}, resource_config=config, devices=HERE)
     third, second = plan(made, "algo-3").env, plan(made, "algo-2").env
-    assert (third["SM_NUM_GPUS"], second["SM_NUM_GPUS"]) == ("2", "0"), "own type: as seen here; other type: the table"
+    assert (third["SM_NUM_GPUS"], second["SM_NUM_GPUS"]) == ("2", "0"), (
+        "own type: as seen here; other type: the table"
+    )
     assert (third.get("FI_PROVIDER"), second.get("FI_PROVIDER")) == ("efa", None)
     assert second["SM_CURRENT_INSTANCE_GROUP"] == "loaders"
-    assert json.loads(second["SM_RESOURCE_CONFIG"]) == of_group("algo-2", "loaders", "ml.plain.xlarge")
+    assert json.loads(second["SM_RESOURCE_CONFIG"]) == of_group(
+        "algo-2", "loaders", "ml.plain.xlarge"
+    )
     assert "LD_PRELOAD" not in second, "this platform's hostnames are the job's"
     elsewhere = environment({}, resource_config=config, devices=HERE, hostname="aws")
     assert plan(elsewhere, "algo-2").env["TRAINWORKS_HOSTNAME"] == "algo-2"
 
 
-@pytest.mark.parametrize("mode", ["sagemaker_mpi_enabled", "sagemaker_torch_distributed_enabled", "epochs"])
+@pytest.mark.parametrize(
+    "mode", ["sagemaker_mpi_enabled", "sagemaker_torch_distributed_enabled", "epochs"]
+)
 def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> None:
     config = of_group("algo-1", "trainers", "ml.fast.xlarge")
     table = Devices(gpus=8, cpus=96, efa=None)
@@ -314,6 +377,9 @@ def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> No
 
 def test_options_are_words_with_or_without_an_equals_sign() -> None:
     command = next(command for command in COMMANDS if command.name == "explain")
-    assert parse(command, ["--host", "a", "--format=json"]) == {"--host": ("a",), "--format": ("json",)}
+    assert parse(command, ["--host", "a", "--format=json"]) == {
+        "--host": ("a",),
+        "--format": ("json",),
+    }
     with pytest.raises(UsageError):
         parse(command, ["--host"])

@@ -33,7 +33,9 @@ PLAIN = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1"}
         (None, "ml.unknown.xlarge", {}),
     ],
 )
-def test_choice(devices: Sequence[str] | None, instance_type: str, expected: dict[str, str]) -> None:
+def test_choice(
+    devices: Sequence[str] | None, instance_type: str, expected: dict[str, str]
+) -> None:
     assert dict(choose_fabric(manifest(), devices, instance_type, 2, {}).variables) == expected
 
 
@@ -55,8 +57,12 @@ def test_what_the_container_sets_is_kept() -> None:
     assert ("FI_PROVIDER", "kept as the container's environment has it") in made.reasons
 
 
-ROWS = tomllib.loads((REPOSITORY / "images" / "instances.toml").read_text(encoding="utf-8"))["instance"]
-RULES = tomllib.loads((REPOSITORY / "images" / "fabric.toml").read_text(encoding="utf-8"))["variable"]
+ROWS = tomllib.loads((REPOSITORY / "images" / "instances.toml").read_text(encoding="utf-8"))[
+    "instance"
+]
+RULES = tomllib.loads((REPOSITORY / "images" / "fabric.toml").read_text(encoding="utf-8"))[
+    "variable"
+]
 KNOWN = {
     "ml.p3.16xlarge": {},
     "ml.p3dn.24xlarge": PLAIN,
@@ -76,7 +82,9 @@ KNOWN = {
 
 def image(**changes: Json) -> Manifest:
     """A manifest with the real instance table."""
-    rows: dict[str, Json] = {row["name"]: {name: row[name] for name in ("efa", "efa_rdma")} for row in ROWS}
+    rows: dict[str, Json] = {
+        row["name"]: {name: row[name] for name in ("efa", "efa_rdma")} for row in ROWS
+    }
     return parse_manifest(json.dumps({**manifest_document(instances=rows), **changes}), "made-up")
 
 
@@ -93,7 +101,11 @@ def test_every_instance_type(row: dict[str, Json]) -> None:
     assert set(seen.variables) <= {subject for subject, why in seen.reasons if why}
     assert bool(seen.warnings) is bool(row["efa"])
     hidden = choose_fabric(image(), (), name, 2, {})
-    assert (hidden.efa, dict(hidden.variables), bool(hidden.warnings)) == (False, {}, bool(row["efa"]))
+    assert (hidden.efa, dict(hidden.variables), bool(hidden.warnings)) == (
+        False,
+        {},
+        bool(row["efa"]),
+    )
 
 
 def test_devices_decide_against_the_table() -> None:
@@ -112,13 +124,22 @@ def test_the_images_versions_decide_the_variables() -> None:
     old = choose_fabric(image(fabric=rules), ("efa_0",), "ml.p4d.24xlarge", 2, {})
     assert dict(old.variables) == {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple", "FAST": "1"}
     assert ("NCCL_PROTO", "an old plugin") in old.reasons
-    assert "FAST" not in choose_fabric(image(fabric=rules), ("efa_0",), "ml.p3dn.24xlarge", 2, {}).variables
-    assert dict(choose_fabric(image(fabric=[]), ("efa_0",), "ml.p4d.24xlarge", 2, {}).variables) == {}
+    assert (
+        "FAST"
+        not in choose_fabric(image(fabric=rules), ("efa_0",), "ml.p3dn.24xlarge", 2, {}).variables
+    )
+    assert (
+        dict(choose_fabric(image(fabric=[]), ("efa_0",), "ml.p4d.24xlarge", 2, {}).variables) == {}
+    )
 
 
 def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
     """The launcher's own list is that of the rows for an image without known versions."""
-    rules = [rule for rule in RULES if all("absent" in allowed for allowed in rule.get("when", {}).values())]
+    rules = [
+        rule
+        for rule in RULES
+        if all("absent" in allowed for allowed in rule.get("when", {}).values())
+    ]
     expected = {rule["name"]: rule["value"] for rule in rules}
     assert {variable.name: variable.value for variable in GENERIC_FABRIC} == expected
 
@@ -128,14 +149,32 @@ def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
     [
         ("eth0", "eth0", ""),
         ("eth0,eth1", "eth0,eth1", ""),
-        ("eth0,eth7", "eth0", "of the network interfaces 'eth0,eth7' only eth0 exist(s) on this host"),
-        ("ethwe", "eth1", "the network interface 'ethwe' does not exist on this host; using 'eth1'"),
-        ("^lo,docker0", "eth1", "the network interface '^lo,docker0' does not exist on this host; using 'eth1'"),
+        (
+            "eth0,eth7",
+            "eth0",
+            "of the network interfaces 'eth0,eth7' only eth0 exist(s) on this host",
+        ),
+        (
+            "ethwe",
+            "eth1",
+            "the network interface 'ethwe' does not exist on this host; using 'eth1'",
+        ),
+        (
+            "^lo,docker0",
+            "eth1",
+            "the network interface '^lo,docker0' does not exist on this host; using 'eth1'",
+        ),
     ],
 )
 def test_network_interfaces_that_exist_are_used(given: str, expected: str, said: str) -> None:
     devices = Devices(interfaces=("eth0", "eth1"), reaching="eth1")
-    asked = environment({"sagemaker_mpi_enabled": True}, hosts=("a", "b"), host="a", interface=given, devices=devices)
+    asked = environment(
+        {"sagemaker_mpi_enabled": True},
+        hosts=("a", "b"),
+        host="a",
+        interface=given,
+        devices=devices,
+    )
     made = plan(asked)
     assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == expected
     assert made.argv[made.argv.index("btl_tcp_if_include") + 1] == expected
@@ -158,9 +197,14 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
     changed: Mapping[str, Any], expected: str | None
 ) -> None:
     """Each host has its own variable, where nobody names an interface; mpirun would spread that of the leader."""
-    several = {"devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"), "hosts": ("a", "b")}
+    several = {
+        "devices": Devices(interfaces=("eth0", "eth1", "lo"), routed="eth0"),
+        "hosts": ("a", "b"),
+    }
     given = {**several, "interface": "", **changed}
-    made = plan(environment({"sagemaker_mpi_enabled": True, **given.pop("asked", {})}, host="a", **given))
+    made = plan(
+        environment({"sagemaker_mpi_enabled": True, **given.pop("asked", {})}, host="a", **given)
+    )
     name = "OMPI_MCA_btl_tcp_if_include"
     assert made.env.get(name) == expected
     assert (name in made.hidden) == (expected is not None)
@@ -170,7 +214,9 @@ def test_open_mpi_keeps_to_the_interface_that_reaches_the_others(
 @pytest.mark.parametrize(
     ("kind", "left_out"), [("ml.p4d.24xlarge", ""), ("ml.p3dn.24xlarge", "FI_EFA_USE_DEVICE_RDMA")]
 )
-def test_the_flags_that_the_guide_recommends_reach_every_rank_once(kind: str, left_out: str) -> None:
+def test_the_flags_that_the_guide_recommends_reach_every_rank_once(
+    kind: str, left_out: str
+) -> None:
     """But on a type whose devices read no remote memory: libfabric aborts where that is asked for."""
     recommended = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
     asked: dict[str, Json] = {
@@ -180,12 +226,16 @@ def test_the_flags_that_the_guide_recommends_reach_every_rank_once(kind: str, le
         "mp_parameters": {"pipeline_parallel_degree": 2, "ddp": True},
     }
     rows: dict[str, Json] = {
-        row["name"]: {name: row[name] for name in ("gpus", "efa", "efa_rdma")} for row in ROWS if row["name"] == kind
+        row["name"]: {name: row[name] for name in ("gpus", "efa", "efa_rdma")}
+        for row in ROWS
+        if row["name"] == kind
     }
     image = parse_manifest(json.dumps(manifest_document(instances=rows)), "made-up")
     devices = Devices(gpus=8, cpus=8, interfaces=("eth0", "lo"), efa=("rdmap16s27",))
     hosts = ("algo-1", "algo-2")
-    made = plan(environment(asked, hosts=hosts, instance_type=kind, devices=devices, manifest=image))
+    made = plan(
+        environment(asked, hosts=hosts, instance_type=kind, devices=devices, manifest=image)
+    )
     exported = [made.argv[place + 1] for place, word in enumerate(made.argv) if word == "-x"]
     for name, value in (flag.split("=") for flag in recommended.split("-x ")[1:]):
         given = [word for word in exported if word.partition("=")[0] == name]

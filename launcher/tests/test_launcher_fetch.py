@@ -47,7 +47,9 @@ class Index(http.server.ThreadingHTTPServer):
         if authority:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(authority.server, authority.key)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.file, self.content = wheel("greeting", "WORDS = 'installed from the private index'\n")
         self.seen: list[bytes] = []
         self.served: list[str] = []
@@ -69,7 +71,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self, status: int, body: bytes, kind: str = "text/html", **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
@@ -77,7 +83,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert self.path.startswith("/v1/authorization-token?")
         self.server.calls.append(self.path)
-        self.answer(200, json.dumps({"authorizationToken": TOKEN, "expiration": 2e9}).encode(), "application/json")
+        self.answer(
+            200,
+            json.dumps({"authorizationToken": TOKEN, "expiration": 2e9}).encode(),
+            "application/json",
+        )
 
     def do_HEAD(self) -> None:
         self.answer(405, b"")  # as some indexes do; it is asked without credentials
@@ -102,7 +112,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server.served.append(self.path)
         if self.path.endswith("/simple/greeting/"):
             digest = hashlib.sha256(server.content).hexdigest()
-            self.answer(200, f'<a href="/file/{server.file}#sha256={digest}">{server.file}</a>'.encode())
+            self.answer(
+                200, f'<a href="/file/{server.file}#sha256={digest}">{server.file}</a>'.encode()
+            )
         elif self.path.endswith(f"/file/{server.file}"):
             self.answer(200, server.content, "application/octet-stream")
         else:
@@ -129,7 +141,11 @@ def index() -> Iterator[Index]:
 
 
 def run(
-    base: Path, files: Mapping[str, str], variables: Mapping[str, str], python: str = "", **given: Json
+    base: Path,
+    files: Mapping[str, str],
+    variables: Mapping[str, str],
+    python: str = "",
+    **given: Json,
 ) -> Launcher:
     """A job with these files of code, to its end."""
     write_inputs(base, "", given, {})
@@ -141,19 +157,26 @@ def run(
 
 def finish(base: Path, variables: Mapping[str, str], programs: Mapping[str, str]) -> Launcher:
     manifest = write_manifest(base / "image.json", programs)
-    with Launcher(base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **variables}) as made:
+    with Launcher(
+        base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **variables}
+    ) as made:
         made.status = made.wait()
     return made
 
 
-USES_GREETING = {"train.py": "import greeting; print('GOT', greeting.WORDS)", "requirements.txt": "greeting\n"}
+USES_GREETING = {
+    "train.py": "import greeting; print('GOT', greeting.WORDS)",
+    "requirements.txt": "greeting\n",
+}
 
 
 # ------------------------------------------------------------------------------------------------------ requirements
 def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
-    made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/"))
+    made = run(
+        tmp_path, USES_GREETING, pip_variables(tmp_path, PIP_INDEX_URL=f"{index.address}/simple/")
+    )
     assert made.status == 0, made.text
     assert "GOT installed from the private index" in made.text
     assert set(index.served) == {"/simple/greeting/", f"/file/{index.file}"}
@@ -178,7 +201,9 @@ def test_a_private_index_through_netrc(tmp_path: Path, index: Index) -> None:
         ({"PIP_INDEX_URL": "http://{login}@index.example/simple/", "HTTP_PROXY": "{proxy}"}, ""),
     ],
 )
-def test_what_pip_would_use_is_used(tmp_path: Path, variables: Mapping[str, str], file: str) -> None:
+def test_what_pip_would_use_is_used(
+    tmp_path: Path, variables: Mapping[str, str], file: str
+) -> None:
     """Every way in which people tell pip about their index; the password is in no argument of any process."""
     authority = make_authority(tmp_path) if file == "tls" else None
     with serving(Index(authority)) as index:
@@ -229,7 +254,9 @@ def test_an_index_that_cannot_be_reached_is_the_reason(
     assert first.startswith(f"the package index {host} cannot be reached: ") is (reason != "401")
 
 
-def test_an_index_of_the_file_that_does_not_answer_is_left_out(tmp_path: Path, index: Index) -> None:
+def test_an_index_of_the_file_that_does_not_answer_is_left_out(
+    tmp_path: Path, index: Index
+) -> None:
     """As pip does; an index of pip's settings is not, which may be the private one."""
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
     files = {
@@ -244,9 +271,14 @@ def test_an_index_of_the_file_that_does_not_answer_is_left_out(tmp_path: Path, i
 def test_two_files_of_pip_that_say_the_same(tmp_path: Path, index: Index) -> None:
     """The user's own wins over the machine's, whatever their names are."""
     own = index.address.replace("://", f"://{USER}:{TOKEN}@")
-    for name, address in ((".config/pip", f"{own}/simple/"), ("zone/pip", f"http://127.0.0.1:{free_port()}/simple/")):
+    for name, address in (
+        (".config/pip", f"{own}/simple/"),
+        ("zone/pip", f"http://127.0.0.1:{free_port()}/simple/"),
+    ):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "pip.conf").write_text(f"[global]\nindex-url = {address}\n", encoding="utf-8")
+        (tmp_path / name / "pip.conf").write_text(
+            f"[global]\nindex-url = {address}\n", encoding="utf-8"
+        )
     variables = pip_variables(tmp_path, HOME=str(tmp_path), XDG_CONFIG_DIRS=str(tmp_path / "zone"))
     del variables["PIP_CONFIG_FILE"]
     made = run(tmp_path, USES_GREETING, variables)
@@ -261,7 +293,10 @@ def test_a_failed_installation_begins_with_uvs_reason(tmp_path: Path, index: Ind
     assert made.status == 65
     reason, place = made.failure.splitlines()[:2]
     assert "no-such-package-of-ours was not found in the package registry" in reason
-    assert place == f"installing requirements.txt on host {os.uname().nodename} (mode none): exit status 1"
+    assert (
+        place
+        == f"installing requirements.txt on host {os.uname().nodename} (mode none): exit status 1"
+    )
     assert TOKEN not in made.text + made.failure
 
 
@@ -272,7 +307,12 @@ def test_a_project_is_installed_and_runs_as_a_module_of_itself(tmp_path: Path) -
         "package/train.py": "from . import sibling\nimport importlib.metadata\n"
         "print('GOT', sibling.WORDS, importlib.metadata.version('project'))\n",
     }
-    made = run(tmp_path, files, pip_variables(tmp_path, PIP_NO_INDEX="1"), sagemaker_program="package/train.py")
+    made = run(
+        tmp_path,
+        files,
+        pip_variables(tmp_path, PIP_NO_INDEX="1"),
+        sagemaker_program="package/train.py",
+    )
     assert made.status == 0, made.text
     assert "trainworks: installing the project (pyproject.toml)" in made.text
     assert "GOT imported by its package 1.0" in made.text
@@ -300,7 +340,14 @@ def test_the_arn_of_a_repository() -> None:
 
 @pytest.mark.parametrize(
     "arn",
-    ["", "shared/wheels", ARN.replace("codeartifact", "s3"), ARN.replace("123456789012", "12"), f"{ARN} ", ARN[:-7]],
+    [
+        "",
+        "shared/wheels",
+        ARN.replace("codeartifact", "s3"),
+        ARN.replace("123456789012", "12"),
+        f"{ARN} ",
+        ARN[:-7],
+    ],
 )
 def test_what_is_no_arn_of_a_repository(arn: str) -> None:
     with pytest.raises(ValueError, match="is not the ARN of a CodeArtifact repository"):
@@ -310,7 +357,10 @@ def test_what_is_no_arn_of_a_repository(arn: str) -> None:
 def test_a_wrong_arn_is_refused_at_the_start(tmp_path: Path) -> None:
     made = run(tmp_path, USES_GREETING, pip_variables(tmp_path, CA_REPOSITORY_ARN="shared/wheels"))
     assert made.status == 64
-    assert "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY" in made.failure
+    assert (
+        "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
+        in made.failure
+    )
 
 
 def peer(name: str) -> str:
@@ -334,17 +384,26 @@ def programs_with(client: str) -> dict[str, str]:
     """The programs of an image that has boto3, or only the aws command line."""
     if client == "boto3":
         return {"python": peer("python")}
-    if subprocess.run((PLAIN_PYTHON, "-c", "import boto3"), capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            (PLAIN_PYTHON, "-c", "import boto3"), capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         pytest.skip(f"{PLAIN_PYTHON} has boto3")
     return {"python": PLAIN_PYTHON, "aws": peer("aws")}
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
-def test_codeartifact_gives_a_token_that_nobody_sees(tmp_path: Path, index: Index, client: str) -> None:
+def test_codeartifact_gives_a_token_that_nobody_sees(
+    tmp_path: Path, index: Index, client: str
+) -> None:
     """The real clients and the real pip; CodeArtifact itself is a service of this test, for moto has none."""
     programs = programs_with(client)
-    (tmp_path / ".netrc").write_text("machine other.example login me password unrelated\n", encoding="utf-8")
+    (tmp_path / ".netrc").write_text(
+        "machine other.example login me password unrelated\n", encoding="utf-8"
+    )
     variables = pip_variables(
         tmp_path,
         CA_REPOSITORY_ARN=ARN,
@@ -364,7 +423,9 @@ def test_codeartifact_gives_a_token_that_nobody_sees(tmp_path: Path, index: Inde
     assert "GOT installed from the private index None" in made.text
     assert "'netrc'" not in made.text
     assert len(index.calls) == 2
-    assert all("domain=shared" in call and "domain-owner=123456789012" in call for call in index.calls)
+    assert all(
+        "domain=shared" in call and "domain-owner=123456789012" in call for call in index.calls
+    )
     assert TOKEN not in made.text
     assert index.seen == []
 
@@ -374,7 +435,9 @@ def test_codeartifact_gives_a_token_that_nobody_sees(tmp_path: Path, index: Inde
 def test_codeartifact_that_refuses_is_the_reason(tmp_path: Path, client: str) -> None:
     programs = programs_with(client)
     closed = f"http://127.0.0.1:{free_port()}"
-    variables = pip_variables(tmp_path, CA_REPOSITORY_ARN=ARN, AWS_ENDPOINT_URL_CODEARTIFACT=closed, **AWS)
+    variables = pip_variables(
+        tmp_path, CA_REPOSITORY_ARN=ARN, AWS_ENDPOINT_URL_CODEARTIFACT=closed, **AWS
+    )
     write_inputs(tmp_path, "", {}, {})
     (tmp_path / "code/requirements.txt").write_text("greeting\n", encoding="utf-8")
     made = finish(tmp_path, {**variables, "AWS_MAX_ATTEMPTS": "1"}, programs)
@@ -407,7 +470,9 @@ def in_store(address: str, program: str) -> None:
     """Do something with the S3 server."""
     start = f"import boto3, sys\nclient = boto3.client('s3', endpoint_url={address!r}, region_name='us-east-1')\n"
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/", **AWS, "NO_PROXY": "127.0.0.1"}
-    subprocess.run((peer("python"), "-c", start + program), env=environment, check=True, timeout=TIME_OUT)
+    subprocess.run(
+        (peer("python"), "-c", start + program), env=environment, check=True, timeout=TIME_OUT
+    )
 
 
 def upload(address: str, place: Path, key: str, files: Mapping[str, str]) -> str:
@@ -425,7 +490,9 @@ def upload(address: str, place: Path, key: str, files: Mapping[str, str]) -> str
 def job_from(address: str, base: Path, location: str, client: str, **more: str) -> Launcher:
     """A job whose code is at ``location``, to its end; nobody may show the secret in a command line meanwhile."""
     programs = programs_with(client)
-    write_inputs(base, "print('baked in')", {"sagemaker_submit_directory": location, "epochs": "3"}, {})
+    write_inputs(
+        base, "print('baked in')", {"sagemaker_submit_directory": location, "epochs": "3"}, {}
+    )
     seen: list[bytes] = []
     over = threading.Event()
 
@@ -438,7 +505,9 @@ def job_from(address: str, base: Path, location: str, client: str, **more: str) 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        made = finish(base, pip_variables(base, **{"S3_ENDPOINT_URL": address, **AWS, **more}), programs)
+        made = finish(
+            base, pip_variables(base, **{"S3_ENDPOINT_URL": address, **AWS, **more}), programs
+        )
     finally:
         over.set()
         watcher.join()
@@ -450,24 +519,36 @@ def job_from(address: str, base: Path, location: str, client: str, **more: str) 
 @pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"])
-def test_code_from_s3_wins_over_what_the_image_has(tmp_path: Path, store: str, client: str, variable: str) -> None:
-    files = {"train.py": "import helper, sys; print(helper.WORDS, sys.argv[1:])", "helper.py": "WORDS = 'GOT S3'"}
+def test_code_from_s3_wins_over_what_the_image_has(
+    tmp_path: Path, store: str, client: str, variable: str
+) -> None:
+    files = {
+        "train.py": "import helper, sys; print(helper.WORDS, sys.argv[1:])",
+        "helper.py": "WORDS = 'GOT S3'",
+    }
     location = upload(store, tmp_path, "job/sourcedir.tar.gz", files)
     made = job_from("", tmp_path, location, client, **{variable: store})
     assert made.status == 0, made.text
     assert "GOT S3 ['--epochs', '3']" in made.text
     assert "baked in" not in made.text
     directory = tmp_path / "code"
-    assert f"the code of {location} is laid over 1 file(s) that are in {directory} already, and wins" in made.text
+    assert (
+        f"the code of {location} is laid over 1 file(s) that are in {directory} already, and wins"
+        in made.text
+    )
 
 
 @pytest.mark.engine
 def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Index) -> None:
     """Its requirements are installed, and its entry point is looked for, once it is there."""
     (tmp_path / "good").mkdir()
-    (tmp_path / "good/.netrc").write_text(f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8")
+    (tmp_path / "good/.netrc").write_text(
+        f"machine 127.0.0.1 login {USER} password {TOKEN}\n", encoding="utf-8"
+    )
     location = upload(store, tmp_path, "with-requirements.tar.gz", USES_GREETING)
-    made = job_from(store, tmp_path / "good", location, "boto3", PIP_INDEX_URL=f"{index.address}/simple/")
+    made = job_from(
+        store, tmp_path / "good", location, "boto3", PIP_INDEX_URL=f"{index.address}/simple/"
+    )
     assert made.status == 0, made.text
     assert "GOT installed from the private index" in made.text
     (tmp_path / "bad").mkdir()
@@ -481,22 +562,41 @@ def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Ind
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("program", "status"), [("train.py", 0), ("absent.py", 64)])
-def test_every_host_fetches_for_itself(tmp_path: Path, store: str, program: str, status: int) -> None:
+def test_every_host_fetches_for_itself(
+    tmp_path: Path, store: str, program: str, status: int
+) -> None:
     location = upload(
-        store, tmp_path, "two.tar.gz", {"train.py": "import os; print('GOT', os.environ['SM_CURRENT_HOST'])"}
+        store,
+        tmp_path,
+        "two.tar.gz",
+        {"train.py": "import os; print('GOT', os.environ['SM_CURRENT_HOST'])"},
     )
     hosts = ["127.0.0.1", "127.0.0.2"]
     manifest = write_manifest(tmp_path / "image.json", programs_with("boto3"))
-    shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-    shared |= {"S3_ENDPOINT_URL": store, "NO_PROXY": "127.0.0.1", "SAGEMAKER_PROGRAM": program, **AWS}
+    shared = {
+        "TRAINWORKS_CONTROL_PORT": str(free_port()),
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+    }
+    shared |= {
+        "S3_ENDPOINT_URL": store,
+        "NO_PROXY": "127.0.0.1",
+        "SAGEMAKER_PROGRAM": program,
+        **AWS,
+    }
     made = []
     with contextlib.ExitStack() as stack:
         for host in hosts:
-            config: dict[str, Json] = {"hosts": list(hosts), "current_host": host, "network_interface_name": "lo"}
+            config: dict[str, Json] = {
+                "hosts": list(hosts),
+                "current_host": host,
+                "network_interface_name": "lo",
+            }
             write_inputs(tmp_path / host, "", {"sagemaker_submit_directory": location}, config)
             (tmp_path / host / "code/train.py").unlink()
             made.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
-        assert [launcher.wait() for launcher in made] == [status, status], made[0].text + made[1].text
+        assert [launcher.wait() for launcher in made] == [status, status], (
+            made[0].text + made[1].text
+        )
     for host, launcher in zip(hosts, made, strict=True):
         assert (f"GOT {host}" in launcher.text) is (status == 0)
         assert launcher.failure == made[0].failure
@@ -506,9 +606,12 @@ def test_every_host_fetches_for_itself(tmp_path: Path, store: str, program: str,
 @pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 @pytest.mark.parametrize(
-    ("location", "words"), [("s3://bucket/absent.tar.gz", "404"), ("s3://no-such-bucket/code.tar.gz", "404")]
+    ("location", "words"),
+    [("s3://bucket/absent.tar.gz", "404"), ("s3://no-such-bucket/code.tar.gz", "404")],
 )
-def test_what_is_not_there_is_the_reason(tmp_path: Path, store: str, client: str, location: str, words: str) -> None:
+def test_what_is_not_there_is_the_reason(
+    tmp_path: Path, store: str, client: str, location: str, words: str
+) -> None:
     made = job_from(store, tmp_path, location, client)
     assert made.status == 65
     first = made.failure.splitlines()[0]

@@ -89,15 +89,22 @@ def script_of(end: str, slow: str = "", leave: str = "", miss: str = MISSES) -> 
 
 
 @contextlib.contextmanager
-def job_of(base: Path, script: str, hosts: int, mode: str = "torch_distributed") -> Iterator[list[Launcher]]:
+def job_of(
+    base: Path, script: str, hosts: int, mode: str = "torch_distributed"
+) -> Iterator[list[Launcher]]:
     """Two ranks, on one host or on two."""
     starter = base / "torchrun"
     starter.write_text(TORCHRUN.format(python=sys.executable), encoding="utf-8")
     starter.chmod(0o755)
-    manifest = write_manifest(base / "image.json", {"python": sys.executable, "torchrun": str(starter)}, components={})
+    manifest = write_manifest(
+        base / "image.json", {"python": sys.executable, "torchrun": str(starter)}, components={}
+    )
     asked: dict[str, Json] = {}
     if mode != "none":
-        asked = {f"sagemaker_{mode}_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2 // hosts}
+        asked = {
+            f"sagemaker_{mode}_enabled": "true",
+            "sagemaker_mpi_num_of_processes_per_host": 2 // hosts,
+        }
     names = [f"127.0.0.{number}" for number in range(1, hosts + 1)]
     variables = {
         "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
@@ -113,7 +120,9 @@ def job_of(base: Path, script: str, hosts: int, mode: str = "torch_distributed")
 
 
 def told(launcher: Launcher) -> Mapping[str, Json]:
-    found: Mapping[str, Json] = json.loads((launcher.base / "output/failure.json").read_text(encoding="utf-8"))
+    found: Mapping[str, Json] = json.loads(
+        (launcher.base / "output/failure.json").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -138,7 +147,9 @@ def assert_told(hosts: list[Launcher], status: int, words: str, rank: int | None
         ("sys.exit(3)", 3, "exit status 3"),
     ],
 )
-@pytest.mark.parametrize("slow", [SLOW_HANDLER, SLOW_THREAD, ""], ids=["handler", "thread", "at-once"])
+@pytest.mark.parametrize(
+    "slow", [SLOW_HANDLER, SLOW_THREAD, ""], ids=["handler", "thread", "at-once"]
+)
 def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
     tmp_path: Path, hosts: int, end: str, status: int, words: str, slow: str
 ) -> None:
@@ -148,14 +159,18 @@ def test_a_rank_that_takes_its_time_to_end_is_the_first_to_fail(
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(tmp_path: Path, hosts: int) -> None:
+def test_a_program_that_aborts_for_a_lost_peer_is_not_the_first_to_fail(
+    tmp_path: Path, hosts: int
+) -> None:
     """What the runtime of C++ prints of an exception is all that is known of it: NCCL and gloo end a rank so."""
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, miss=ABORTS), hosts) as made:
         assert_told(made, 1, LABEL)
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_an_own_exception_counts_where_the_clean_up_misses_a_peer(tmp_path: Path, hosts: int) -> None:
+def test_an_own_exception_counts_where_the_clean_up_misses_a_peer(
+    tmp_path: Path, hosts: int
+) -> None:
     """``finally: dist.barrier()`` fails too, and hides the exception that was on its way."""
     with job_of(tmp_path, script_of(RAISES, SLOW_HANDLER, leave=MISSES), hosts) as made:
         assert_told(made, 1, f"{LABEL} (and then RuntimeError: {MISSED})")
@@ -177,7 +192,9 @@ def test_a_rank_of_another_host_that_has_noted_nothing_yet_is_awaited(
         assert_told(made, status, words)
 
 
-def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(tmp_path: Path) -> None:
+def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(
+    tmp_path: Path,
+) -> None:
     """Python has no hook for ``raise SystemExit``: that the rank had left first is known, and its status is not."""
     with job_of(tmp_path, script_of(f"raise SystemExit({LICENCE!r})", SLOW_HANDLER), 1) as made:
         assert_told(made, 1, "had left its program, and other ranks went on")
@@ -187,7 +204,11 @@ def test_a_rank_that_is_ended_after_it_has_left_is_named_with_what_it_printed(tm
 
 @pytest.mark.parametrize(
     ("end", "status", "words"),
-    [(RAISES, 1, LABEL), (f"sys.exit({LICENCE!r})", 1, LICENCE), ("sys.exit(3)", 3, "exit status 3")],
+    [
+        (RAISES, 1, LABEL),
+        (f"sys.exit({LICENCE!r})", 1, LICENCE),
+        ("sys.exit(3)", 3, "exit status 3"),
+    ],
 )
 def test_programs_that_find_each_other_themselves_are_asked_too(
     tmp_path: Path, end: str, status: int, words: str
@@ -198,7 +219,9 @@ def test_programs_that_find_each_other_themselves_are_asked_too(
 
 
 @pytest.mark.parametrize("handler", ["sys.exit(7)", "raise RuntimeError('told to end')"])
-def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(tmp_path: Path, handler: str) -> None:
+def test_a_rank_whose_handler_of_sigterm_ends_it_was_told_to_end(
+    tmp_path: Path, handler: str
+) -> None:
     """It has a record of its own, and that is an effect: its starter had told it to end for its peer."""
     slow = f"import signal\n    def stop(*_): {handler}\n    signal.signal(signal.SIGTERM, stop)"
     with job_of(tmp_path, script_of("peer.close(); signal.pause()", slow), 1) as made:

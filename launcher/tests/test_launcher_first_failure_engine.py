@@ -46,7 +46,9 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
         yield spaces
 
 
-@pytest.mark.parametrize(("script", "slow"), [(SCRIPT, SLOW), (SCRIPT, ""), (PLAIN, SLOW)], ids=["slow", "", "plain"])
+@pytest.mark.parametrize(
+    ("script", "slow"), [(SCRIPT, SLOW), (SCRIPT, ""), (PLAIN, SLOW)], ids=["slow", "", "plain"]
+)
 @pytest.mark.parametrize("end", [*ENDS])
 def test_the_rank_that_left_its_peers_is_the_first_to_fail(
     tmp_path: Path, network: Network, script: str, slow: str, end: str
@@ -61,10 +63,13 @@ def test_the_rank_that_left_its_peers_is_the_first_to_fail(
     with job_on(network, tmp_path, text, asked, manifest=engine_manifest(tmp_path)) as hosts:
         statuses = [host.wait() for host in hosts]
     said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
-    told = [json.loads((host.base / "output/failure.json").read_text(encoding="utf-8")) for host in hosts]
+    told = [
+        json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
+        for host in hosts
+    ]
     assert statuses == [status] * len(hosts), said
-    assert [(row["rank"], row["host"], row["retry"]) for row in told] == [(1, network.hosts[-1], False)] * len(hosts), (
-        said
-    )
+    assert [(row["rank"], row["host"], row["retry"]) for row in told] == [
+        (1, network.hosts[-1], False)
+    ] * len(hosts), said
     assert cause in told[0]["cause"], said
     assert len({host.failure for host in hosts}) == 1, said

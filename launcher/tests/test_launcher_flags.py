@@ -13,7 +13,14 @@ from launcher_support import environment, plan
 
 from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.origins import Origin
-from trainworks_launcher.mpirun.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
+from trainworks_launcher.mpirun.dialects import (
+    FOREIGN,
+    KEYED,
+    OPEN_MPI_4,
+    OPEN_MPI_5,
+    OURS,
+    dialect_of,
+)
 from trainworks_launcher.mpirun.flags import Setting, merge, parse_user_options
 
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
@@ -40,8 +47,14 @@ def exports(argv: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("open_mpi", ["4.1.4", "5.0.11"])
 def test_the_documented_default_flag_may_be_repeated(open_mpi: str) -> None:
     argv = line("--mca btl_vader_single_copy_mechanism none", open_mpi)
-    assert [name for name, _ in parameters(argv)] == [name for name, _ in parameters(line("", open_mpi))]
-    asked = environment({**MPI, OPTIONS: "--mca btl_vader_single_copy_mechanism none"}, hosts=HOSTS, open_mpi=open_mpi)
+    assert [name for name, _ in parameters(argv)] == [
+        name for name, _ in parameters(line("", open_mpi))
+    ]
+    asked = environment(
+        {**MPI, OPTIONS: "--mca btl_vader_single_copy_mechanism none"},
+        hosts=HOSTS,
+        open_mpi=open_mpi,
+    )
     assert plan(asked).warnings == ()
 
 
@@ -80,7 +93,12 @@ def test_exports_keep_their_spaces_and_reach_the_ranks() -> None:
 
 
 def test_a_secret_that_is_exported_by_name_stands_on_no_command_line() -> None:
-    secret = {"PATH": "/bin", "API_KEY": "do-not-show", "API_URL": "https://example.org", "OTHER": "1"}
+    secret = {
+        "PATH": "/bin",
+        "API_KEY": "do-not-show",
+        "API_URL": "https://example.org",
+        "OTHER": "1",
+    }
     for options in ("-x API_KEY -x API_URL", "-x 'API_*'"):
         made = plan(environment({**MPI, OPTIONS: options}, hosts=HOSTS, variables=secret))
         assert exports(made.argv) == ["API_KEY", "API_URL"]
@@ -94,7 +112,11 @@ def test_a_list_of_variables_is_the_same_as_exporting_each() -> None:
 
 
 def test_what_is_not_set_or_differs_by_host_is_not_exported() -> None:
-    made = plan(environment({**MPI, OPTIONS: "-x NOT_SET -x SM_CURRENT_HOST -x NCCL_SOCKET_IFNAME"}, hosts=HOSTS))
+    made = plan(
+        environment(
+            {**MPI, OPTIONS: "-x NOT_SET -x SM_CURRENT_HOST -x NCCL_SOCKET_IFNAME"}, hosts=HOSTS
+        )
+    )
     assert exports(made.argv) == []
     assert made.warnings == ("left out -x NOT_SET: it is not set",)
     left_out = [reason.subject for reason in made.why if reason.subject.startswith("left out ")]
@@ -112,9 +134,17 @@ def test_other_options_are_passed_on_in_order_with_their_values() -> None:
 @pytest.mark.parametrize(
     ("options", "four", "five"),
     [
-        ("-bind-to core -map-by node", "--bind-to core --map-by node", "--bind-to core --map-by node"),
+        (
+            "-bind-to core -map-by node",
+            "--bind-to core --map-by node",
+            "--bind-to core --map-by node",
+        ),
         ("-npernode 2", "--bind-to none --map-by ppr:2:node", "--bind-to none --map-by ppr:2:node"),
-        ("-N 2 --oversubscribe", "--map-by ppr:2:node --oversubscribe", "--map-by ppr:2:node --oversubscribe"),
+        (
+            "-N 2 --oversubscribe",
+            "--map-by ppr:2:node --oversubscribe",
+            "--map-by ppr:2:node --oversubscribe",
+        ),
         ("--npersocket 1", "--map-by ppr:1:socket", "--map-by ppr:1:package"),
         ("--bind-to-socket", "--bind-to socket", "--bind-to package"),
         ("--bynode", "--map-by node", "--map-by node"),
@@ -124,7 +154,9 @@ def test_other_options_are_passed_on_in_order_with_their_values() -> None:
         ("--rankfile ranks", "--rankfile ranks", "--rankfile ranks"),
     ],
 )
-def test_options_for_placing_are_said_as_the_installed_mpirun_takes_them(options: str, four: str, five: str) -> None:
+def test_options_for_placing_are_said_as_the_installed_mpirun_takes_them(
+    options: str, four: str, five: str
+) -> None:
     for open_mpi, expected in (("4.1.4", four), ("5.0.11", five)):
         argv = line(options, open_mpi)
         assert f" {expected} " in f" {' '.join(argv)} "
@@ -147,7 +179,11 @@ def test_a_parameter_keeps_the_class_that_the_user_gave_it() -> None:
 
 
 def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> None:
-    variables = {"OMPI_MCA_pml": "ucx", "OMPI_MCA_btl_tcp_if_exclude": "docker0", "OMPI_MCA_oob_tcp_if_include": "eth1"}
+    variables = {
+        "OMPI_MCA_pml": "ucx",
+        "OMPI_MCA_btl_tcp_if_exclude": "docker0",
+        "OMPI_MCA_oob_tcp_if_include": "eth1",
+    }
     made = plan(environment(MPI, hosts=HOSTS, variables=variables))
     found = dict(parameters(made.argv))
     assert found["pml"] == "ucx"
@@ -159,11 +195,15 @@ def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> 
 
 
 def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
-    made = plan(environment({**MPI, OPTIONS: "--reprot-bindings --newer-option a b -q"}, hosts=HOSTS))
+    made = plan(
+        environment({**MPI, OPTIONS: "--reprot-bindings --newer-option a b -q"}, hosts=HOSTS)
+    )
     argv = " ".join(made.argv)
     assert "--reprot-bindings --newer-option a b -q " in argv
     assert "did you mean 'report-bindings'?" in made.warnings[0]
-    assert [warning.split(" is not a known option of Open MPI ")[0] for warning in made.warnings] == [
+    assert [
+        warning.split(" is not a known option of Open MPI ")[0] for warning in made.warnings
+    ] == [
         "--reprot-bindings",
         "--newer-option",
         "-q",
@@ -174,7 +214,10 @@ def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
     ("options", "what"),
     [
         ("--mca btl tcp --mca btl sm", "MCA parameter btl is given as 'tcp' and as 'sm'"),
-        ("--mca oob_tcp_if_include a --mca prte_if_include b", "MCA parameter prte_if_include is given as 'a' and"),
+        (
+            "--mca oob_tcp_if_include a --mca prte_if_include b",
+            "MCA parameter prte_if_include is given as 'a' and",
+        ),
         (
             "--mca btl_tcp_if_include a --mca btl_tcp_if_exclude b",
             "MCA parameters btl_tcp_if_include and btl_tcp_if_ex",
@@ -214,18 +257,25 @@ def test_an_unknown_option_is_passed_on_with_a_warning() -> None:
 def test_contradictions_are_refused_by_name(options: str, what: str) -> None:
     with pytest.raises(RefusalError) as refused:
         line(options)
-    assert any(problem.what.startswith(what) for problem in refused.value.problems), str(refused.value)
+    assert any(problem.what.startswith(what) for problem in refused.value.problems), str(
+        refused.value
+    )
     assert all(OPTIONS in problem.where for problem in refused.value.problems)
 
 
 def test_origins_from_weak_to_strong() -> None:
-    rows = [Setting("a", "1", Origin.USER), Setting("a", "2", Origin.DEFAULT), Setting("b", "3", Origin.DEFAULT)]
+    rows = [
+        Setting("a", "1", Origin.USER),
+        Setting("a", "2", Origin.DEFAULT),
+        Setting("b", "3", Origin.DEFAULT),
+    ]
     rows += [Setting("b", "4", Origin.PLATFORM), Setting("c", "5", Origin.DEFAULT)]
     assert [(row.name, row.value) for row in merge(rows)] == [("a", "1"), ("b", "4"), ("c", "5")]
 
 
 @pytest.mark.parametrize(
-    ("version", "major"), [("4.1.4", 4), ("5.0.11", 5), ("5.1", 5), ("6.0.0", 5), ("", 4), ("unknown", 4)]
+    ("version", "major"),
+    [("4.1.4", 4), ("5.0.11", 5), ("5.1", 5), ("6.0.0", 5), ("", 4), ("unknown", 4)],
 )
 def test_the_installed_version_chooses_the_dialect(version: str, major: int) -> None:
     assert dialect_of(version).major == major
@@ -267,13 +317,26 @@ NAMES = st.sampled_from(
 )
 ALL_OPTIONS = sorted({*OPEN_MPI_4.options, *OPEN_MPI_5.options, *FOREIGN, *OURS})
 WORDS = st.one_of(
-    st.tuples(st.sampled_from(["--mca", "-mca", "--gmca", "--prtemca"]), NAMES, st.sampled_from(["a", "b", "^c d"])),
-    st.tuples(st.just("-x"), st.sampled_from(["A=1", "A=2", "B", "PATH", "FI_PROVIDER=tcp", "SM_CURRENT_HOST", "="])),
-    st.tuples(st.sampled_from(["--bind-to", "-bind-to", "--map-by"]), st.sampled_from(["core", "none"])),
-    st.tuples(st.sampled_from(["-verbose", "--tag-output", "--oversubscribe", "-np", "--mca", "-x", "word", "--"])),
-    st.tuples(st.sampled_from(ALL_OPTIONS), st.sampled_from(["-", "--"]), st.sampled_from(["", "=v", "="])).map(
-        lambda parts: (parts[1] + parts[0] + parts[2],)
+    st.tuples(
+        st.sampled_from(["--mca", "-mca", "--gmca", "--prtemca"]),
+        NAMES,
+        st.sampled_from(["a", "b", "^c d"]),
     ),
+    st.tuples(
+        st.just("-x"),
+        st.sampled_from(["A=1", "A=2", "B", "PATH", "FI_PROVIDER=tcp", "SM_CURRENT_HOST", "="]),
+    ),
+    st.tuples(
+        st.sampled_from(["--bind-to", "-bind-to", "--map-by"]), st.sampled_from(["core", "none"])
+    ),
+    st.tuples(
+        st.sampled_from(
+            ["-verbose", "--tag-output", "--oversubscribe", "-np", "--mca", "-x", "word", "--"]
+        )
+    ),
+    st.tuples(
+        st.sampled_from(ALL_OPTIONS), st.sampled_from(["-", "--"]), st.sampled_from(["", "=v", "="])
+    ).map(lambda parts: (parts[1] + parts[0] + parts[2],)),
     st.tuples(st.text(max_size=6)),
 )
 
@@ -290,7 +353,9 @@ def options_in(argv: Sequence[str], known: Mapping[str, int]) -> Iterator[str]:
 @settings(max_examples=100, deadline=None)
 @example([("--oversubscribe",), ("--mca", "v", "--oversubscribe")], "4.1.4")
 @given(st.lists(WORDS, max_size=8), st.sampled_from(["4.1.4", "5.0.11"]))
-def test_no_mca_parameter_stands_twice_whatever_the_user_says(words: list[tuple[str, ...]], open_mpi: str) -> None:
+def test_no_mca_parameter_stands_twice_whatever_the_user_says(
+    words: list[tuple[str, ...]], open_mpi: str
+) -> None:
     """And the answer is always a plan or a refusal, never a traceback."""
     options = shlex.join(word for group in words for word in group)
     try:
@@ -310,15 +375,22 @@ def test_no_mca_parameter_stands_twice_whatever_the_user_says(words: list[tuple[
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.dictionaries(NAMES, st.sampled_from(["a", "b"]), max_size=6), st.sampled_from(["4.1.4", "5.0.11"]))
-def test_what_the_user_says_is_what_stands_there_in_the_users_order(said: dict[str, str], open_mpi: str) -> None:
+@given(
+    st.dictionaries(NAMES, st.sampled_from(["a", "b"]), max_size=6),
+    st.sampled_from(["4.1.4", "5.0.11"]),
+)
+def test_what_the_user_says_is_what_stands_there_in_the_users_order(
+    said: dict[str, str], open_mpi: str
+) -> None:
     options = shlex.join(word for pair in said.items() for word in ("--mca", *pair))
     dialect = dialect_of(open_mpi)
     try:
         found = parameters(line(options, open_mpi))
     except RefusalError:
         return
-    wanted = {dialect.canonical(name): value for name, value in said.items() if name not in dialect.gone}
+    wanted = {
+        dialect.canonical(name): value for name, value in said.items() if name not in dialect.gone
+    }
     assert wanted.items() <= dict(found).items()
     ours = [name for name, _ in parameters(line("", open_mpi))]
     assert [name for name, _ in found] == [
@@ -357,7 +429,9 @@ def test_every_flag_of_ours_says_why() -> None:
 
 
 def test_options_are_parsed_without_a_job() -> None:
-    options, problems = parse_user_options(("--mca", "btl", "tcp", "-x", "A", "--display", "map"), OPEN_MPI_5, "here")
+    options, problems = parse_user_options(
+        ("--mca", "btl", "tcp", "-x", "A", "--display", "map"), OPEN_MPI_5, "here"
+    )
     assert problems == []
     assert options.parameters == (("btl", "tcp", ""),)
     assert options.forwarded == ("A",)

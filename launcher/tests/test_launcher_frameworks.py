@@ -22,7 +22,9 @@ from trainworks_launcher.contract.values import Json
 from trainworks_testing.ports import free_port
 
 # Addresses of this test run alone: the ports of these clusters are fixed.
-ADDRESSES = tuple(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2, 3))
+ADDRESSES = tuple(
+    f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2, 3)
+)
 HOSTS = ADDRESSES[:2]
 TENSORFLOW = """
 import os, socket
@@ -133,7 +135,11 @@ def job(
                 "current_instance_type": instance_type,
                 "network_interface_name": "lo",
                 "instance_groups": [
-                    {"instance_group_name": name, "instance_type": instance_type, "hosts": list(members)}
+                    {
+                        "instance_group_name": name,
+                        "instance_type": instance_type,
+                        "hosts": list(members),
+                    }
                     for name, members in (groups or {}).items()
                 ],
             }
@@ -143,16 +149,26 @@ def job(
 
 
 def left_behind(made: Sequence[Launcher]) -> list[int]:
-    return [pid for launcher in made for pid in pids_with_variable("SAGEMAKER_BASE_DIR", str(launcher.base))]
+    return [
+        pid
+        for launcher in made
+        for pid in pids_with_variable("SAGEMAKER_BASE_DIR", str(launcher.base))
+    ]
 
 
 def test_parameter_servers_outlive_their_hosts_program_and_end_with_the_job(tmp_path: Path) -> None:
     packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
-    with job(tmp_path, PARAMETERS, {"sagemaker_parameter_server_enabled": "true"}, packages) as made:
+    with job(
+        tmp_path, PARAMETERS, {"sagemaker_parameter_server_enabled": "true"}, packages
+    ) as made:
         assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
         assert left_behind(made) == []
     first, second = HOSTS
-    cluster = {"master": [f"{first}:2222"], "ps": [f"{first}:2223", f"{second}:2223"], "worker": [f"{second}:2222"]}
+    cluster = {
+        "master": [f"{first}:2222"],
+        "ps": [f"{first}:2223", f"{second}:2223"],
+        "worker": [f"{second}:2222"],
+    }
     assert f"task master 0 of {json.dumps(cluster)}" in made[0].text
     assert f"task worker 0 of {json.dumps(cluster)}" in made[1].text
     assert "[TensorFlow parameter server] ps 0 serves, GPUs: ''" in made[0].text
@@ -180,13 +196,20 @@ def test_a_parameter_server_that_fails_is_the_jobs_failure(tmp_path: Path) -> No
     with job(tmp_path, PARAMETERS, asked, packages) as made:
         assert [launcher.wait() for launcher in made] == [3, 3], made[0].text + made[1].text
         assert left_behind(made) == []
-    expected = f"the TensorFlow parameter server on host {HOSTS[1]} (mode parameter_server): exit status 3"
+    expected = (
+        f"the TensorFlow parameter server on host {HOSTS[1]} (mode parameter_server): exit status 3"
+    )
     assert all(expected in launcher.failure for launcher in made)
 
 
 def test_a_parameter_server_that_cannot_start_is_told_with_its_traceback(tmp_path: Path) -> None:
     packages = frameworks(tmp_path / "packages", tensorflow="raise ImportError('no libcuda')")
-    with job(tmp_path, "import signal; signal.pause()", {"sagemaker_parameter_server_enabled": True}, packages) as made:
+    with job(
+        tmp_path,
+        "import signal; signal.pause()",
+        {"sagemaker_parameter_server_enabled": True},
+        packages,
+    ) as made:
         assert [launcher.wait() for launcher in made] == [1, 1]
         assert left_behind(made) == []
     assert all(launcher.failure.startswith("ImportError: no libcuda\n") for launcher in made)
@@ -210,7 +233,9 @@ def test_mxnets_roles_find_the_scheduler_by_its_address(tmp_path: Path) -> None:
 def test_mirrored_workers_have_their_place_in_the_cluster(tmp_path: Path) -> None:
     packages = frameworks(tmp_path / "packages", tensorflow="")
     script = "import os; print('config', os.environ['TF_CONFIG'])"
-    with job(tmp_path, script, {"sagemaker_multi_worker_mirrored_strategy_enabled": "true"}, packages) as made:
+    with job(
+        tmp_path, script, {"sagemaker_multi_worker_mirrored_strategy_enabled": "true"}, packages
+    ) as made:
         assert [launcher.wait() for launcher in made] == [0, 0]
     for index, launcher in enumerate(made):
         line = next(line for line in launcher.text.splitlines() if line.startswith("config "))
@@ -231,7 +256,10 @@ def test_torch_xla_starts_the_processes_of_each_host(tmp_path: Path) -> None:
         assert [launcher.wait() for launcher in made] == [0, 0], made[0].text
     assert "spawn --num_gpus 8 train.py --epochs 3" in made[1].text
     assert "'XRT_HOST_ORDINAL': '1'" in made[1].text
-    assert f"'XRT_WORKERS': 'localservice:0;{HOSTS[0]}:43857|localservice:1;{HOSTS[1]}:43857'" in made[1].text
+    assert (
+        f"'XRT_WORKERS': 'localservice:0;{HOSTS[0]}:43857|localservice:1;{HOSTS[1]}:43857'"
+        in made[1].text
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +287,9 @@ if {failing!r}:
     groups = {"data": (outside,), "train": (first, second)}
     with job(tmp_path, script, asked, packages, hosts=ADDRESSES, groups=groups) as made:
         expected = 42 if failing else 0
-        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(launcher.text for launcher in made)
+        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(
+            launcher.text for launcher in made
+        )
         assert left_behind(made) == []
     for launcher, kind in zip(made, ("plain", "config", "config"), strict=True):
         assert failing or f"{kind} {first}" in launcher.text
@@ -268,11 +298,18 @@ if {failing!r}:
     assert "takes no part in it, 2 do, 3 in the job" in made[0].text
 
 
-@pytest.mark.parametrize("switch", ["sagemaker_parameter_server_enabled", "sagemaker_pytorch_xla_multi_worker_enabled"])
+@pytest.mark.parametrize(
+    "switch", ["sagemaker_parameter_server_enabled", "sagemaker_pytorch_xla_multi_worker_enabled"]
+)
 def test_without_the_package_nothing_is_started(tmp_path: Path, switch: str) -> None:
     asked = {switch: "true"}
     with job(
-        tmp_path, "print('started')", asked, str(tmp_path), hosts=HOSTS[:1], instance_type="ml.fast.xlarge"
+        tmp_path,
+        "print('started')",
+        asked,
+        str(tmp_path),
+        hosts=HOSTS[:1],
+        instance_type="ml.fast.xlarge",
     ) as made:
         assert made[0].wait() == 64
     assert "needs" in made[0].failure

@@ -48,12 +48,16 @@ ODD_TEXT = st.sampled_from(["", " ", "\n", "\0", "\ud800", "\udcff", *ODD_WORDS,
 TEXT = ODD_TEXT | ANY_TEXT
 NUMBER = (
     st.integers()
-    | st.sampled_from([0, -1, 10**25, 10**400, 2**63, 1.5, -0.0, 1e308, math.inf, -math.inf, math.nan])
+    | st.sampled_from(
+        [0, -1, 10**25, 10**400, 2**63, 1.5, -0.0, 1e308, math.inf, -math.inf, math.nan]
+    )
     | st.floats()
 )
 SCALAR = st.none() | st.booleans() | NUMBER | TEXT
 ANY: st.SearchStrategy[Json] = st.recursive(
-    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
 )
 DEEP: st.SearchStrategy[Json] = st.sampled_from([80, 101, 150]).map(
     lambda depth: json.loads("[" * depth + "]" * depth)  # more breaks the test's own encoder
@@ -70,7 +74,9 @@ OPTION_WORDS = words("""
     --oversubscribe --tag-output pml ucx btl ^openib btl_vader_single_copy_mechanism none btl_tcp_if_include = A
     btl_tcp_if_exclude oob_tcp_if_include orte_abort_on_non_zero_status plm_rsh_agent A=B A=C SM_CURRENT_HOST
     NCCL_DEBUG=WARN -- - --mca=pml=ob1 --prefix /usr -x=A=B @file --app $HOME""")
-MPI_WORDS = st.lists(st.sampled_from(["", "\0", "\ud800", "a\nb", *OPTION_WORDS]) | TEXT, max_size=8)
+MPI_WORDS = st.lists(
+    st.sampled_from(["", "\0", "\ud800", "a\nb", *OPTION_WORDS]) | TEXT, max_size=8
+)
 MPI_PHRASES = st.lists(
     st.sampled_from(
         [
@@ -81,7 +87,12 @@ MPI_PHRASES = st.lists(
                 "-x PATH",
                 "-verbose",
             ),
-            *("--mca oob_tcp_if_include eth0", "--mca btl_tcp_if_exclude lo", "--bind-to core", "--NCCL_DEBUG WARN"),
+            *(
+                "--mca oob_tcp_if_include eth0",
+                "--mca btl_tcp_if_exclude lo",
+                "--bind-to core",
+                "--NCCL_DEBUG WARN",
+            ),
             *(
                 "--mca orte_abort_on_non_zero_status 1",
                 "-mca pml ucx",
@@ -93,7 +104,9 @@ MPI_PHRASES = st.lists(
     ),
     max_size=5,
 )
-MPI_OPTIONS = st.one_of(MPI_PHRASES.map(" ".join), MPI_WORDS.map(" ".join), MPI_WORDS.map(shlex.join))
+MPI_OPTIONS = st.one_of(
+    MPI_PHRASES.map(" ".join), MPI_WORDS.map(" ".join), MPI_WORDS.map(shlex.join)
+)
 
 
 def as_delivered(values: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
@@ -101,10 +114,14 @@ def as_delivered(values: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
     return values | values.map(json.dumps)
 
 
-def mostly(likely: st.SearchStrategy[Any], odd: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
+def mostly(
+    likely: st.SearchStrategy[Any], odd: st.SearchStrategy[Any] | None = None
+) -> st.SearchStrategy[Any]:
     """A plausible value nearly always: with anything everywhere no example would get past the first check."""
     other = as_delivered(ANY | DEEP) if odd is None else odd
-    return st.sampled_from([True] * 24 + [False]).flatmap(lambda plausible: likely if plausible else other)
+    return st.sampled_from([True] * 24 + [False]).flatmap(
+        lambda plausible: likely if plausible else other
+    )
 
 
 NAME = mostly(st.text("abcdefgh-_.XYZ", min_size=1, max_size=8), TEXT)
@@ -118,12 +135,16 @@ GROUP = st.fixed_dictionaries(
     {"instance_group_name": mostly(st.sampled_from(["one", "two"]))},
     optional={
         "instance_type": mostly(st.sampled_from(sorted(INSTANCES))),
-        "hosts": mostly(st.lists(st.sampled_from(["algo-1", "algo-2"]), max_size=2), st.lists(HOST)),
+        "hosts": mostly(
+            st.lists(st.sampled_from(["algo-1", "algo-2"]), max_size=2), st.lists(HOST)
+        ),
     },
 )
 RESOURCE_CONFIG = st.fixed_dictionaries(
     {
-        "hosts": mostly(st.lists(HOST, max_size=3).map(lambda more: list(dict.fromkeys(["algo-1", *more])))),
+        "hosts": mostly(
+            st.lists(HOST, max_size=3).map(lambda more: list(dict.fromkeys(["algo-1", *more])))
+        ),
         "current_host": mostly(st.just("algo-1"), HOST),
     },
     optional={
@@ -136,7 +157,10 @@ RESOURCE_CONFIG = st.fixed_dictionaries(
 )
 NESTED = st.recursive(
     st.text("ab ,='\\") | st.integers() | ODD_TEXT.filter(lambda text: len(text) < 9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab=-", max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text("ab=-", max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 """Lists and objects that become arguments in one style or another."""
@@ -165,50 +189,70 @@ RARELY = mostly(
     st.fixed_dictionaries(
         {},
         optional={
-            names.SUBMIT_DIRECTORY: st.sampled_from(["/nowhere", "/nowhere/x.tar.gz", "s3://b/c.tar.gz", "code"]) | ANY,
-            names.DISTRIBUTION_INSTANCE_GROUPS: st.lists(st.sampled_from(["one", "two", "three"]), max_size=3) | ANY,
+            names.SUBMIT_DIRECTORY: st.sampled_from(
+                ["/nowhere", "/nowhere/x.tar.gz", "s3://b/c.tar.gz", "code"]
+            )
+            | ANY,
+            names.DISTRIBUTION_INSTANCE_GROUPS: st.lists(
+                st.sampled_from(["one", "two", "three"]), max_size=3
+            )
+            | ANY,
             names.MODEL_PARALLEL_PARAMETERS: st.just({"partitions": 2}) | ANY,
         },
     ),
 )
 HYPERPARAMETERS = st.builds(
-    lambda program, *parts: {names.PROGRAM: program, **{name: value for part in parts for name, value in part.items()}},
+    lambda program, *parts: {
+        names.PROGRAM: program,
+        **{name: value for part in parts for name, value in part.items()},
+    },
     PROGRAM,
     st.dictionaries(
         NAME,
         mostly(
-            st.text("abc xyz'$") | st.integers() | st.booleans() | st.none() | NESTED, NESTED | as_delivered(ANY | DEEP)
+            st.text("abc xyz'$") | st.integers() | st.booleans() | st.none() | NESTED,
+            NESTED | as_delivered(ANY | DEEP),
         ),
         max_size=3,
     ),
     OFTEN,
     RARELY,
-    mostly(st.just({}), st.dictionaries(st.sampled_from(SWITCHES), mostly(st.booleans()), max_size=2)),
+    mostly(
+        st.just({}), st.dictionaries(st.sampled_from(SWITCHES), mostly(st.booleans()), max_size=2)
+    ),
     st.sampled_from(SWITCHES).flatmap(lambda name: st.just({name: True})) | st.just({}),
 )
 CHANNELS = st.dictionaries(NAME, ANY, max_size=3)
 
-VARIABLE_WORDS = words("0 -1 7777 7780 65536 1e3 nan inf 12 train.py s3://x/y /nowhere true {} { eth0 ٣ ² 1:2 INFO")
-VARIABLE_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.sampled_from(
-    ["", "\udcff", "a\udc80b", "x" * 5000, '{"a": 1}', *VARIABLE_WORDS]
+VARIABLE_WORDS = words(
+    "0 -1 7777 7780 65536 1e3 nan inf 12 train.py s3://x/y /nowhere true {} { eth0 ٣ ² 1:2 INFO"
 )
+VARIABLE_TEXT = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), max_size=12
+) | st.sampled_from(["", "\udcff", "a\udc80b", "x" * 5000, '{"a": 1}', *VARIABLE_WORDS])
 """What a process's environment can hold: no NUL; bytes that are not UTF-8 are lone surrogates from U+DC80 on."""
 
 READ = [
     value
     for name, value in vars(names).items()
-    if name.endswith("_VARIABLE") and isinstance(value, str) and value != names.BASE_DIRECTORY_VARIABLE
+    if name.endswith("_VARIABLE")
+    and isinstance(value, str)
+    and value != names.BASE_DIRECTORY_VARIABLE
 ]
 READ += ["AWS_REGION", "PYTHONPATH", "LD_PRELOAD", "NCCL_DEBUG", "FI_PROVIDER", "PYTHONUNBUFFERED"]
 VARIABLES = st.builds(
     lambda *parts: {name: value for part in parts for name, value in part.items()},
-    st.dictionaries(st.sampled_from([name for name in READ if "SECONDS" in name]), st.just("60"), max_size=2),
+    st.dictionaries(
+        st.sampled_from([name for name in READ if "SECONDS" in name]), st.just("60"), max_size=2
+    ),
     mostly(st.just({}), st.dictionaries(st.sampled_from(READ), VARIABLE_TEXT, max_size=3)),
     mostly(st.just({}), st.dictionaries(st.sampled_from(READ), VARIABLE_TEXT, max_size=1)),
 )
 BROKEN = [b"", b"[]", b"null", b'"x"', b"{", b"\xef\xbb\xbf{}", b"\xff\xfe{}"]
 BROKEN += [b"[" * 200_000, b'{"a":' * 3000, b"9" * 5000]
-WHOLE_FILE: st.SearchStrategy[bytes | None] = st.none() | st.binary(max_size=20) | st.sampled_from(BROKEN)
+WHOLE_FILE: st.SearchStrategy[bytes | None] = (
+    st.none() | st.binary(max_size=20) | st.sampled_from(BROKEN)
+)
 """A file that is not what it should be; None is an absent one."""
 
 TRAINER_NAMES = (names.SOURCE_CODE_FILE, names.DISTRIBUTED_FILE)
@@ -232,7 +276,9 @@ SOURCE_CODE = st.fixed_dictionaries(
         "entry_script": mostly(st.sampled_from(["train.py", "./train.py", "run.sh", "absent.py"])),
         "command": mostly(st.sampled_from(["train", "python3 train.py", "echo 'a'", ""])),
         "args": mostly(st.lists(TEXT | NUMBER, max_size=3)),
-        "source_dir": mostly(st.sampled_from(["src", "src.tar.gz", "s3://bucket/x.tar.gz", "../up"])),
+        "source_dir": mostly(
+            st.sampled_from(["src", "src.tar.gz", "s3://bucket/x.tar.gz", "../up"])
+        ),
         "requirements": mostly(st.sampled_from(["requirements.txt", "auto", "./more.txt"])),
     },
 )
@@ -247,7 +293,10 @@ DISTRIBUTED = st.fixed_dictionaries(
 TRAINER_FILES = st.fixed_dictionaries(
     {
         name: mostly(strategy.map(lambda document: json.dumps(document).encode()), WHOLE_FILE)
-        for name, strategy in {names.SOURCE_CODE_FILE: SOURCE_CODE, names.DISTRIBUTED_FILE: DISTRIBUTED}.items()
+        for name, strategy in {
+            names.SOURCE_CODE_FILE: SOURCE_CODE,
+            names.DISTRIBUTED_FILE: DISTRIBUTED,
+        }.items()
     }
 )
 
@@ -261,8 +310,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("train.py", "run.sh", "package/module.py", "requirements.txt"):
         (base / "code" / name).write_text("", encoding="utf-8")
     shutil.copytree(base / "code", base / "input/data/code")
-    for path in (base / "code/tool", *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi"))):
-        path.write_text("", encoding="utf-8")  # executable, and not a program: whoever starts it gets an OSError
+    for path in (
+        base / "code/tool",
+        *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi")),
+    ):
+        path.write_text(
+            "", encoding="utf-8"
+        )  # executable, and not a program: whoever starts it gets an OSError
         path.chmod(0o755)
     document = manifest_document() | {"programs": {}}
     (base / "image.json").write_text(json.dumps(document), encoding="utf-8")
@@ -279,11 +333,18 @@ def outcome(
         else:
             (base / name).write_bytes(content)
     shutil.rmtree(base / "output", ignore_errors=True)
-    given = {"PATH": str(base / "programs"), names.IMAGE_MANIFEST_VARIABLE: str(base / "image.json"), **variables}
+    given = {
+        "PATH": str(base / "programs"),
+        names.IMAGE_MANIFEST_VARIABLE: str(base / "image.json"),
+        **variables,
+    }
     environment = read_environment({**given, names.BASE_DIRECTORY_VARIABLE: str(base)})
     try:
         job = make_job(environment)
-        return [plan_host(make_job(environment, host)) for host in (job.placement.host, *job.placement.hosts)]
+        return [
+            plan_host(make_job(environment, host))
+            for host in (job.placement.host, *job.placement.hosts)
+        ]
     except RefusalError as refusal:
         return refusal
 
@@ -297,7 +358,14 @@ def repeated(plan: NodePlan) -> list[tuple[str, str]]:
 
 
 def assert_well_formed(plan: NodePlan) -> None:
-    for word in (*plan.argv, *plan.needs, *plan.requirements, plan.cwd, *plan.env, *plan.env.values()):
+    for word in (
+        *plan.argv,
+        *plan.needs,
+        *plan.requirements,
+        plan.cwd,
+        *plan.env,
+        *plan.env.values(),
+    ):
         assert isinstance(word, str)
         assert "\0" not in word
         os.fsencode(word)
@@ -326,7 +394,11 @@ def assert_plan_or_clear_refusal(made: list[NodePlan] | RefusalError) -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
 )
 @given(written=FILES, variables=VARIABLES)
 def test_any_input_is_a_plan_or_a_clear_refusal(
@@ -337,8 +409,13 @@ def test_any_input_is_a_plan_or_a_clear_refusal(
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(options=MPI_OPTIONS, hosts=st.integers(1, 3))
-def test_any_mpi_options_are_a_plan_or_a_clear_refusal(machine: Path, options: str, hosts: int) -> None:
-    config: dict[str, Json] = {"current_host": "algo-1", "hosts": [f"algo-{number + 1}" for number in range(hosts)]}
+def test_any_mpi_options_are_a_plan_or_a_clear_refusal(
+    machine: Path, options: str, hosts: int
+) -> None:
+    config: dict[str, Json] = {
+        "current_host": "algo-1",
+        "hosts": [f"algo-{number + 1}" for number in range(hosts)],
+    }
     asked: dict[str, Json] = {names.MPI_ENABLED: "true", names.MPI_OPTIONS: options}
     assert_plan_or_clear_refusal(outcome(machine, files(asked, config), {}))
 
@@ -353,9 +430,13 @@ def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
 
 
 # --------------------------------------------------------------------------------------- what was found, each by name
-def files(hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None) -> dict[str, bytes | None]:
+def files(
+    hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None
+) -> dict[str, bytes | None]:
     return {
-        names.HYPERPARAMETERS_FILE: json.dumps({names.PROGRAM: "train.py", **hyperparameters}).encode(),
+        names.HYPERPARAMETERS_FILE: json.dumps(
+            {names.PROGRAM: "train.py", **hyperparameters}
+        ).encode(),
         names.RESOURCE_CONFIG_FILE: None if config is None else json.dumps(config).encode(),
         names.INPUT_DATA_CONFIG_FILE: None,
     }
@@ -394,35 +475,58 @@ def test_a_hyperparameter_that_is_nested_too_deep_is_the_text_that_it_is(machine
     assert made[0].argv[-2:] == ("-x", "[" * 5000)
 
 
-@pytest.mark.parametrize("location", ["/code\0.tar.gz", "/code\ud800.tar.gz", "/code\0", "/code\ud800"])
+@pytest.mark.parametrize(
+    "location", ["/code\0.tar.gz", "/code\ud800.tar.gz", "/code\0", "/code\ud800"]
+)
 def test_a_code_location_that_cannot_be_a_path_is_refused(machine: Path, location: str) -> None:
     made = outcome(machine, files({names.SUBMIT_DIRECTORY: location}), {})
     assert isinstance(made, RefusalError)
-    assert [problem.where for problem in made.problems] == [f"hyperparameter {names.SUBMIT_DIRECTORY}"]
+    assert [problem.where for problem in made.problems] == [
+        f"hyperparameter {names.SUBMIT_DIRECTORY}"
+    ]
 
 
-def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interface(machine: Path) -> None:
+def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interface(
+    machine: Path,
+) -> None:
     hosts = ["a" * 70, "algo-2"]
-    config: dict[str, Json] = {"current_host": "algo-2", "hosts": [*hosts], "network_interface_name": "absent0"}
+    config: dict[str, Json] = {
+        "current_host": "algo-2",
+        "hosts": [*hosts],
+        "network_interface_name": "absent0",
+    }
     made = outcome(machine, files({}, config), {})
     assert not isinstance(made, RefusalError), made
-    assert any("the network interface 'absent0' does not exist on this host" in warning for warning in made[0].warnings)
+    assert any(
+        "the network interface 'absent0' does not exist on this host" in warning
+        for warning in made[0].warnings
+    )
 
 
 def test_a_host_name_with_a_nul_is_refused_where_an_interface_is_looked_for(machine: Path) -> None:
-    config: dict[str, Json] = {"current_host": "algo-1", "hosts": ["algo\0"], "network_interface_name": "absent0"}
+    config: dict[str, Json] = {
+        "current_host": "algo-1",
+        "hosts": ["algo\0"],
+        "network_interface_name": "absent0",
+    }
     made = outcome(machine, files({}, config), {})
     assert isinstance(made, RefusalError)
     assert made.problems[0].what == "'hosts' has a NUL character"
 
 
 @pytest.mark.parametrize(
-    "field", [{"args": ["a\0b"]}, {"args": ["\ud800"]}, {"requirements": "a\0b"}, {"command": "a\0b"}]
+    "field",
+    [{"args": ["a\0b"]}, {"args": ["\ud800"]}, {"requirements": "a\0b"}, {"command": "a\0b"}],
 )
 def test_what_no_program_can_be_given_is_refused_in_model_trainers_files_too(
     machine: Path, field: dict[str, Json]
 ) -> None:
-    source: dict[str, Json] = {"entry_script": "train.py", "source_dir": "src", "command": "python3 train.py", **field}
+    source: dict[str, Json] = {
+        "entry_script": "train.py",
+        "source_dir": "src",
+        "command": "python3 train.py",
+        **field,
+    }
     written = {**files({names.PROGRAM: ""}), names.SOURCE_CODE_FILE: json.dumps(source).encode()}
     made = outcome(machine, written, {})
     assert isinstance(made, RefusalError)

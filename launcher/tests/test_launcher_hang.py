@@ -36,7 +36,13 @@ from trainworks_launcher.supervise.hang import naming, stacks, watch
 from trainworks_launcher.supervise.hang.grid import as_svg, as_text, grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
-from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, sign_of_life
+from trainworks_launcher.supervise.hang.progress import (
+    WORKING_SHARE,
+    Look,
+    Process,
+    Seen,
+    sign_of_life,
+)
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.supervise.loop import Loop
 
@@ -53,7 +59,9 @@ def stack(*frames: tuple[str, str, int], values: int = 0) -> tuple[Thread, ...]:
 
 
 MAIN = ("<module>", SCRIPT, 60)
-ALL_REDUCE = stack(("all_reduce", C10D, 2819), ("wrapper", WRAPPER, 83), ("train", SCRIPT, 41), MAIN)
+ALL_REDUCE = stack(
+    ("all_reduce", C10D, 2819), ("wrapper", WRAPPER, 83), ("train", SCRIPT, 41), MAIN
+)
 BARRIER = stack(("barrier", C10D, 4815), ("wrapper", WRAPPER, 83), ("save", SCRIPT, 52), MAIN)
 LOADER = stack(("get", QUEUE, 113), ("_next_data", DATA, 732), ("train", SCRIPT, 38), MAIN)
 LOCK = stack(("take", SCRIPT, 12), MAIN)
@@ -96,8 +104,16 @@ STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
             f"rank 0 on algo-1 waits in barrier (train.py:52); {OTHERS}",
             [0],
         ),
-        ([WAITS, (BARRIER, "S", "", "")], f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)", []),
-        ([WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS], f"rank 2 on algo-2 {STOPPED}; {OTHERS}", [2]),
+        (
+            [WAITS, (BARRIER, "S", "", "")],
+            f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)",
+            [],
+        ),
+        (
+            [WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS],
+            f"rank 2 on algo-2 {STOPPED}; {OTHERS}",
+            [2],
+        ),
         ([WAITS, ((), "T", "", "")], f"rank 1 on algo-1 {STOPPED}; {OTHER}", [1]),
         (
             [WAITS, (stack(("read", SCRIPT, 7), MAIN), "S", "", "open of /data/fifo")],
@@ -132,14 +148,19 @@ def natively(*names_: str) -> tuple[Thread, ...]:
 @pytest.mark.parametrize(
     ("frames", "what"),
     [
-        (("opal_progress", "ompi_request_default_wait", "PMPI_Allreduce", "__pyx_pw_allreduce"), "MPI_Allreduce"),
+        (
+            ("opal_progress", "ompi_request_default_wait", "PMPI_Allreduce", "__pyx_pw_allreduce"),
+            "MPI_Allreduce",
+        ),
         (("MPI_Barrier",), "MPI_Barrier"),
         (("PMPI_Comm_dup", "MPI_PyMPI_Commctx_INTRA.constprop.0", "allreduce"), "MPI_Comm_dup"),
         (("pollAny", "ncclGroupEnd"), "ncclGroupEnd"),
         (("ioctl", "cudaStreamSynchronize", "item"), "StreamSynchronize"),
     ],
 )
-def test_who_waits_for_others_is_read_from_compiled_code_too(frames: Sequence[str], what: str) -> None:
+def test_who_waits_for_others_is_read_from_compiled_code_too(
+    frames: Sequence[str], what: str
+) -> None:
     """mpi4py's calls are no Python frames: the rank that waits in one is not to blame, though it is alone."""
     together = stack(("together", SCRIPT, 7), MAIN)
     waiting = row_of(0, "algo-1", together, "R", "which computes or spins", "", natively(*frames))
@@ -149,7 +170,9 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(frames: Sequence[st
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:
-    alone = row_of(0, "algo-1", stack(("together", SCRIPT, 7), MAIN), "R", "which computes or spins", "")
+    alone = row_of(
+        0, "algo-1", stack(("together", SCRIPT, 7), MAIN), "R", "which computes or spins", ""
+    )
     others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
     assert "nothing shows who waits for whom" in name_the_odd([alone, *others], (), 60).text
     assert "nothing shows" not in name_the_odd([*rows(WAITS, WAITS), others[1]], (), 60).text
@@ -166,12 +189,16 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "look at the network" in name_the_odd(rows(WAITS, WAITS), (), 600).text
     assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
     text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
-    assert "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train (train.py:38)" in text
+    assert (
+        "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train (train.py:38)"
+        in text
+    )
     assert "algo-9 did not answer" in text
 
 
 @pytest.mark.parametrize(
-    ("calls", "what"), [(("recv", "recv"), "every rank waits in recv"), (("send", "recv"), "recv and send")]
+    ("calls", "what"),
+    [(("recv", "recv"), "every rank waits in recv"), (("send", "recv"), "recv and send")],
 )
 def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) -> None:
     made = [stack((call, C10D, 9), ("train", SCRIPT, 4), MAIN) for call in calls]
@@ -182,7 +209,9 @@ def test_a_call_to_one_rank_is_no_collective(calls: Sequence[str], what: str) ->
 
 
 IMPORT = stack(("create_module", "<frozen importlib._bootstrap_external>", 1233), MAIN)
-INSIDE = stack(("<module>", SCRIPT, 3), ("exec_module", "<frozen importlib._bootstrap_external>", 940), MAIN)
+INSIDE = stack(
+    ("<module>", SCRIPT, 3), ("exec_module", "<frozen importlib._bootstrap_external>", 940), MAIN
+)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +222,11 @@ INSIDE = stack(("<module>", SCRIPT, 3), ("exec_module", "<frozen importlib._boot
         (IMPORT, {"threads": {1: (9 * 10**8, 5)}}, True),
         (IMPORT, {"state": "D"}, True),
         (IMPORT, {}, False),  # for another thread's import
-        (INSIDE, {"faults": 8, "threads": {1: (9 * 10**8, 5)}}, False),  # the module's own lines run
+        (
+            INSIDE,
+            {"faults": 8, "threads": {1: (9 * 10**8, 5)}},
+            False,
+        ),  # the module's own lines run
         (ALL_REDUCE, {"faults": 8}, False),
     ],
 )
@@ -239,7 +272,10 @@ def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
 
 def svg_texts(svg: str) -> list[str]:
     """The texts of an SVG that a person reads, in their order. It must be well-formed."""
-    return ["".join(each.itertext()) for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        "".join(each.itertext())
+        for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_golden_chart_of_the_documentation() -> None:
@@ -252,7 +288,9 @@ def test_golden_chart_of_the_documentation() -> None:
     svg = as_svg(lines, "no rank has made progress for 600 s", str)
     if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
         path.write_text(svg, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == svg, "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
+    assert path.read_text(encoding="utf-8") == svg, (
+        "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
+    )
     assert as_text(lines) in (REPOSITORY / "docs" / "hangs.md").read_text(encoding="utf-8")
     assert "".join(svg_texts(svg)[1:]) == as_text(lines).replace("\n", "")
 
@@ -261,9 +299,14 @@ HOSTILE = "</text><script>alert('&')</script>\x00\x1b[31m\ud800\uffff\u202e]]>\"
 
 
 def test_a_chart_is_well_formed_and_keeps_secrets_whatever_names_the_script_has() -> None:
-    made = [Row(number, HOSTILE, "code", f"{HOSTILE}{number} s<cret", HOSTILE, HOSTILE) for number in range(4)]
+    made = [
+        Row(number, HOSTILE, "code", f"{HOSTILE}{number} s<cret", HOSTILE, HOSTILE)
+        for number in range(4)
+    ]
     made.append(Row(4, "algo-2", "code", "log_in s<cret", "train.py:1"))
-    svg = as_svg(grid(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***"))
+    svg = as_svg(
+        grid(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***")
+    )
     written = svg.encode("utf-8")
     assert b"<script" not in written
     assert " = 1 is in log_in *** (train.py:1)" in svg_texts(written.decode())
@@ -271,12 +314,19 @@ def test_a_chart_is_well_formed_and_keeps_secrets_whatever_names_the_script_has(
 
 
 def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
-    wide = [Row(number, "h" * 99 + str(number // 99), "code", f"f{number}" * 99, "x" * 160) for number in range(9999)]
+    wide = [
+        Row(number, "h" * 99 + str(number // 99), "code", f"f{number}" * 99, "x" * 160)
+        for number in range(9999)
+    ]
     for made, odd in ((wide, wide[9990:]), (wide[:2], ())):
         root = ElementTree.fromstring(as_svg(grid(made, odd), "h" * 999, str))
         ends = [float(each.get("x", 0)) + float(each.get("textLength", 0)) for each in root.iter()]
         assert max(ends) <= float(root.get("width", 0)) < 1000
-        assert max(float(each.get("y", 0)) for each in root.iter()) < float(root.get("height", 0)) < 1000
+        assert (
+            max(float(each.get("y", 0)) for each in root.iter())
+            < float(root.get("height", 0))
+            < 1000
+        )
 
 
 def test_rows_survive_the_way_to_the_leader() -> None:
@@ -285,8 +335,14 @@ def test_rows_survive_the_way_to_the_leader() -> None:
     sent = json.dumps(naming.documents([row._replace(host="algo-2") for row in here]))
     assert len(sent) < 2000
     back = naming.read_documents("algo-2", json.loads(sent))
-    assert name_the_odd(back, (), 60).cause == name_the_odd([row._replace(host="algo-2") for row in here], (), 60).cause
-    many = [Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8) for number in range(500)]
+    assert (
+        name_the_odd(back, (), 60).cause
+        == name_the_odd([row._replace(host="algo-2") for row in here], (), 60).cause
+    )
+    many = [
+        Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8)
+        for number in range(500)
+    ]
     assert len(json.dumps(naming.documents(many))) < 60_000
     assert naming.read_documents("algo-2", "nonsense") == []
 
@@ -307,7 +363,9 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
     """Two looks at a rank with a child, whose CPU time grows so much in 30 s."""
     child = Process("2", cpu=5.0)
     grown = child._replace(cpu=5.0 + cpu, **more)  # type: ignore[arg-type]
-    return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
+    return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(
+        processes={**BEFORE.processes, 11: grown}
+    )
 
 
 POLLS = stack(("take", SCRIPT, 12), MAIN, values=1)
@@ -326,7 +384,9 @@ def polling(
 
     waited: seconds of 30 in which its main thread had no CPU, though it was ready to run."""
     begin = (10**9, 10**9)
-    old = Process("1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, wrote=0, sleeps=sleeps)
+    old = Process(
+        "1", python=True, cpu=50.0, threads={10: begin}, stack=POLLS, wrote=0, sleeps=sleeps
+    )
     later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
     now_ = (begin[0] + int(ran * 1e9), begin[1] + int(waited * 1e9))
     new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later, wrote=wrote)
@@ -343,14 +403,25 @@ def polling(
         (BEFORE, with_rank(moved=30 * 300_000), "bytes were read"),
         (BEFORE, with_rank(moved=30 * 20_000), ""),  # keep-alives
         (BEFORE, with_rank(children=20.0), "other programs"),
-        (BEFORE._replace(connections={7: 900}), after(connections={7: 900 + 30 * 300_000}), "network"),
+        (
+            BEFORE._replace(connections={7: 900}),
+            after(connections={7: 900 + 30 * 300_000}),
+            "network",
+        ),
         (BEFORE, after(connections={8: 20 * 300_000, 9: 10 * 300_000}), "network"),
-        (BEFORE._replace(connections={7: 9_000_000}), after(connections={7: 9_000_000 + 30 * 50_000}), ""),
+        (
+            BEFORE._replace(connections={7: 9_000_000}),
+            after(connections={7: 9_000_000 + 30 * 50_000}),
+            "",
+        ),
         (BEFORE, after(heartbeat=7), "heartbeat"),
         (BEFORE, after(roots=(20,), processes={}), "other processes"),
         (*with_child(25.0), "other programs"),  # a compiler
         (*with_child(1.0), ""),  # a monitor
-        (*with_child(1.0, threads={11: (10**9, 29 * 10**9)}), "other programs"),  # a compiler on a crowded host
+        (
+            *with_child(1.0, threads={11: (10**9, 29 * 10**9)}),
+            "other programs",
+        ),  # a compiler on a crowded host
         (*with_child(1.0, threads={11: (10**9, 20 * 10**9)}), ""),  # a monitor there
         (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
         (BEFORE, with_rank(stack=()), ""),
@@ -367,7 +438,10 @@ def polling(
         (*polling(ran=0.4, now=stack(("other", SCRIPT, 70), MAIN)), "stack changed"),
         (
             *polling(
-                ran=0.4, now=stack(("exists", "/usr/lib/python3.11/genericpath.py", 19), ("take", SCRIPT, 13), MAIN)
+                ran=0.4,
+                now=stack(
+                    ("exists", "/usr/lib/python3.11/genericpath.py", 19), ("take", SCRIPT, 13), MAIN
+                ),
             ),
             "",
         ),
@@ -399,7 +473,9 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
         now = before._replace(cpu=5.0 + took, threads={11: (7 + ran, 7 + waited)})
         sign = sign_of_life(Look(0.0, processes={11: before}), Look(seconds, processes={11: now}))
         assert bool(sign) == (share > 0.25), (seed, share, crowd)
-        started = Look(seconds, processes={11: before._replace(cpu=took, threads={11: (ran, waited)})})
+        started = Look(
+            seconds, processes={11: before._replace(cpu=took, threads={11: (ran, waited)})}
+        )
         assert bool(sign_of_life(Look(0.0), started)) == (share > 0.25), (seed, share, crowd)
 
 
@@ -426,7 +502,9 @@ def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
         while (not sign or share > WORKING_SHARE) and time.monotonic() < deadline:
             time.sleep(0.2)
             now = eyes.look(roots)
-            share = (now.processes[starved.pid].cpu - begin.processes[starved.pid].cpu) / (now.at - begin.at)
+            share = (now.processes[starved.pid].cpu - begin.processes[starved.pid].cpu) / (
+                now.at - begin.at
+            )
             sign = sign_of_life(begin, now)
         assert sign == "other programs that the ranks started take CPU time"
         assert share < WORKING_SHARE
@@ -451,7 +529,9 @@ def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
 
     def at(value: int) -> Process:
         line, counter = value % 3, value // 3 + 1
-        return BEFORE.processes[10]._replace(cpu=80.0, stack=stack(("loop", SCRIPT, 20 + line), MAIN, values=counter))
+        return BEFORE.processes[10]._replace(
+            cpu=80.0, stack=stack(("loop", SCRIPT, 20 + line), MAIN, values=counter)
+        )
 
     assert all(signs(0, 1, 2))
     assert not any(signs(1, 0, 2, 1, 2, 0)[1:])
@@ -503,7 +583,9 @@ def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
         main = {"pid": 10, "os_thread_id": 10, "thread_name": "MainThread", "frames": frames}
         took = {10: (int(at * 1e7), 0)}
         threads = stacks.from_py_spy(json.dumps([main]))
-        return Look(at, (10,), {10: Process("1", python=True, sleeps=True, threads=took, stack=threads)})
+        return Look(
+            at, (10,), {10: Process("1", python=True, sleeps=True, threads=took, stack=threads)}
+        )
 
     assert sign_of_life(look(1, "3", "1"), look(2, "3", "2")) == ""
     assert sign_of_life(look(1, "3", "1"), look(2, "4", "1")) == "a stack changed"
@@ -541,17 +623,32 @@ def test_settings() -> None:
         (
             "2.4.1",
             {},
-            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+            {
+                "TORCH_NCCL_TRACE_BUFFER_SIZE",
+                "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+                "TORCH_NCCL_DUMP_ON_TIMEOUT",
+            },
         ),
-        ("2.15.0", {}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ("2.15.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        (
+            "2.15.0",
+            {},
+            {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
+        (
+            "2.15.0",
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"},
+            {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
         ("", {}, set()),
     ],
 )
 def test_torchs_flight_recorder_is_on_unless_the_user_says_something(
     torch: str, given: dict[str, str], found: set[str]
 ) -> None:
-    components: dict[str, Json] = {"nccl": {"version": "2.30.7"}, **({"torch": {"version": torch}} if torch else {})}
+    components: dict[str, Json] = {
+        "nccl": {"version": "2.30.7"},
+        **({"torch": {"version": torch}} if torch else {}),
+    }
     image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
     env = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
     assert {name for name in env if name.startswith(("TORCH_FR", "TORCH_NCCL"))} == found
@@ -600,11 +697,15 @@ take("/no/such/lock")
 
 
 @pytest.mark.parametrize(("script", "place"), [(POLLING, "take"), (LOOP, "work")])
-def test_a_rank_that_polls_or_loops_makes_no_progress(tmp_path: Path, script: str, place: str) -> None:
+def test_a_rank_that_polls_or_loops_makes_no_progress(
+    tmp_path: Path, script: str, place: str
+) -> None:
     """A lock that another rank holds: the counter of the attempts moves, and a thread beside it samples something. And
     an endless loop, which stops at another line at each look."""
     write_inputs(tmp_path, script, {}, {})
-    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})  # py-spy is beside it
+    manifest = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable}
+    )  # py-spy is beside it
     variables = {
         "TRAINWORKS_HANG": "fail",
         "TRAINWORKS_HANG_LIMIT_SECONDS": "4",
@@ -612,7 +713,10 @@ def test_a_rank_that_polls_or_loops_makes_no_progress(tmp_path: Path, script: st
     }
     with Launcher(tmp_path, variables=variables) as launcher:
         assert launcher.wait() == 68, launcher.text
-    assert re.match(rf"no rank has made progress for 4 s: the program on \S+ is in {place} \(train", launcher.failure)
+    assert re.match(
+        rf"no rank has made progress for 4 s: the program on \S+ is in {place} \(train",
+        launcher.failure,
+    )
 
 
 BAR = """
@@ -638,7 +742,10 @@ def test_a_bar_that_a_thread_prints_is_no_progress_of_the_main_thread(tmp_path: 
     }
     with Launcher(tmp_path, variables=variables) as launcher:
         assert launcher.wait() == 68, launcher.text
-    assert re.match(r"no rank has made progress for 4 s: the program on \S+ is in work \(train", launcher.failure)
+    assert re.match(
+        r"no rank has made progress for 4 s: the program on \S+ is in work \(train",
+        launcher.failure,
+    )
 
 
 DRIVER = """
@@ -673,11 +780,24 @@ def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("threads", "waits"),
     [
-        (stack(("wait", "/usr/lib/python3.11/threading.py", 331), ("take", SCRIPT, 12), MAIN), False),
+        (
+            stack(("wait", "/usr/lib/python3.11/threading.py", 331), ("take", SCRIPT, 12), MAIN),
+            False,
+        ),
         (ALL_REDUCE, False),
         (BACKWARD, False),
-        (stack(("get_objects", "/opt/venv/lib/python3.11/site-packages/ray/worker.py", 9), MAIN), True),
-        (stack(("wait", "/usr/lib/python3.11/threading.py", 1), ("g", "/a/site-packages/b.py", 9), MAIN), True),
+        (
+            stack(("get_objects", "/opt/venv/lib/python3.11/site-packages/ray/worker.py", 9), MAIN),
+            True,
+        ),
+        (
+            stack(
+                ("wait", "/usr/lib/python3.11/threading.py", 1),
+                ("g", "/a/site-packages/b.py", 9),
+                MAIN,
+            ),
+            True,
+        ),
         ((), False),
     ],
 )
@@ -688,12 +808,18 @@ def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> Non
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
     """With faulthandler, as where there is no py-spy; with a sitecustomize of the user's, which is still imported."""
     write_inputs(tmp_path, WAITING, {"fifos": "first,second"}, {})
-    (tmp_path / "code/sitecustomize.py").write_text("print('the users own sitecustomize', flush=True)\n")
+    (tmp_path / "code/sitecustomize.py").write_text(
+        "print('the users own sitecustomize', flush=True)\n"
+    )
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     python.symlink_to(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
     manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
-    variables = {"TRAINWORKS_HANG_LIMIT_SECONDS": "3", "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "PATH": "/bin"}
+    variables = {
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "3",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+        "PATH": "/bin",
+    }
     with Launcher(tmp_path, variables=variables) as launcher:
         for number, name in enumerate(("first", "second"), 1):
             launcher.read_until(f"stacks of this host's ranks: {tmp_path}/output/data/hang", number)
@@ -701,7 +827,9 @@ def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) ->
                 pass  # the reader sees its end
         assert launcher.wait() == 0, launcher.text
     assert "the users own sitecustomize" in launcher.text
-    assert re.findall(r"for 3 s: the program on \S+ waits in open of (\w+) \(train.py:7\)\n", launcher.text) == [
+    assert re.findall(
+        r"for 3 s: the program on \S+ waits in open of (\w+) \(train.py:7\)\n", launcher.text
+    ) == [
         "first",
         "second",
     ]
@@ -732,12 +860,18 @@ work()
     }
     with Launcher(tmp_path, variables=variables) as launcher:
         assert launcher.wait() == names.EXIT_HANG, launcher.text
-    assert (tmp_path / "code/beat").read_text(encoding="ascii") == "11", "it was stopped while its heart beat"
+    assert (tmp_path / "code/beat").read_text(encoding="ascii") == "11", (
+        "it was stopped while its heart beat"
+    )
     first = launcher.failure.splitlines()[0]
     assert first.startswith("no rank has made progress for 5 s: the program on ")
     assert "is in work (train.py:7), which waits for a lock" in first
     document = json.loads((tmp_path / "output" / names.FAILURE_JSON).read_text(encoding="utf-8"))
-    assert (document["kind"], document["status"], document["cause"]) == ("failed", names.EXIT_HANG, first)
+    assert (document["kind"], document["status"], document["cause"]) == (
+        "failed",
+        names.EXIT_HANG,
+        first,
+    )
 
 
 def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
@@ -755,7 +889,9 @@ while thread.is_alive():
     family.reap(())
 """
     words = (sys.executable, "-c", script)
-    made = subprocess.run(words, env={"PYTHONPATH": str(LAUNCHER)}, capture_output=True, timeout=TIME_OUT, check=False)
+    made = subprocess.run(
+        words, env={"PYTHONPATH": str(LAUNCHER)}, capture_output=True, timeout=TIME_OUT, check=False
+    )
     assert (made.returncode, made.stderr) == (0, b"")
 
 
@@ -763,7 +899,9 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     """It imports nothing of ours, so it has two of our constants as text."""
     from trainworks_launcher.supervise.hang import signals
 
-    text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(encoding="utf-8")
+    text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
+        encoding="utf-8"
+    )
     assert f"faulthandler.register({signals.SIGNAL}," in text
     assert f'os.memfd_create("{signals.MEMORY}")' in text
 
@@ -828,10 +966,14 @@ def test_the_watch_goes_on_after_a_look_that_fails_and_one_that_never_returns(
     loop.close()
     os.close(os.open(never, os.O_WRONLY))  # the reader ends
     assert eyes.looks == 3
-    assert lines == ["a look for a hang shows nothing: it failed, or has not returned; looking again"]
+    assert lines == [
+        "a look for a hang shows nothing: it failed, or has not returned; looking again"
+    ]
 
 
-def test_a_look_for_which_no_thread_can_be_started_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_for_which_no_thread_can_be_started_is_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kernel refuses a thread once; the callback comes all the same, with nothing."""
     loop, found = Loop(), list[object]()
     start = threading.Thread.start

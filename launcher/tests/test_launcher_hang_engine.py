@@ -36,7 +36,10 @@ PAUSE_LIMIT = 4
 CROWD = 4
 """Threads that want a processor, above which what a rank does within the limit cannot be seen."""
 
-MODE: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2}
+MODE: dict[str, Json] = {
+    "sagemaker_torch_distributed_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": 2,
+}
 RANKS = (
     GLOO_ENDS
     + """
@@ -71,7 +74,12 @@ def variables(spy: bool, **more: str) -> dict[str, str]:
     own = str(Path(sys.executable).parent)
     path = os.environ["PATH"] if not spy else f"{os.environ['PATH']}:{own}"
     kept = [entry for entry in path.split(":") if spy or not Path(entry, "py-spy").exists()]
-    return {"PATH": ":".join(kept), "TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": f"{LIMIT:g}", **more}
+    return {
+        "PATH": ":".join(kept),
+        "TRAINWORKS_HANG": "fail",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": f"{LIMIT:g}",
+        **more,
+    }
 
 
 def text_of(hosts: Sequence[Host]) -> str:
@@ -82,7 +90,9 @@ def begin_of_hang(hosts: Sequence[Host], since: float) -> float:
     """Return when the odd rank began to hang; skip where the ranks took longer than the limit to start."""
     found = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
     if not found and (crowd := crowd_since(since)) > CROWD:
-        pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s")
+        pytest.skip(
+            f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s"
+        )
     assert found, text_of(hosts)
     return max(map(float, found))
 
@@ -139,16 +149,22 @@ dist.all_reduce(ones)
 
 @pytest.mark.parametrize("what", HANGS)
 @pytest.mark.parametrize("spy", [True, False], ids=["py-spy", "faulthandler"])
-def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path: Path, what: str, spy: bool) -> None:
+def test_the_rank_that_hangs_is_named(
+    network: Network, manifest: Path, tmp_path: Path, what: str, spy: bool
+) -> None:
     script, sentence = HANGS[what]
     since = start_clock()
-    with job_on(network, tmp_path, RANKS + script, MODE, manifest=manifest, variables=variables(spy)) as hosts:
+    with job_on(
+        network, tmp_path, RANKS + script, MODE, manifest=manifest, variables=variables(spy)
+    ) as hosts:
         statuses = [host.wait() for host in hosts]
         ended = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
     assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
     for host in hosts:
-        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), host.failure
+        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), (
+            host.failure
+        )
         stacks = (host.base / f"output/data/hang-{host.base.name}.txt").read_text(encoding="utf-8")
         assert stacks.count("=== rank ") == 2
         assert "all_reduce" in stacks
@@ -172,14 +188,22 @@ dist.all_reduce(ones)
 """
 
 
-def test_the_call_that_a_rank_lacks_is_in_the_report(network: Network, manifest: Path, tmp_path: Path) -> None:
+def test_the_call_that_a_rank_lacks_is_in_the_report(
+    network: Network, manifest: Path, tmp_path: Path
+) -> None:
     """The records are torch's own, of gloo; with NCCL torch has the thread itself."""
     script, sentence = HANGS["sleeps in a lock"]
-    given = variables(True, TORCH_FR_BUFFER_SIZE="2000", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/record-")
-    with job_on(network, tmp_path, RANKS + RECORDS + script, MODE, manifest=manifest, variables=given) as hosts:
+    given = variables(
+        True, TORCH_FR_BUFFER_SIZE="2000", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/record-"
+    )
+    with job_on(
+        network, tmp_path, RANKS + RECORDS + script, MODE, manifest=manifest, variables=given
+    ) as hosts:
         assert [host.wait() for host in hosts] == [names.EXIT_HANG] * 2, text_of(hosts)
     for host in hosts:
-        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), host.failure
+        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), (
+            host.failure
+        )
         line = r"torch's flight recorder: rank 3 has not called all_reduce .* \(call \d+\), in which ranks 0-2 wait"
         assert re.search(line, host.failure), host.failure
 
@@ -253,12 +277,16 @@ if rank == 3:
 together()
 """
     image = engine_manifest(tmp_path)
-    with job_on(network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)) as hosts:
+    with job_on(
+        network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)
+    ) as hosts:
         statuses = [host.wait() for host in hosts]
         ended = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
     assert_within(LIMIT + AFTER, begin_of_hang(hosts, since), ended, text_of(hosts))
-    assert re.match(r"no rank has made progress for 5 s: rank 3 on algo-2 is in odd \(", hosts[0].failure)
+    assert re.match(
+        r"no rank has made progress for 5 s: rank 3 on algo-2 is in odd \(", hosts[0].failure
+    )
     assert hosts[0].failure == hosts[1].failure
 
 
@@ -278,9 +306,14 @@ def train():
 MPI.COMM_WORLD.barrier()
 take_the_lock() if MPI.COMM_WORLD.rank == 3 else train()
 """
-    mode: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2}
+    mode: dict[str, Json] = {
+        "sagemaker_mpi_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": 2,
+    }
     image, since = engine_manifest(tmp_path), start_clock()
-    with job_on(network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)) as hosts:
+    with job_on(
+        network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)
+    ) as hosts:
         statuses = [host.wait() for host in hosts]
         ended = time.monotonic()
         assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
@@ -344,24 +377,37 @@ with socket.create_server(("", 9099)) as server:
 """
 
 
-def test_a_job_that_only_looks_so_is_left_alone(network: Network, manifest: Path, tmp_path: Path) -> None:
+def test_a_job_that_only_looks_so_is_left_alone(
+    network: Network, manifest: Path, tmp_path: Path
+) -> None:
     """One rank works for more than twice the limit without output, and the others wait in a barrier.
 
     It measures: a rank that hardly gets a processor within the limit does look as if it did nothing.
     """
     began = start_clock()
     need("cc")
-    server = subprocess.Popen(network.inside("algo-1", sys.executable, "-c", SERVER), stdout=subprocess.PIPE)
+    server = subprocess.Popen(
+        network.inside("algo-1", sys.executable, "-c", SERVER), stdout=subprocess.PIPE
+    )
     with (
         server,
-        job_on(network, tmp_path, RANKS + PHASES, MODE, manifest=manifest, variables=variables(spy=True)) as hosts,
+        job_on(
+            network,
+            tmp_path,
+            RANKS + PHASES,
+            MODE,
+            manifest=manifest,
+            variables=variables(spy=True),
+        ) as hosts,
     ):
         assert server.stdout is not None
         assert server.stdout.readline() == b"listens\n"
         statuses = [host.wait() for host in hosts]
         server.kill()
         if statuses != [0, 0] and (crowd := crowd_since(began)) > CROWD:
-            pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s")
+            pytest.skip(
+                f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s"
+            )
         assert statuses == [0, 0], text_of(hosts)
     assert "no rank has made progress" not in text_of(hosts)
 
@@ -475,6 +521,8 @@ if __name__ == "__main__":
             status = launcher.wait()
         server.shutdown()
     if status == names.EXIT_HANG and (crowd := crowd_since(began)) > CROWD:
-        pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {PAUSE_LIMIT} s")
+        pytest.skip(
+            f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {PAUSE_LIMIT} s"
+        )
     assert status == 0, launcher.text
     assert "no rank has made progress" not in launcher.text

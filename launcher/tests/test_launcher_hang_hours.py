@@ -189,7 +189,11 @@ class World(loops.Loop):
         now = min(self.now, self.stops)
         part = bisect.bisect(self.ends, now)
         does = self.parts[part].does
-        moves = does == "steps" or does == ("writes", "elsewhere")[host] or (does == "compiles" and host == 0)
+        moves = (
+            does == "steps"
+            or does == ("writes", "elsewhere")[host]
+            or (does == "compiles" and host == 0)
+        )
         stack = int(now * 1000) if moves and does in ("steps", "elsewhere") else part + 1
         moved = int(now * 4 * BYTES_PER_SECOND) if moves and does == "writes" else 0
         return stack, moved, int(now) if moves and does == "compiles" else 0
@@ -206,9 +210,13 @@ class Made(Eyes):
         del before
         values, moved, cpu = self.world.works(self.host)
         call = () if self.world.now < self.world.stops else (Frame("all_reduce", C10D, 9),)
-        threads = (Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),)
+        threads = (
+            Thread(True, (*call, Frame("train", "/opt/ml/code/train.py", 7)), values=values),
+        )
         took = {10: (int(self.world.now * 1e9), 0)}
-        rank = Process("1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads)
+        rank = Process(
+            "1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads
+        )
         seen = {10: rank, 11: Process("2", cpu=cpu)}
         return Look(self.world.now, (10,), seen, wrote=self.wrote(roots))
 
@@ -254,7 +262,9 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[World], N
                 others=lambda: ("algo-2",),
                 tell=lambda message, number=number: tell(number, message),  # type: ignore[misc]
                 end=lambda _: None,
-                log=lambda line, number=number: world.said.append((world.now, line)) if not number else None,  # type: ignore[misc]
+                log=lambda line, number=number: (
+                    world.said.append((world.now, line)) if not number else None
+                ),  # type: ignore[misc]
                 mask=str,
             )
             hosts.append(Watch(world, Made(world, number), around))
@@ -274,7 +284,9 @@ def test_a_day_of_jobs_that_work_has_no_alarm(live: Callable[[World], None], job
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_that_stops_is_seen_after_the_limit(live: Callable[[World], None], job: Job, seed: int) -> None:
+def test_a_job_that_stops_is_seen_after_the_limit(
+    live: Callable[[World], None], job: Job, seed: int
+) -> None:
     """The looks of the second host take half as long again where one of them saw it work just before the stop."""
     stops = random.Random(seed).uniform(HOUR / 2, HOUR)
     world = World(job, seed, 2 * EACH, stops)

@@ -114,16 +114,23 @@ def test_a_hard_death_of_a_rank(tmp_path: Path, network: Network, number: int) -
         script = SCRIPT.replace("DEATH", death).replace("DYING", str(dying))
         manifest = engine_manifest(tmp_path)
         prefix = {host: limit}
-        hosts = stack.enter_context(job_on(network, tmp_path, script, asked, manifest=manifest, before=prefix))
+        hosts = stack.enter_context(
+            job_on(network, tmp_path, script, asked, manifest=manifest, before=prefix)
+        )
         there = hosts[dying // ranks]
         there.read_until("dies")
         start_clock()
         statuses = [host.wait() for host in hosts]
         died = float(there.text.rpartition("] dies ")[2].split()[0])  # all hosts have one clock
         took = max(host.ended for host in hosts) - died
-    told = [json.loads((host.base / "output/failure.json").read_text(encoding="utf-8")) for host in hosts]
+    told = [
+        json.loads((host.base / "output/failure.json").read_text(encoding="utf-8"))
+        for host in hosts
+    ]
     said = "\n".join((*(host.text for host in hosts), *(host.failure for host in hosts)))
-    print(f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s: {told[0]['cause']}")
+    print(
+        f"{kind}, rank {dying} of {2 * ranks}, load {loaded}: {statuses} after {took:.1f} s: {told[0]['cause']}"
+    )
     assert [(row["host"], row["rank"]) for row in told] == [(host, dying)] * 2, said
     assert statuses[0] == statuses[1] != 0, said
     assert status in (None, statuses[0]), said

@@ -36,7 +36,8 @@ until.append(time.monotonic() + SECONDS)
 
 
 @pytest.mark.parametrize(
-    ("variables", "waits"), [({}, True), ({"TRAINWORKS_CLEAN_EXIT": "off"}, False), ({"PYTHONPATH": "/tmp"}, True)]
+    ("variables", "waits"),
+    [({}, True), ({"TRAINWORKS_CLEAN_EXIT": "off"}, False), ({"PYTHONPATH": "/tmp"}, True)],
 )
 def test_a_python_of_the_job_ends_when_gloos_threads_are_idle(
     tmp_path: Path, variables: dict[str, str], *, waits: bool
@@ -48,11 +49,16 @@ def test_a_python_of_the_job_ends_when_gloos_threads_are_idle(
 
 
 def test_a_thread_that_never_rests_does_not_keep_the_process() -> None:
-    env = {"PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"), names.PYTHON_HOOKS_VARIABLE: "exit"}
+    env = {
+        "PYTHONPATH": str(LAUNCHER / "trainworks_launcher/programs/python"),
+        names.PYTHON_HOOKS_VARIABLE: "exit",
+    }
     start_clock()
     started = time.monotonic()
     script = BUSY.replace("SECONDS", "1e9")
-    done = subprocess.run((sys.executable, "-c", script), env=env, capture_output=True, timeout=TIME_OUT, check=False)
+    done = subprocess.run(
+        (sys.executable, "-c", script), env=env, capture_output=True, timeout=TIME_OUT, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b"the last line\n"), done.stderr
     assert_within(6, started, time.monotonic(), "a thread that never rests")
 
@@ -64,9 +70,15 @@ def test_a_process_without_gloos_threads_does_not_wait(tmp_path: Path, script: s
     for name in ("__init__", "distributed"):
         (tmp_path / f"torch/{name}.py").touch()
     hook = LAUNCHER / "trainworks_launcher/programs/python"
-    env = {"PYTHONPATH": f"{hook}{os.pathsep}{tmp_path}", names.PYTHON_HOOKS_VARIABLE: "exit", "RANK": "0"}
+    env = {
+        "PYTHONPATH": f"{hook}{os.pathsep}{tmp_path}",
+        names.PYTHON_HOOKS_VARIABLE: "exit",
+        "RANK": "0",
+    }
     traced = f"import select\nselect.select = None\n{script}"
-    done = subprocess.run((sys.executable, "-c", traced), env=env, capture_output=True, timeout=TIME_OUT, check=False)
+    done = subprocess.run(
+        (sys.executable, "-c", traced), env=env, capture_output=True, timeout=TIME_OUT, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -91,7 +103,9 @@ def test_which_hooks_a_job_has(variables: dict[str, str], found: str) -> None:
 
 def test_the_program_that_has_the_hooks_knows_the_names() -> None:
     """It imports nothing of ours, so it has our constants as text."""
-    text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(encoding="utf-8")
+    text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(
+        encoding="utf-8"
+    )
     assert f'"{names.PYTHON_HOOKS_VARIABLE}"' in text
 
 

@@ -38,11 +38,27 @@ def job(network: Network, folder: Path, *words: str) -> Iterator[tuple[Host, Hos
     with contextlib.ExitStack() as stack:
         made = []
         for host in network.hosts:
-            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child", "env", f"--chdir={folder}")
+            own = (
+                "unshare",
+                "--uts",
+                "--pid",
+                "--fork",
+                "--mount-proc",
+                "--kill-child",
+                "env",
+                f"--chdir={folder}",
+            )
             base = folder / host
             base.mkdir()
             variables = {"TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": host}
-            started = Host(base, "--", "train.py", *words, variables=variables, prefix=network.inside(host, *own))
+            started = Host(
+                base,
+                "--",
+                "train.py",
+                *words,
+                variables=variables,
+                prefix=network.inside(host, *own),
+            )
             stack.enter_context(started)
             made.append(started)
         yield made[0], made[1]
@@ -62,7 +78,10 @@ def test_both_hosts_end_with_one_status(network: Network, tmp_path: Path, status
         if status:  # the first host may be told before its script has said a word
             assert host.failure.startswith("train.py on host algo-2 (mode none): exit status 42")
         else:
-            assert f"hello from {name} of [\"algo-1\",\"algo-2\"] to algo-1 ['--status', '0']\n" in host.text
+            assert (
+                f"hello from {name} of [\"algo-1\",\"algo-2\"] to algo-1 ['--status', '0']\n"
+                in host.text
+            )
             assert host.succeeded
 
 
@@ -70,21 +89,39 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
     """Results go to the working directory. Two hosts that are one machine: each by a name of its own."""
     if os.geteuid() != 0 or os.access(names.BASE_DIRECTORY, os.F_OK):
         pytest.skip("needs root, to become another user, and a machine without /opt/ml")
-    (tmp_path / "train.py").write_text('import os\nprint(os.getuid(), os.environ["SM_MODEL_DIR"])\n', encoding="ascii")
+    (tmp_path / "train.py").write_text(
+        'import os\nprint(os.getuid(), os.environ["SM_MODEL_DIR"])\n', encoding="ascii"
+    )
     shutil.copytree(LAUNCHER / "trainworks_launcher", tmp_path / "trainworks_launcher")
-    for path in (tmp_path, *tmp_path.parents):  # pytest's folders are root's own, one for each of its processes
+    for path in (
+        tmp_path,
+        *tmp_path.parents,
+    ):  # pytest's folders are root's own, one for each of its processes
         if path.name.startswith(("pytest-", "popen-", "test_")):
             path.chmod(0o755)
     tmp_path.chmod(0o777)
     hosts, port = ("localhost", "127.0.0.1"), str(free_port())
-    shared = {"PATH": "/usr/bin:/bin", "TRAINWORKS_HOSTS": ",".join(hosts), "TRAINWORKS_CONTROL_PORT": port}
+    shared = {
+        "PATH": "/usr/bin:/bin",
+        "TRAINWORKS_HOSTS": ",".join(hosts),
+        "TRAINWORKS_CONTROL_PORT": port,
+    }
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    words = (*user, "/usr/bin/python3", "-IS", str(tmp_path / "trainworks_launcher/__main__.py"), "--", "train.py")
+    words = (
+        *user,
+        "/usr/bin/python3",
+        "-IS",
+        str(tmp_path / "trainworks_launcher/__main__.py"),
+        "--",
+        "train.py",
+    )
     with contextlib.ExitStack() as stack:
         started = []
         for host in hosts:
             env = {**shared, "TRAINWORKS_HOST": host}
-            process = subprocess.Popen(words, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                words, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
             started.append(process)
@@ -106,7 +143,8 @@ def test_the_name_of_the_leader_resolves_late(network: Network, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("own", "chosen"), [("127.0.1.1", True), ("203.0.113.7", True), ("", True), ("10.77.0.1", False)]
+    ("own", "chosen"),
+    [("127.0.1.1", True), ("203.0.113.7", True), ("", True), ("10.77.0.1", False)],
 )
 def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     network: Network, tmp_path: Path, own: str, chosen: bool
@@ -115,18 +153,38 @@ def test_the_interface_is_chosen_where_the_hosts_own_name_leads_elsewhere(
     (tmp_path / "train.py").touch()
     known = [f"{network.address(name)} {name}" for name in network.hosts]
     known += [f"{own} {os.uname().nodename}"] if own else []
-    Path("/etc/netns", network.space("algo-1"), "hosts").write_text("\n".join(known) + "\n", encoding="ascii")
-    words = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher/__main__.py"), "--plan", "--", "train.py")
-    given = {"PATH": "/usr/bin:/bin", "TRAINWORKS_HOSTS": ",".join(network.hosts), "TRAINWORKS_HOST": "algo-1"}
+    Path("/etc/netns", network.space("algo-1"), "hosts").write_text(
+        "\n".join(known) + "\n", encoding="ascii"
+    )
+    words = (
+        sys.executable,
+        "-IS",
+        str(LAUNCHER / "trainworks_launcher/__main__.py"),
+        "--plan",
+        "--",
+        "train.py",
+    )
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "TRAINWORKS_HOSTS": ",".join(network.hosts),
+        "TRAINWORKS_HOST": "algo-1",
+    }
     shown = subprocess.run(
-        network.inside("algo-1", *words), cwd=tmp_path, env=given, capture_output=True, text=True, timeout=TIME_OUT
+        network.inside("algo-1", *words),
+        cwd=tmp_path,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=TIME_OUT,
     )
     planned = json.loads(shown.stdout)
     found = {name: planned["env"].get(f"{name}_SOCKET_IFNAME") for name in ("GLOO", "NCCL")}
     interface = "eth0" if chosen else None
     assert found == {"GLOO": interface, "NCCL": interface}
     why = [reason["why"] for reason in planned["why"] if reason["subject"] == "GLOO_SOCKET_IFNAME"]
-    assert [f"own name leads to {own or 'no address'}" in line for line in why] == ([True] if chosen else [])
+    assert [f"own name leads to {own or 'no address'}" in line for line in why] == (
+        [True] if chosen else []
+    )
 
 
 MEET = """
@@ -142,7 +200,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_hosts_meet_that_have_ipv6_addresses_and_no_names(network: Network, tmp_path: Path, restarts: int) -> None:
+def test_hosts_meet_that_have_ipv6_addresses_and_no_names(
+    network: Network, tmp_path: Path, restarts: int
+) -> None:
     """With restarts torchrun's rendezvous is another one."""
     addresses = ["fd77::1", "fd77::2"]
     (tmp_path / "train.py").write_text(MEET, encoding="ascii")
@@ -156,10 +216,17 @@ def test_hosts_meet_that_have_ipv6_addresses_and_no_names(network: Network, tmp_
             call(*space, "-4", "address", "flush", "dev", "eth0")
             words = ("--mode", "torch_distributed", "--processes-per-host", "1", "--", "train.py")
             variables = {"TRAINWORKS_HOSTS": "[fd77::1],fd77::2", "TRAINWORKS_HOST": f"[{address}]"}
-            variables["TRAINWORKS_IMAGE_MANIFEST"], variables["TRAINWORKS_MAX_RESTARTS"] = str(manifest), str(restarts)
+            variables["TRAINWORKS_IMAGE_MANIFEST"], variables["TRAINWORKS_MAX_RESTARTS"] = (
+                str(manifest),
+                str(restarts),
+            )
             begin = ("env", f"--chdir={tmp_path}")
             prefix = network.inside(name, *as_host("plain", tmp_path), *begin)
-            made.append(stack.enter_context(Host(tmp_path / name, *words, variables=variables, prefix=prefix)))
+            made.append(
+                stack.enter_context(
+                    Host(tmp_path / name, *words, variables=variables, prefix=prefix)
+                )
+            )
         statuses = [host.wait() for host in made]
     assert statuses == [0, 0], "".join(host.text for host in made)
     assert all("met 2 of 2 at fd77::1" in host.text for host in made)

@@ -56,7 +56,11 @@ def test_the_interface_is_chosen_only_where_a_hosts_own_name_leads_elsewhere(
     own: str, interface: str, hosts: int, found: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "input/config").mkdir(parents=True)
-    config = {"hosts": ["algo-1", "algo-2"][:hosts], "current_host": "algo-1", "network_interface_name": interface}
+    config = {
+        "hosts": ["algo-1", "algo-2"][:hosts],
+        "current_host": "algo-1",
+        "network_interface_name": interface,
+    }
     (tmp_path / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
     names = tmp_path / "hosts"
     names.write_text(f"127.0.0.1 localhost\n{own}{PEERS}", encoding="utf-8")

@@ -81,7 +81,8 @@ def test_an_unknown_switch_is_not_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "expected"), [(None, 0, 1), (None, 8, 8), (2, 0, 2), (2, 8, 2), ("2", 8, 2), (8, 8, 8)]
+    ("asked", "gpus", "expected"),
+    [(None, 0, 1), (None, 8, 8), (2, 0, 2), (2, 8, 2), ("2", 8, 2), (8, 8, 8)],
 )
 def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
     made = environment({TORCH: True, PER_HOST: asked}, devices=Devices(gpus=gpus))
@@ -89,11 +90,15 @@ def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
-    assert "give at most 4: one process per GPU" in refusal({MPI: True, PER_HOST: 8}, devices=Devices(gpus=4))
+    assert "give at most 4: one process per GPU" in refusal(
+        {MPI: True, PER_HOST: 8}, devices=Devices(gpus=4)
+    )
 
 
 def test_more_processes_than_fit_are_refused() -> None:
-    text = refusal({MPI: True, PER_HOST: 2, "sagemaker_mpi_num_processes": 5}, hosts=("a", "b"), host="a")
+    text = refusal(
+        {MPI: True, PER_HOST: 2, "sagemaker_mpi_num_processes": 5}, hosts=("a", "b"), host="a"
+    )
     assert "5 processes do not fit on 2 host(s) with 2 each" in text
 
 
@@ -104,7 +109,12 @@ def test_a_missing_program_is_refused_and_named() -> None:
 
 
 def test_a_job_of_several_hosts_needs_mpirun_and_no_ssh() -> None:
-    text = refusal({MPI: True}, hosts=("a", "b"), host="a", programs=MappingProxyType({"python": "/usr/bin/python3"}))
+    text = refusal(
+        {MPI: True},
+        hosts=("a", "b"),
+        host="a",
+        programs=MappingProxyType({"python": "/usr/bin/python3"}),
+    )
     assert "mpirun is not installed" in text
     assert "ssh" not in text  # the launchers start mpirun's daemons
 
@@ -135,7 +145,11 @@ def test_argv_of_each_kind() -> None:
     assert plan(environment({"x": 1})).argv == ("/usr/bin/python", "train.py", "-x", "1")
     assert plan(environment({"sagemaker_program": "run.sh"})).argv == ("/usr/bin/bash", "run.sh")
     assert plan(environment({"sagemaker_program": "tool"})).argv == ("./tool",)
-    assert plan(environment({"sagemaker_program": "-m a.b"})).argv == ("/usr/bin/python", "-m", "a.b")
+    assert plan(environment({"sagemaker_program": "-m a.b"})).argv == (
+        "/usr/bin/python",
+        "-m",
+        "a.b",
+    )
     executable = Code("/opt/ml/code", entries=("run.sh",), executable=("run.sh",))
     assert plan(environment({"sagemaker_program": "run.sh"}, code=executable)).argv == ("./run.sh",)
 
@@ -150,7 +164,9 @@ def test_no_entry_point_offers_what_is_there() -> None:
 
 
 def test_the_variable_wins_over_the_hyperparameter() -> None:
-    made = environment({"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"})
+    made = environment(
+        {"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"}
+    )
     assert make_job(made).program.entry.name == "train.py"
 
 
@@ -159,7 +175,11 @@ def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "train.py").write_text("", encoding="utf-8")
-    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_SUBMIT_DIRECTORY": str(other), "PATH": "/usr/bin:/bin"}
+    variables = {
+        "SAGEMAKER_BASE_DIR": str(tmp_path),
+        "SAGEMAKER_SUBMIT_DIRECTORY": str(other),
+        "PATH": "/usr/bin:/bin",
+    }
     made = plan(read_environment(variables))
     assert made.cwd == str(other)
     assert made.env["SM_MODULE_DIR"] == str(other)
@@ -168,7 +188,9 @@ def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
 
 def test_a_missing_interface_is_replaced_and_said() -> None:
     devices = Devices(interfaces=("eth0", "lo"), reaching="eth0")
-    made = plan(environment({MPI: True}, hosts=("a", "b"), host="a", interface="ethwe", devices=devices))
+    made = plan(
+        environment({MPI: True}, hosts=("a", "b"), host="a", interface="ethwe", devices=devices)
+    )
     assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
     assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert (
@@ -179,7 +201,11 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
 
 def test_no_resource_config_is_one_host() -> None:
     job = make_job(environment(host="laptop"))
-    assert (job.placement.hosts, job.placement.host, job.placement.leader) == (("laptop",), "laptop", "laptop")
+    assert (job.placement.hosts, job.placement.host, job.placement.leader) == (
+        ("laptop",),
+        "laptop",
+        "laptop",
+    )
 
 
 def test_exported_variables_have_their_compatible_text_forms() -> None:
@@ -221,7 +247,11 @@ def test_exported_variables_have_their_compatible_text_forms() -> None:
 def test_the_hostname_shim_is_preloaded_only_where_names_differ() -> None:
     same = plan(environment(hosts=("algo-1", "algo-2"))).env
     assert "LD_PRELOAD" not in same
-    other = plan(environment(hosts=("algo-1", "algo-2"), hostname="aws", variables={"LD_PRELOAD": "/lib/mine.so"})).env
+    other = plan(
+        environment(
+            hosts=("algo-1", "algo-2"), hostname="aws", variables={"LD_PRELOAD": "/lib/mine.so"}
+        )
+    ).env
     assert other["LD_PRELOAD"] == "/opt/trainworks/lib/libhostname.so:/lib/mine.so"
     assert other["TRAINWORKS_HOSTNAME"] == "algo-1"
     absent = plan(environment(hosts=("algo-1", "algo-2"), hostname="aws", hostname_shim="")).env
@@ -237,7 +267,11 @@ def test_one_host_needs_no_name_that_resolves() -> None:
 
 
 def test_a_value_in_the_container_is_the_users() -> None:
-    env = plan(environment(hosts=("a", "b"), host="a", variables={"NCCL_DEBUG": "TRACE", "PYTHONUNBUFFERED": ""})).env
+    env = plan(
+        environment(
+            hosts=("a", "b"), host="a", variables={"NCCL_DEBUG": "TRACE", "PYTHONUNBUFFERED": ""}
+        )
+    ).env
     assert "NCCL_DEBUG" not in env
     assert "PYTHONUNBUFFERED" not in env
 
@@ -264,7 +298,9 @@ def test_a_broken_manifest_is_refused(text: str) -> None:
     ],
     ids=["newer", "known", "family", "not the platform's", "an image that does not say"],
 )
-def test_a_type_that_the_image_does_not_know_is_a_warning(kind: str, families: list[Json], warned: bool) -> None:
+def test_a_type_that_the_image_does_not_know_is_a_warning(
+    kind: str, families: list[Json], warned: bool
+) -> None:
     """Its own devices decide: eight GPUs are eight ranks, and no mode is refused."""
     table = parse_manifest(json.dumps(manifest_document(families=families)), "made-up")
     made = environment({TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT)
@@ -284,7 +320,10 @@ def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: 
     """The script may be named in it, so a missing name is not a second problem."""
     write_inputs(tmp_path, "", {}, {})
     variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    for document, said in ((f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"), ("{", "line 1 column 2")):
+    for document, said in (
+        (f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"),
+        ("{", "line 1 column 2"),
+    ):
         (tmp_path / "input/config/hyperparameters.json").write_text(document, encoding="utf-8")
         with pytest.raises(RefusalError) as refused:
             make_job(read_environment(variables))

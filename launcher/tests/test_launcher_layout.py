@@ -45,14 +45,22 @@ def test_version_is_the_distributions() -> None:
 
 
 def test_every_mode_file_has_its_row_and_every_row_its_planner() -> None:
-    files = {path.stem for path in (PACKAGE / "plan" / "modes").glob("*.py")} - {"__init__", "common"}
+    files = {path.stem for path in (PACKAGE / "plan" / "modes").glob("*.py")} - {
+        "__init__",
+        "common",
+    }
     assert files == {row.file for row in MODES.values()}
     assert all(callable(planner(name)) for name in MODES)
     assert all(MODES[mode].switch == switch for switch, mode in SWITCHES.items())
 
 
 def test_the_table_of_modes_is_the_registrys() -> None:
-    section = (LAUNCHER / "README.md").read_text(encoding="utf-8").partition("## Modes\n")[2].partition("\n\n")[0]
+    section = (
+        (LAUNCHER / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("## Modes\n")[2]
+        .partition("\n\n")[0]
+    )
     rows = [line.split("|")[1:3] for line in section.splitlines()[2:]]
     assert [name.strip(" `") for name, _ in rows] == list(MODES)
     for name, switch in rows:
@@ -70,7 +78,9 @@ RUN_BY_THE_USERS_PYTHON = {
 
 
 @pytest.mark.parametrize(
-    "path", [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))], ids=lambda path: str(path.relative_to(LAUNCHER))
+    "path",
+    [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(LAUNCHER)),
 )
 def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -91,7 +101,9 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))], ids=lambda path: str(path.relative_to(LAUNCHER))
+    "path",
+    [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))],
+    ids=lambda path: str(path.relative_to(LAUNCHER)),
 )
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
     """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep.
@@ -101,7 +113,9 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace(' xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"\bml\.[a-z]\w*\.\w*xlarge", text)
     assert not re.search(r"https?://\w", text)
-    assert not re.search(r"shell=True|os\.system\(|os\.environ\[[^]]+\] *=|os\.putenv|time\.sleep\(", text)
+    assert not re.search(
+        r"shell=True|os\.system\(|os\.environ\[[^]]+\] *=|os\.putenv|time\.sleep\(", text
+    )
 
 
 PURE = sorted(
@@ -110,11 +124,20 @@ PURE = sorted(
     for path in (PACKAGE / room).rglob("*.py")
 )
 PURE += [
-    *("contract/errors.py", "contract/hyperparameters.py", "contract/masking.py", "contract/names.py"),
+    *(
+        "contract/errors.py",
+        "contract/hyperparameters.py",
+        "contract/masking.py",
+        "contract/names.py",
+    ),
     *("contract/origins.py", "contract/registry.py", "contract/settings.py", "contract/values.py"),
     *("given/cluster.py", "given/entry.py", "given/invocation.py", "given/manifest.py"),
     *("command/explain.py", "command/options.py"),
-    *("supervise/phase.py", "supervise/preparation/installing.py", "supervise/preparation/steps.py"),
+    *(
+        "supervise/phase.py",
+        "supervise/preparation/installing.py",
+        "supervise/preparation/steps.py",
+    ),
     *(f"supervise/hang/{name}.py" for name in ("naming", "progress", "stacks")),
     *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts")),
 ]
@@ -123,21 +146,42 @@ PURE += [
 @pytest.mark.parametrize("name", PURE)
 def test_the_middle_imports_nothing_with_effects(name: str) -> None:
     tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not imported & {"os", "socket", "subprocess", "pathlib", "shutil", "tempfile", "time", "random"}
+    assert not imported & {
+        "os",
+        "socket",
+        "subprocess",
+        "pathlib",
+        "shutil",
+        "tempfile",
+        "time",
+        "random",
+    }
 
 
 def test_every_public_name_in_names_is_documented() -> None:
     body = ast.parse((PACKAGE / "contract" / "names.py").read_text(encoding="utf-8")).body
     for node, following in itertools.pairwise(body):
         if isinstance(node, ast.Assign):
-            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            documented = isinstance(following, ast.Expr) and isinstance(
+                following.value, ast.Constant
+            )
             assert documented, f"names.py line {node.lineno} has no docstring below it"
 
 
 def test_refusals_have_a_range_of_their_own() -> None:
-    statuses = (names.EXIT_NOT_STARTED, names.EXIT_PREPARATION, names.EXIT_HOSTS, names.EXIT_LAUNCHER)
+    statuses = (
+        names.EXIT_NOT_STARTED,
+        names.EXIT_PREPARATION,
+        names.EXIT_HOSTS,
+        names.EXIT_LAUNCHER,
+    )
     assert len(set(statuses)) == len(statuses)
     assert all(64 <= status <= 79 for status in statuses)
 
@@ -155,7 +199,9 @@ HANDED_ON = (
 """Variables that only the launcher sets."""
 
 
-def test_help_explains_the_settings_that_people_set_and_its_second_page_every_one(tmp_path: Path) -> None:
+def test_help_explains_the_settings_that_people_set_and_its_second_page_every_one(
+    tmp_path: Path,
+) -> None:
     pages = []
     for words in (("--help",), ("--help", "all")):
         with Launcher(tmp_path, *words) as made:
@@ -166,9 +212,16 @@ def test_help_explains_the_settings_that_people_set_and_its_second_page_every_on
     assert all(str(status) in pages[0] for status in (64, 65, 66, 70))
     settings = [line.split()[0] for line in pages[0].partition("Settings, ")[2].splitlines()[1:]]
     assert len(settings) == 10
-    known = {value for name, value in vars(names).items() if name.endswith("_VARIABLE") and name not in HANDED_ON}
+    known = {
+        value
+        for name, value in vars(names).items()
+        if name.endswith("_VARIABLE") and name not in HANDED_ON
+    }
     every = {line.split()[0] for line in pages[1].partition("Settings, ")[2].splitlines()[1:]}
-    assert every == {name for name in known if name.startswith("TRAINWORKS_")} | {"MASTER_PORT", "SAGEMAKER_BASE_DIR"}
+    assert every == {name for name in known if name.startswith("TRAINWORKS_")} | {
+        "MASTER_PORT",
+        "SAGEMAKER_BASE_DIR",
+    }
 
 
 def test_it_starts_quickly(tmp_path: Path) -> None:
@@ -203,7 +256,9 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
     python = oldest_python()
     if not python:
         pytest.skip("no Python 3.8 here; set TRAINWORKS_OLDEST_PYTHON to its path")
-    write_inputs(tmp_path, "import sys; print('script', sys.argv[1:]); sys.exit(9)", {"epochs": "3"}, {})
+    write_inputs(
+        tmp_path, "import sys; print('script', sys.argv[1:]); sys.exit(9)", {"epochs": "3"}, {}
+    )
     env = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
     compiled = subprocess.run(
         (
@@ -221,14 +276,27 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
     )
     assert compiled.returncode == 0, compiled.stderr.decode()
     # What a type is made of is evaluated where it has a name.
-    libraries = [path.relative_to(LAUNCHER) for path in SOURCES if not {"programs", "__main__.py"} & {*path.parts}]
+    libraries = [
+        path.relative_to(LAUNCHER)
+        for path in SOURCES
+        if not {"programs", "__main__.py"} & {*path.parts}
+    ]
     modules = [".".join(path.with_suffix("").parts) for path in libraries]
-    script = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n" + "".join(f"import {name}\n" for name in modules)
+    script = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n" + "".join(
+        f"import {name}\n" for name in modules
+    )
     imported = subprocess.run(
-        (python, "-I", "-W", "error", "-c", script), env=env, capture_output=True, timeout=TIME_OUT, check=False
+        (python, "-I", "-W", "error", "-c", script),
+        env=env,
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
     )
     assert imported.returncode == 0, imported.stderr.decode()
-    for words, status, said in ((("--plan",), 0, '"mode": "none"'), ((), 9, "script ['--epochs', '3']")):
+    for words, status, said in (
+        (("--plan",), 0, '"mode": "none"'),
+        ((), 9, "script ['--epochs', '3']"),
+    ):
         done = subprocess.run(
             (python, "-I", "-W", "error", str(PACKAGE / "__main__.py"), *words),
             env=env,
@@ -236,7 +304,9 @@ def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
             timeout=TIME_OUT,
             check=False,
         )
-        assert (done.returncode, said in done.stdout.decode()) == (status, True), done.stderr.decode()
+        assert (done.returncode, said in done.stdout.decode()) == (status, True), (
+            done.stderr.decode()
+        )
 
 
 def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> None:
@@ -244,7 +314,19 @@ def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> Non
     source = LAUNCHER / "hostname_shim" / "hostname.c"
     try:
         subprocess.run(
-            ("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(built), str(source), "-ldl"),
+            (
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+                str(built),
+                str(source),
+                "-ldl",
+            ),
             check=True,
             timeout=TIME_OUT,
         )
@@ -274,4 +356,6 @@ def test_the_entry_point_is_executable_and_isolated() -> None:
 
 
 def test_an_empty_program_is_no_program() -> None:
-    assert program_name({"SAGEMAKER_PROGRAM": ""}, {"sagemaker_program": " train.py "}) == "train.py"
+    assert (
+        program_name({"SAGEMAKER_PROGRAM": ""}, {"sagemaker_program": " train.py "}) == "train.py"
+    )

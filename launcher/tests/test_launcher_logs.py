@@ -56,7 +56,9 @@ def ranks(
     starter = base / "torchrun"
     starter.write_text(STARTER.format(python=sys.executable), encoding="utf-8")
     starter.chmod(0o755)
-    manifest = write_manifest(base / "image.json", {"python": sys.executable, "torchrun": str(starter)})
+    manifest = write_manifest(
+        base / "image.json", {"python": sys.executable, "torchrun": str(starter)}
+    )
     asked: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": count,
@@ -64,7 +66,11 @@ def ranks(
     }
     config: dict[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
     write_inputs(base, script, asked, config)
-    return Launcher(base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **(variables or {})}, stderr=stderr)
+    return Launcher(
+        base,
+        variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **(variables or {})},
+        stderr=stderr,
+    )
 
 
 def test_lines_of_eight_ranks_stay_whole_and_have_one_prefix_each(tmp_path: Path) -> None:
@@ -96,7 +102,10 @@ for number in range(500):
             if number == 250:
                 expected += [b"x" * 400_000 + str(rank).encode(), b""]
             else:
-                expected.append(f"größe {number} 火車 rank {rank} ".encode() * 2 + (b"\r" if number % 7 == 0 else b""))
+                expected.append(
+                    f"größe {number} 火車 rank {rank} ".encode() * 2
+                    + (b"\r" if number % 7 == 0 else b"")
+                )
         assert found[rank] == expected, rank
 
 
@@ -104,7 +113,9 @@ def test_a_line_without_an_end_is_shown_and_ended_by_whoever_speaks_next(tmp_pat
     script = "import os; os.write(1, b'no newline from ' + os.environ['RANK'].encode())"
     with ranks(tmp_path, script, 2, stderr=subprocess.DEVNULL) as made:
         assert made.wait() == 0
-    assert sorted(made.output.split(b"\n")) == [f"[algo-1 rank {n}] no newline from {n}".encode() for n in range(2)]
+    assert sorted(made.output.split(b"\n")) == [
+        f"[algo-1 rank {n}] no newline from {n}".encode() for n in range(2)
+    ]
 
 
 def test_a_progress_bar_is_shown_while_it_runs(tmp_path: Path) -> None:
@@ -130,7 +141,10 @@ def test_standard_output_and_error_stay_apart(tmp_path: Path) -> None:
         assert made.process.stderr is not None
         with made.process.stderr as stream:
             error = stream.read()
-    assert sorted(made.output.splitlines()) == [b"[algo-1 rank 0] to out", b"[algo-1 rank 1] to out"]
+    assert sorted(made.output.splitlines()) == [
+        b"[algo-1 rank 0] to out",
+        b"[algo-1 rank 1] to out",
+    ]
     assert b"[algo-1 rank 1] to error\n" in error
     assert b"to out" not in error
 
@@ -213,14 +227,21 @@ print("innocent " * 50)
 @pytest.mark.parametrize(
     ("manifest", "version"),
     [
-        (Manifest(protected={"trainworks-smdistributed": "0.2.0"}, components={"smp": "0.2.0"}), "0.2.0"),
+        (
+            Manifest(protected={"trainworks-smdistributed": "0.2.0"}, components={"smp": "0.2.0"}),
+            "0.2.0",
+        ),
         (Manifest(components={"smddp": "2.6.0"}), "2.6.0"),
         (Manifest(), None),
         (None, None),
     ],
 )
-def test_a_failure_says_with_which_versions(tmp_path: Path, manifest: Manifest | None, version: str | None) -> None:
-    outcome_files.write(str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Masker(), manifest=manifest)
+def test_a_failure_says_with_which_versions(
+    tmp_path: Path, manifest: Manifest | None, version: str | None
+) -> None:
+    outcome_files.write(
+        str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Masker(), manifest=manifest
+    )
     document = json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))
     assert document["versions"] == {"launcher": __version__, "smdistributed": version}
 
@@ -231,11 +252,17 @@ def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -
         assert made.wait() == 1
     assert made.failure.startswith("ValueError: cannot log in with ******\n")
     assert "s3cr3t-value" not in made.failure
-    assert not [line for line in made.text.splitlines() if line.startswith("trainworks") and "s3cr3t" in line]
+    assert not [
+        line
+        for line in made.text.splitlines()
+        if line.startswith("trainworks") and "s3cr3t" in line
+    ]
 
 
 @pytest.mark.parametrize("padding", [0, 300, 380, 500, 900])
-def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(tmp_path: Path, padding: int) -> None:
+def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(
+    tmp_path: Path, padding: int
+) -> None:
     """Also where the text is shortened in its middle."""
     token = "ghp_" + "aB3dE5gH7j" * 4
     script = f"raise ValueError('x' * {padding} + ' cannot clone with ' + open('token').read() + ' y' * {padding})"
@@ -243,12 +270,18 @@ def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(tmp_path: Path,
     (tmp_path / "code/token").write_text(token, encoding="ascii")
     with Launcher(tmp_path) as made:
         assert made.wait() == 1
-    said = made.failure + (tmp_path / "output/failure.json").read_text(encoding="utf-8") + made.text.splitlines()[-1]
+    said = (
+        made.failure
+        + (tmp_path / "output/failure.json").read_text(encoding="utf-8")
+        + made.text.splitlines()[-1]
+    )
     assert "aB3dE5gH7j" not in said
     assert "ValueError: " in said
 
 
-def test_a_stop_signal_reaches_each_rank_once_and_a_second_one_changes_nothing(tmp_path: Path) -> None:
+def test_a_stop_signal_reaches_each_rank_once_and_a_second_one_changes_nothing(
+    tmp_path: Path,
+) -> None:
     script = """
 import os, signal, time
 seen = []
@@ -284,7 +317,9 @@ def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Pa
         assert made.wait() == 0
     pid = int(made.text.partition("left ")[2].split()[0])
     state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    assert (
+        not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- values by file
@@ -328,7 +363,9 @@ print("all there")
 def test_a_shell_that_hides_a_traceback_is_warned(line: str, warned: bool, tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
     (tmp_path / "code/x.py").write_text("raise ValueError('boom')", encoding="ascii")
-    (tmp_path / "code/run.sh").write_text(line.replace("python", sys.executable) + "\n", encoding="utf-8")
+    (tmp_path / "code/run.sh").write_text(
+        line.replace("python", sys.executable) + "\n", encoding="utf-8"
+    )
     with Launcher(tmp_path, variables={"SAGEMAKER_PROGRAM": "run.sh"}) as made:
         assert made.wait() == 0
     said = "warning: the status is 0, and the last Python died of ValueError: boom"
@@ -346,9 +383,15 @@ raise RuntimeError(f"Error(s) in loading state_dict for Llama:\\n\\tMissing key(
 @pytest.mark.parametrize(
     ("script", "cause"),
     [
-        (STATE_DICT, "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in state_dict: "),
+        (
+            STATE_DICT,
+            "RuntimeError: Error(s) in loading state_dict for Llama: Missing key(s) in state_dict: ",
+        ),
         ("raise ValueError('no such file: ' + 'x' * 200_000)", "ValueError: no such file: xxx"),
-        ("raise ValueError('\\n  '.join(['one of many:', *map(str, range(40_000))]))", "ValueError: one of many: 0"),
+        (
+            "raise ValueError('\\n  '.join(['one of many:', *map(str, range(40_000))]))",
+            "ValueError: one of many: 0",
+        ),
     ],
 )
 def test_an_exception_with_a_long_text_keeps_its_type_and_beginning(

@@ -100,7 +100,10 @@ LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7xY9zA1cD3fG5hJ"  # made up
         (f"401 for hf_{LETTERS}: who are you", f"401 for {MASK}: who are you"),
         (f"git clone failed: ghp_{LETTERS}", f"git clone failed: {MASK}"),
         (f"github_pat_11AAAA_{LETTERS}, glpat-{LETTERS[:20]}", f"{MASK}, {MASK}"),
-        (f"headers={{'Authorization': 'Bearer {LETTERS}'}}", f"headers={{'Authorization': 'Bearer {MASK}'}}"),
+        (
+            f"headers={{'Authorization': 'Bearer {LETTERS}'}}",
+            f"headers={{'Authorization': 'Bearer {MASK}'}}",
+        ),
         (f"authorization: Basic {LETTERS}==", f"authorization: Basic {MASK}"),
         (f"curl -H 'x: bearer {LETTERS}.x'", f"curl -H 'x: bearer {MASK}'"),
         (f"jwt eyJhbGciOiJI.{LETTERS}.sig-1", f"jwt {MASK}"),
@@ -112,7 +115,10 @@ LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7xY9zA1cD3fG5hJ"  # made up
         (f"{{'SecretAccessKey': '{LETTERS}'}}", f"{{'SecretAccessKey': '{MASK}'}}"),
         (f"aws_session_token = {LETTERS}", f"aws_session_token = {MASK}"),
         (f"sk-proj-{LETTERS} nvapi-{LETTERS}", f"{MASK} {MASK}"),
-        (f"-----BEGIN RSA PRIVATE KEY-----\n{LETTERS}\n-----END RSA PRIVATE KEY-----\nx", f"{MASK}\nx"),
+        (
+            f"-----BEGIN RSA PRIVATE KEY-----\n{LETTERS}\n-----END RSA PRIVATE KEY-----\nx",
+            f"{MASK}\nx",
+        ),
     ],
 )
 def test_tokens_of_a_known_form(text: str, masked: str | None) -> None:
@@ -156,10 +162,18 @@ def test_a_command_line(argv: tuple[str, ...], masked: tuple[str, ...]) -> None:
 
 def test_a_value_is_hidden_wherever_it_comes_up_again() -> None:
     secret = "s3cr3t-value"
-    masker = Masker({"HF_TOKEN": secret, "SM_HPS": json.dumps({"nested": {"api_key": "nested-s3cr3t"}}), "N": "1"})
+    masker = Masker(
+        {
+            "HF_TOKEN": secret,
+            "SM_HPS": json.dumps({"nested": {"api_key": "nested-s3cr3t"}}),
+            "N": "1",
+        }
+    )
     text = f"ValueError: cannot log in with {secret} or nested-s3cr3t"
     assert masker.text(text) == f"ValueError: cannot log in with {MASK} or {MASK}"
-    shown = masker.variables({"HF_TOKEN": secret, "SM_HP_OTHER": f"a {secret}", "EPOCHS": "3", "EMPTY_TOKEN": ""})
+    shown = masker.variables(
+        {"HF_TOKEN": secret, "SM_HP_OTHER": f"a {secret}", "EPOCHS": "3", "EMPTY_TOKEN": ""}
+    )
     assert shown == {"HF_TOKEN": MASK, "SM_HP_OTHER": f"a {MASK}", "EPOCHS": "3", "EMPTY_TOKEN": ""}
 
 
@@ -169,10 +183,14 @@ def test_a_short_secret_is_hidden_in_its_own_place_only() -> None:
     assert masker.text("--epochs 3") == "--epochs 3"
 
 
-@given(st.dictionaries(st.text(max_size=20), st.text(max_size=40), max_size=6), st.text(max_size=200))
+@given(
+    st.dictionaries(st.text(max_size=20), st.text(max_size=40), max_size=6), st.text(max_size=200)
+)
 def test_no_secret_survives_and_masking_never_fails(variables: dict[str, str], text: str) -> None:
     masker = Masker(variables)
-    for value in [value for name, value in variables.items() if is_secret_name(name) and len(value) >= 8]:
+    for value in [
+        value for name, value in variables.items() if is_secret_name(name) and len(value) >= 8
+    ]:
         assert value not in masker.text(text + value + text) or value in MASK
     masker.words((text, *variables))
 
@@ -192,7 +210,10 @@ PLACES: tuple[Callable[[str], dict[str, Json]], ...] = (
 
 @pytest.mark.parametrize("style", STYLES)
 @settings(max_examples=20, deadline=None)
-@given(place=st.sampled_from(PLACES), more=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
+@given(
+    place=st.sampled_from(PLACES),
+    more=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12),
+)
 def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
     style: str, place: Callable[[str], dict[str, Json]], more: str
 ) -> None:
@@ -219,9 +240,14 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("value", "secret"), HIDDEN)
-def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(value: str, secret: str) -> None:
+def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(
+    value: str, secret: str
+) -> None:
     masker = Masker({"CONNECTION": value})
-    assert masker.text(f"ValueError: cannot log in with {secret}: bad") == f"ValueError: cannot log in with {MASK}: bad"
+    assert (
+        masker.text(f"ValueError: cannot log in with {secret}: bad")
+        == f"ValueError: cannot log in with {MASK}: bad"
+    )
     shown = masker.json(value)
     assert secret not in f"{shown}"
     assert f"{shown}".count("=") >= value.count("=") - secret.count("="), "the other pairs stay"
@@ -230,10 +256,16 @@ def test_a_secret_of_a_connection_string_is_hidden_where_it_comes_up(value: str,
 @pytest.mark.parametrize(
     ("text", "masked"),
     [
-        ("post to https://hooks.slack.com/services/T0/B0/x1y2z3 failed", f"https://hooks.slack.com/services/{MASK} f"),
+        (
+            "post to https://hooks.slack.com/services/T0/B0/x1y2z3 failed",
+            f"https://hooks.slack.com/services/{MASK} f",
+        ),
         ("https://hooks.slack.com/triggers/E0/1/abc", f"https://hooks.slack.com/triggers/{MASK}"),
         ("https://discord.com/api/webhooks/12/aB-c", f"https://discord.com/api/webhooks/{MASK}"),
-        ("https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4", f"webhook.office.com/webhookb2/{MASK}"),
+        (
+            "https://x.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4",
+            f"webhook.office.com/webhookb2/{MASK}",
+        ),
         ("not known before: AccountKey=Zm9vYmFy;x=1", f"AccountKey={MASK};x=1"),
         ("Server=h;Pwd=abc;Encrypt=yes", f"Server=h;Pwd={MASK};Encrypt=yes"),
         ("Command ['mysql', '--pass', 'hunter22'] failed", f"['mysql', '--pass', '{MASK}'] failed"),
@@ -270,6 +302,28 @@ def test_what_is_no_secret_stays_in_texts_and_hyperparameters(text: str) -> None
 
 
 def test_an_option_named_pass_is_hidden_and_a_pass_over_data_is_not() -> None:
-    given = ("--pass", "x", "--pw=y", "--db-pass", "z", "--num-pass", "3", "--forward_pass=a", "--pw", "w")
-    masked = ("--pass", MASK, f"--pw={MASK}", "--db-pass", MASK, "--num-pass", "3", "--forward_pass=a", "--pw", MASK)
+    given = (
+        "--pass",
+        "x",
+        "--pw=y",
+        "--db-pass",
+        "z",
+        "--num-pass",
+        "3",
+        "--forward_pass=a",
+        "--pw",
+        "w",
+    )
+    masked = (
+        "--pass",
+        MASK,
+        f"--pw={MASK}",
+        "--db-pass",
+        MASK,
+        "--num-pass",
+        "3",
+        "--forward_pass=a",
+        "--pw",
+        MASK,
+    )
     assert Masker().words(given) == masked

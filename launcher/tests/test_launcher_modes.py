@@ -32,7 +32,11 @@ DDP: Mapping[str, Json] = {"sagemaker_pytorch_ddp_enabled": True}
 XLA: Mapping[str, Json] = {"sagemaker_pytorch_xla_multi_worker_enabled": True}
 MIRRORED: Mapping[str, Json] = {"sagemaker_multi_worker_mirrored_strategy_enabled": True}
 PARAMETERS: Mapping[str, Json] = {"sagemaker_parameter_server_enabled": True}
-SMDDP_PROGRAMS = {**PROGRAMS, "smddprun": "/opt/venv/bin/smddprun", "smddpmprun": "/opt/venv/bin/smddpmprun"}
+SMDDP_PROGRAMS = {
+    **PROGRAMS,
+    "smddprun": "/opt/venv/bin/smddprun",
+    "smddpmprun": "/opt/venv/bin/smddpmprun",
+}
 
 
 def gpus(hyperparameters: Mapping[str, Json], *hosts: str, **changes: object) -> Environment:
@@ -76,7 +80,8 @@ def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> N
 
 def test_parameters_of_smp_may_come_as_a_variable() -> None:
     made = gpus(
-        {**MPI, PER_HOST: 8}, variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2, "ddp": true}'})
+        {**MPI, PER_HOST: 8},
+        variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2, "ddp": true}'}),
     )
     assert make_job(made).placement.mode == "smdistributed.modelparallel"
 
@@ -90,8 +95,14 @@ def test_parameters_of_smp_may_come_as_a_variable() -> None:
         ({**SMP, **DDP}, "smp is not supported together with smddp"),
         ({**TORCH, **XLA}, "torch_distributed and pytorchxla are both switched on"),
         ({**MIRRORED, **MPI}, "mpi and multi_worker_mirrored_strategy are both switched on"),
-        ({"mp_parameters": {"partitions": 2}}, "no setting says how to start the model parallel processes"),
-        ({"sagemaker_parameter_serve_enabled": True}, "switches on a mode that this launcher does not know"),
+        (
+            {"mp_parameters": {"partitions": 2}},
+            "no setting says how to start the model parallel processes",
+        ),
+        (
+            {"sagemaker_parameter_serve_enabled": True},
+            "switches on a mode that this launcher does not know",
+        ),
     ],
 )
 def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected: str) -> None:
@@ -112,7 +123,9 @@ def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected:
         (SMDDP, "1.11.0", ""),
     ],
 )
-def test_a_framework_that_is_too_old_is_refused(asked: Mapping[str, Json], version: str, refused: str) -> None:
+def test_a_framework_that_is_too_old_is_refused(
+    asked: Mapping[str, Json], version: str, refused: str
+) -> None:
     made = with_components(gpus(asked), torch=version)
     if refused:
         assert refused in refusal(made)
@@ -120,9 +133,13 @@ def test_a_framework_that_is_too_old_is_refused(asked: Mapping[str, Json], versi
         assert plan(made).argv
 
 
-@pytest.mark.parametrize(("version", "mark"), [("1.13.1", "_"), ("2.0.1+cu118", "_"), ("2.1.0", "-"), ("2.15.0", "-")])
+@pytest.mark.parametrize(
+    ("version", "mark"), [("1.13.1", "_"), ("2.0.1+cu118", "_"), ("2.1.0", "-"), ("2.15.0", "-")]
+)
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_torchrun_gets_the_options_that_its_version_reads(version: str, mark: str, restarts: int) -> None:
+def test_torchrun_gets_the_options_that_its_version_reads(
+    version: str, mark: str, restarts: int
+) -> None:
     """Older ones read underscores only, in each option, and not in what is behind it."""
     asked = {**TORCH, "sagemaker_torch_distributed_max_restarts": restarts}
     argv = plan(with_components(gpus(asked), torch=version)).argv
@@ -136,23 +153,40 @@ def test_torchrun_gets_the_options_that_its_version_reads(version: str, mark: st
 
 @pytest.mark.parametrize(
     ("asked", "program"),
-    [(MPI, "mpirun"), (SMP, "mpirun"), (SMDDP, "mpirun"), (DDP, "mpirun"), (TORCH, "torchrun"), (XLA, "python")],
+    [
+        (MPI, "mpirun"),
+        (SMP, "mpirun"),
+        (SMDDP, "mpirun"),
+        (DDP, "mpirun"),
+        (TORCH, "torchrun"),
+        (XLA, "python"),
+    ],
 )
-def test_a_mode_whose_program_is_missing_is_refused_by_name(asked: Mapping[str, Json], program: str) -> None:
+def test_a_mode_whose_program_is_missing_is_refused_by_name(
+    asked: Mapping[str, Json], program: str
+) -> None:
     programs = MappingProxyType({name: path for name, path in PROGRAMS.items() if name != program})
     text = refusal(with_components(gpus(asked, programs=programs), torch_xla="1"))
-    assert f"{program} is not installed" in text or f"{program.capitalize()} is not installed" in text
+    assert (
+        f"{program} is not installed" in text or f"{program.capitalize()} is not installed" in text
+    )
 
 
 def test_missing_programs_are_told_with_all_other_problems() -> None:
     made = gpus({**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({}))
     text = refusal(made)
-    expected = ("mpirun is not installed, and the job asks for mpi", "give at most 8", "did you mean 'train.py'?")
+    expected = (
+        "mpirun is not installed, and the job asks for mpi",
+        "give at most 8",
+        "did you mean 'train.py'?",
+    )
     assert [words for words in expected if words not in text] == []
 
 
 @pytest.mark.parametrize("asked", [XLA, MIRRORED])
-def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(asked: Mapping[str, Json]) -> None:
+def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(
+    asked: Mapping[str, Json],
+) -> None:
     package = "torch_xla" if asked is XLA else "tensorflow"
     assert f"needs {package}" in refusal(gpus(asked))
     code = Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
@@ -161,13 +195,18 @@ def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(a
 
 
 @pytest.mark.parametrize(("asked", "library"), [(SMP, "smp"), (SMDDP, "smddp"), (DDP, "smddp")])
-def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(asked: Mapping[str, Json], library: str) -> None:
+def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(
+    asked: Mapping[str, Json], library: str
+) -> None:
     made = gpus(asked)
     assert any(f"the image has no {library}" in line for line in plan(made).warnings)
     missing = (*made.manifest.missing, *manifest().missing[:0])
     row = type(made.manifest.missing[0])(library, "training is slow")
     told = made._replace(manifest=made.manifest._replace(missing=(*missing, row)))
-    assert any(line.endswith(f"the image has no {library}: training is slow") for line in plan(told).warnings)
+    assert any(
+        line.endswith(f"the image has no {library}: training is slow")
+        for line in plan(told).warnings
+    )
     there = plan(with_components(made, **{library: "1"}))
     assert not any("has no" in line and library in line for line in there.warnings)
 
@@ -221,7 +260,9 @@ def test_trainium_takes_torchrun_only(asked: Mapping[str, Json]) -> None:
 
 
 def test_devices_that_are_not_seen_are_said() -> None:
-    assert any("8 GPU(s) by the image's instance table" in line for line in plan(gpus(TORCH)).warnings)
+    assert any(
+        "8 GPU(s) by the image's instance table" in line for line in plan(gpus(TORCH)).warnings
+    )
 
 
 # --------------------------------------------------------------------------------------------------- model parallelism
@@ -229,16 +270,30 @@ def test_devices_that_are_not_seen_are_said() -> None:
     ("parameters", "refused"),
     [
         ({"partitions": 2}, ""),
-        ({"pipeline_parallel_degree": 4, "microbatches": 8, "ddp": True, "pipeline": "interleaved"}, ""),
+        (
+            {
+                "pipeline_parallel_degree": 4,
+                "microbatches": 8,
+                "ddp": True,
+                "pipeline": "interleaved",
+            },
+            "",
+        ),
         ({"sharded_data_parallel_degree": 16, "ddp": True, "ddp_dist_backend": "auto"}, ""),
         ({"ddp": True}, "neither pipeline_parallel_degree nor partitions"),
         ({"microbatches": 4}, "neither pipeline_parallel_degree nor partitions"),
-        ({"tensor_parallel_degree": 2, "ddp": True}, "give pipeline_parallel_degree, or its older name partitions"),
+        (
+            {"tensor_parallel_degree": 2, "ddp": True},
+            "give pipeline_parallel_degree, or its older name partitions",
+        ),
         ({"pipeline_parallel_degree": 1, "tensor_parallel_degree": 2, "ddp": True}, ""),
         ({"partitions": 0}, "partitions is 0"),
         ({"partitions": "2"}, "partitions is '2'"),
         ({"partitions": True}, "partitions is True"),
-        ({"partitions": 2, "pipeline_parallel_degree": 4}, "partitions is 2 and pipeline_parallel_degree is 4"),
+        (
+            {"partitions": 2, "pipeline_parallel_degree": 4},
+            "partitions is 2 and pipeline_parallel_degree is 4",
+        ),
         ({"partitions": 2, "pipeline": "interleavd"}, "did you mean 'interleaved'?"),
         ({"partitions": 2, "placement_strategy": 3}, "use one of: cluster, spread, DPT, DTP"),
         ({"partitions": 2, "optimize": "sped"}, "did you mean 'speed'?"),
@@ -291,12 +346,22 @@ def test_parameters_of_smp_are_checked(parameters: Json, refused: str) -> None:
 
 
 def test_the_launcher_and_the_library_read_the_same_file() -> None:
-    library = REPOSITORY / "smdistributed" / "smdistributed" / "modelparallel" / "torch" / "job" / "parameters.json"
+    library = (
+        REPOSITORY
+        / "smdistributed"
+        / "smdistributed"
+        / "modelparallel"
+        / "torch"
+        / "job"
+        / "parameters.json"
+    )
     copy = REPOSITORY / "launcher" / "trainworks_launcher" / "job" / "smp_parameters.json"
     assert copy.read_bytes() == library.read_bytes(), "run `make docs`"
 
 
-@pytest.mark.parametrize("letters", ["cluster", "spread", *("".join(each) for each in permutations("DPT"))])
+@pytest.mark.parametrize(
+    "letters", ["cluster", "spread", *("".join(each) for each in permutations("DPT"))]
+)
 def test_every_placement_strategy_is_taken(letters: str) -> None:
     assert model_parallel.check({"partitions": 2, "placement_strategy": letters}, "") == []
 
@@ -308,20 +373,36 @@ def test_every_placement_strategy_is_taken(letters: str) -> None:
         ({"partitions": 2, "ddp": True}, 8, ""),
         # The script may give ddp to smp.init, as AWS's own acceptance script does.
         ({"partitions": 2}, 8, ""),
-        ({"partitions": 2, "ddp": False}, 8, "8 processes train 4 copies of the model, and ddp is false (here)"),
+        (
+            {"partitions": 2, "ddp": False},
+            8,
+            "8 processes train 4 copies of the model, and ddp is false (here)",
+        ),
         ({"partitions": 2}, 1, "1 process(es) for models of 2"),
         ({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 8, ""),
-        ({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 6, "start a multiple of 4 processes"),
+        (
+            {"partitions": 2, "tensor_parallel_degree": 2, "ddp": True},
+            6,
+            "start a multiple of 4 processes",
+        ),
         ({"tensor_parallel_degree": 2}, 2, ""),
-        ({"tensor_parallel_degree": 2, "ddp": False}, 2, "tensor_parallel_degree is 2, and ddp is false"),
+        (
+            {"tensor_parallel_degree": 2, "ddp": False},
+            2,
+            "tensor_parallel_degree is 2, and ddp is false",
+        ),
         ({"sharded_data_parallel_degree": 4, "ddp": True}, 8, ""),
         ({"sharded_data_parallel_degree": 3, "ddp": True}, 8, "give a divisor of 8"),
         ({"partitions": "2"}, 8, ""),
         (None, 8, ""),
     ],
 )
-def test_the_degrees_of_smp_divide_the_processes(parameters: Json, processes: int, refused: str) -> None:
-    problems = [str(problem) for problem in model_parallel.check_processes(parameters, "here", processes)]
+def test_the_degrees_of_smp_divide_the_processes(
+    parameters: Json, processes: int, refused: str
+) -> None:
+    problems = [
+        str(problem) for problem in model_parallel.check_processes(parameters, "here", processes)
+    ]
     assert [text for text in problems if refused not in text] == []
     assert bool(problems) == bool(refused)
 
@@ -342,19 +423,29 @@ def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
     sharded: Json, torch: str, *, library: bool, refused: bool
 ) -> None:
     """The library would refuse it on every rank; of a value of another type the plan says so itself."""
-    protected = {**({model_parallel.OPEN_LIBRARY: "1.0"} if library else {}), **({"torch": torch} if torch else {})}
+    protected = {
+        **({model_parallel.OPEN_LIBRARY: "1.0"} if library else {}),
+        **({"torch": torch} if torch else {}),
+    }
     parameters: Json = {"sharded_data_parallel_degree": sharded, "ddp": True}
     problems = model_parallel.check_library(parameters, "here", protected)
-    assert [str(problem) for problem in problems if "needs PyTorch 2.6" in str(problem)] == list(map(str, problems))
+    assert [str(problem) for problem in problems if "needs PyTorch 2.6" in str(problem)] == list(
+        map(str, problems)
+    )
     assert bool(problems) == refused
 
 
 @pytest.mark.parametrize(
-    ("value", "library", "refused"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("value", "library", "refused"),
+    [(True, True, True), (False, True, False), (True, False, False)],
 )
-def test_a_partition_file_is_refused_with_the_open_library(*, value: bool, library: bool, refused: bool) -> None:
+def test_a_partition_file_is_refused_with_the_open_library(
+    *, value: bool, library: bool, refused: bool
+) -> None:
     protected = {model_parallel.OPEN_LIBRARY: "1.0"} if library else {}
-    problems = model_parallel.check_library({"partitions": 2, "load_partition": value}, "here", protected)
+    problems = model_parallel.check_library(
+        {"partitions": 2, "load_partition": value}, "here", protected
+    )
     assert ["what a partition file has in it" in str(each) for each in problems] == [True] * refused
 
 
@@ -383,9 +474,19 @@ def test_smp_and_smddp_without_a_gpu_name_what_a_script_for_cuda_needs(
 
 
 def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
-    made = plan(gpus({**SMP, "mp_parameters": {"partitions": 2, "ddp": True, "microbatch": 4, "zero2d": False}}))
+    made = plan(
+        gpus(
+            {
+                **SMP,
+                "mp_parameters": {"partitions": 2, "ddp": True, "microbatch": 4, "zero2d": False},
+            }
+        )
+    )
     (told,) = [line for line in made.warnings if "smp does not know" in line]
-    assert told == "mp_parameters has 'microbatch', which smp does not know; did you mean 'microbatches'?"
+    assert (
+        told
+        == "mp_parameters has 'microbatch', which smp does not know; did you mean 'microbatches'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -396,7 +497,9 @@ def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
         ({"sharded_data_parallel_degree": 2, "ddp": True}, 1),
     ],
 )
-def test_the_script_gets_the_pipeline_degree_under_both_names(parameters: dict[str, Json], degree: int) -> None:
+def test_the_script_gets_the_pipeline_degree_under_both_names(
+    parameters: dict[str, Json], degree: int
+) -> None:
     expected = {**parameters, "partitions": degree, "pipeline_parallel_degree": degree}
     by_hyperparameter = plan(gpus({**SMP, "mp_parameters": parameters}))
     variables = MappingProxyType({"SM_HP_MP_PARAMETERS": json.dumps(parameters)})
@@ -409,7 +512,11 @@ def test_the_script_gets_the_pipeline_degree_under_both_names(parameters: dict[s
 
 @pytest.mark.parametrize("off", ["False", "0", False])
 def test_switches_reach_the_script_as_booleans(off: Json) -> None:
-    asked = {**SMDDP, "sagemaker_mpi_enabled": off, "sagemaker_distributed_dataparallel_enabled": "True"}
+    asked = {
+        **SMDDP,
+        "sagemaker_mpi_enabled": off,
+        "sagemaker_distributed_dataparallel_enabled": "True",
+    }
     given = json.loads(plan(gpus(asked)).env["SM_FRAMEWORK_PARAMS"])
     assert given["sagemaker_mpi_enabled"] is False
     assert given["sagemaker_distributed_dataparallel_enabled"] is True
@@ -417,7 +524,11 @@ def test_switches_reach_the_script_as_booleans(off: Json) -> None:
 
 def test_smp_problems_are_told_with_the_others() -> None:
     text = refusal(gpus({**SMP, "mp_parameters": {"partitions": 0, "optimize": "x"}, PER_HOST: 9}))
-    assert [words for words in ("partitions is 0", "optimize is 'x'", "give at most 8") if words not in text] == []
+    assert [
+        words
+        for words in ("partitions is 0", "optimize is 'x'", "give at most 8")
+        if words not in text
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -432,15 +543,20 @@ def test_smp_problems_are_told_with_the_others() -> None:
 def test_smddpmprun_is_used_where_it_is_and_the_backend_is_auto(
     parameters: Json, programs: Mapping[str, str], wrapped: bool
 ) -> None:
-    made = plan(gpus({**SMP, "mp_parameters": parameters}, programs=MappingProxyType(dict(programs))))
+    made = plan(
+        gpus({**SMP, "mp_parameters": parameters}, programs=MappingProxyType(dict(programs)))
+    )
     head = ("/opt/venv/bin/smddpmprun", "-i", GPUS, "--allow-bypass") if wrapped else ()
     assert program_of(made)[: len(head) + 1] == (*head, "/usr/bin/python")
 
 
 @pytest.mark.parametrize(
-    ("torch", "expected"), [("", (None, None)), ("1.13.1", ("simple", None)), ("2.4.1", ("simple", "ring"))]
+    ("torch", "expected"),
+    [("", (None, None)), ("1.13.1", ("simple", None)), ("2.4.1", ("simple", "ring"))],
 )
-def test_nccl_is_set_for_smp_by_the_version_of_torch(torch: str, expected: tuple[str | None, str | None]) -> None:
+def test_nccl_is_set_for_smp_by_the_version_of_torch(
+    torch: str, expected: tuple[str | None, str | None]
+) -> None:
     env = plan(with_components(gpus(SMP), torch=torch)).env
     assert (env.get("NCCL_PROTO"), env.get("NCCL_ALGO")) == expected
 
@@ -454,7 +570,10 @@ def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> N
     assert worker.argv == ()
     for env in (leader.env, worker.env):
         assert env["SMDATAPARALLEL_USE_HOMOGENEOUS"] == "1"
-        assert (env["SMDATAPARALLEL_SERVER_ADDR"], env["SMDATAPARALLEL_SERVER_PORT"]) == ("algo-1", "7592")
+        assert (env["SMDATAPARALLEL_SERVER_ADDR"], env["SMDATAPARALLEL_SERVER_PORT"]) == (
+            "algo-1",
+            "7592",
+        )
         assert env["SAGEMAKER_INSTANCE_TYPE"] == GPUS
         assert env["FI_PROVIDER"] == "efa"
 
@@ -478,7 +597,9 @@ def test_smddp_takes_its_own_custom_options() -> None:
     asked = {**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x NCCL_DEBUG=INFO"}
     line = " ".join(plan(gpus(asked)).argv)
     assert "-x NCCL_DEBUG=INFO" in line
-    broken = refusal(gpus({**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x 'A=1"}))
+    broken = refusal(
+        gpus({**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x 'A=1"})
+    )
     assert "sagemaker_distributed_dataparallel_custom_mpi_options" in broken
 
 
@@ -489,7 +610,11 @@ def test_smddp_takes_the_instance_type_that_the_sdk_knows() -> None:
 
 # ------------------------------------------------------------------------------------------------- torchrun on Neuron
 def test_neuron_cores_are_the_processes_of_torchrun() -> None:
-    made = plan(environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge", devices=Devices(efa=("rdmap0",))))
+    made = plan(
+        environment(
+            TORCH, hosts=TWO, instance_type="ml.neuron.xlarge", devices=Devices(efa=("rdmap0",))
+        )
+    )
     assert "--nproc-per-node=32" in made.argv
     assert made.env["FI_PROVIDER"] == "efa"
     assert made.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
@@ -499,7 +624,9 @@ def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
     variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
     made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
     assert "neuron_parallel_compile is not installed" in refusal(made._replace(variables=variables))
-    programs = MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"})
+    programs = MappingProxyType(
+        {**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"}
+    )
     planned = plan(made._replace(variables=variables, programs=programs))
     assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
     assert set(planned.needs) == set(planned.argv[:2])
@@ -515,7 +642,11 @@ def test_torchrun_starts_programs_that_are_not_pythons(program: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- XLA
 def test_xla_is_for_scripts_on_gpus() -> None:
     text = refusal(environment({**XLA, "sagemaker_program": "run.sh"}, hosts=TWO))
-    expected = ("pytorchxla is for GPUs only", "pytorchxla starts Python scripts only", "pytorchxla needs torch_xla")
+    expected = (
+        "pytorchxla is for GPUs only",
+        "pytorchxla starts Python scripts only",
+        "pytorchxla needs torch_xla",
+    )
     assert [words for words in expected if words not in text] == []
 
 
@@ -569,7 +700,9 @@ def test_the_schedulers_port_is_a_port(port: Json) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- heterogeneous clusters
-def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object) -> Environment:
+def clusters(
+    hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object
+) -> Environment:
     """Four hosts: two of kind "data" first, then two of kind "train" with eight GPUs each."""
     config: dict[str, Json] = {
         "current_host": "algo-1",
@@ -578,7 +711,11 @@ def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes
         "hosts": ["algo-1", "algo-2", "algo-3", "algo-4"],
         "network_interface_name": "eth0",
         "instance_groups": [
-            {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1", "algo-4"]},
+            {
+                "instance_group_name": "data",
+                "instance_type": "ml.plain.xlarge",
+                "hosts": ["algo-1", "algo-4"],
+            },
             {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3", "algo-2"]},
             {"instance_group_name": "idle", "instance_type": GPUS, "hosts": []},
         ],
@@ -589,7 +726,9 @@ def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes
 
 
 @pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED, PARAMETERS])
-def test_a_distribution_over_a_group_counts_the_groups_hosts_only(asked: Mapping[str, Json]) -> None:
+def test_a_distribution_over_a_group_counts_the_groups_hosts_only(
+    asked: Mapping[str, Json],
+) -> None:
     made = clusters(asked, ["train"])
     job = make_job(made, "algo-2")
     assert (job.placement.leader, job.placement.distribution_hosts, job.placement.host_rank) == (
@@ -607,9 +746,13 @@ def test_a_distribution_over_a_group_counts_the_groups_hosts_only(asked: Mapping
     for outside in ("algo-1", "algo-4"):
         assert plans[outside].argv[:2] == ("/usr/bin/python", "train.py")
         assert plans[outside].shell is None
-        assert not any(name.startswith(("SMDATAPARALLEL", "XRT_", "TF_CONFIG")) for name in plans[outside].env)
+        assert not any(
+            name.startswith(("SMDATAPARALLEL", "XRT_", "TF_CONFIG")) for name in plans[outside].env
+        )
     channels = {(made.control, made.mode) for made in plans.values()}
-    assert len(channels) == 1, "all hosts of the job are on one control channel, and of one mind about it"
+    assert len(channels) == 1, (
+        "all hosts of the job are on one control channel, and of one mind about it"
+    )
     control = plans["algo-1"].control
     assert control is not None
     assert (control.leader, control.hosts) == ("algo-3", ("algo-3", "algo-1", "algo-2", "algo-4"))
@@ -623,7 +766,9 @@ def test_ranks_of_a_group() -> None:
     assert made.argv[made.argv.index("--host") + 1] == "algo-3:8,algo-2:8"
     assert made.argv[made.argv.index("-np") + 1] == "16"
     made = plan(clusters(TORCH, ["train"]), "algo-2")
-    assert {"--nnodes=2", "--nproc-per-node=8", "--master-addr=algo-3", "--node-rank=1"} <= set(made.argv)
+    assert {"--nnodes=2", "--nproc-per-node=8", "--master-addr=algo-3", "--node-rank=1"} <= set(
+        made.argv
+    )
     told = json.loads(made.env["SM_TRAINING_ENV"])
     assert (told["distribution_hosts"], told["master_hostname"]) == (["algo-3", "algo-2"], "algo-3")
 
@@ -660,20 +805,28 @@ def test_a_group_without_hosts_is_refused(groups: Json, expected: str) -> None:
 
 
 def test_a_group_is_refused_where_the_platform_names_none() -> None:
-    text = refusal(environment({**MPI, "sagemaker_distribution_instance_groups": ["train"]}, hosts=TWO))
+    text = refusal(
+        environment({**MPI, "sagemaker_distribution_instance_groups": ["train"]}, hosts=TWO)
+    )
     assert "instance group 'train'" in text
     assert "resourceconfig.json has no instance groups" in text
 
 
 def test_counts_are_judged_by_the_groups_own_instance_type() -> None:
-    assert "9 processes per host on 8 GPU(s) of ml.fast.xlarge" in refusal(clusters({**MPI, PER_HOST: 9}, ["train"]))
+    assert "9 processes per host on 8 GPU(s) of ml.fast.xlarge" in refusal(
+        clusters({**MPI, PER_HOST: 9}, ["train"])
+    )
     assert make_job(clusters({**MPI, PER_HOST: 9}, ["data"])).placement.slots == (9, 9)
 
 
 def test_a_group_of_one_host_needs_no_ssh() -> None:
     made = clusters(MPI, ["train"])
     groups = [
-        {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1", "algo-2", "algo-4"]},
+        {
+            "instance_group_name": "data",
+            "instance_type": "ml.plain.xlarge",
+            "hosts": ["algo-1", "algo-2", "algo-4"],
+        },
         {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3"]},
     ]
     config = MappingProxyType({**made.resource_config, "instance_groups": groups})
@@ -697,8 +850,15 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
             "algo-4",
             "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process on this host, train.py",
         ),
-        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 process on this host, 4 in all, train.py"),
+        (
+            {},
+            None,
+            "algo-4",
+            "mode none, host algo-4 (4 of 4), 1 process on this host, 4 in all, train.py",
+        ),
     ],
 )
-def test_the_line_of_the_log(hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str) -> None:
+def test_the_line_of_the_log(
+    hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str
+) -> None:
     assert describe(make_job(clusters(hyperparameters, groups), host)) == expected

@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, engine_manifest, job_on, need, network_of, two_hosts, two_namespaces
+from launcher_network import (
+    NAMES,
+    engine_manifest,
+    job_on,
+    need,
+    network_of,
+    two_hosts,
+    two_namespaces,
+)
 
 from trainworks_launcher.contract.values import Json
 
@@ -38,7 +46,9 @@ def manifest(tmp_path: Path) -> Path:
     """The manifest of a made-up image whose programs are this machine's, and a stand-in for smddprun."""
     need("mpirun", "python")
     wrapper = tmp_path / "smddprun"
-    wrapper.write_text('#!/bin/sh\nWRAPPED="$SMDATAPARALLEL_SERVER_ADDR" exec "$@"\n', encoding="ascii")
+    wrapper.write_text(
+        '#!/bin/sh\nWRAPPED="$SMDATAPARALLEL_SERVER_ADDR" exec "$@"\n', encoding="ascii"
+    )
     wrapper.chmod(0o755)
     return engine_manifest(tmp_path, smddprun=str(wrapper))
 
@@ -55,15 +65,23 @@ def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fa
     groups: dict[str, Json] = {
         "instance_groups": [
             {"instance_group_name": "data", "instance_type": "local", "hosts": ["algo-1"]},
-            {"instance_group_name": "train", "instance_type": "local", "hosts": ["algo-2", "algo-3"]},
+            {
+                "instance_group_name": "train",
+                "instance_type": "local",
+                "hosts": ["algo-2", "algo-3"],
+            },
         ]
     }
     with (
         network_of(3) as network,
-        job_on(network, tmp_path, SCRIPT, asked, manifest=manifest, config=lambda _: groups) as made,
+        job_on(
+            network, tmp_path, SCRIPT, asked, manifest=manifest, config=lambda _: groups
+        ) as made,
     ):
         expected = 7 if fail else 0
-        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(launcher.text for launcher in made)
+        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(
+            launcher.text for launcher in made
+        )
     assert "plain on algo-1" in made[0].text
     if fail:
         assert len({launcher.failure for launcher in made}) == 1
@@ -71,12 +89,19 @@ def test_mpirun_over_one_group_of_three_hosts(tmp_path: Path, manifest: Path, fa
         return
     for rank in range(4):
         host = THREE[1 + rank // 2]
-        assert f"[{host} rank {rank}] rank {rank} of 4 sum 4 on {host} None\n" in made[1 + rank // 2].text
+        assert (
+            f"[{host} rank {rank}] rank {rank} of 4 sum 4 on {host} None\n"
+            in made[1 + rank // 2].text
+        )
     assert all(launcher.succeeded for launcher in made)
 
 
-@pytest.mark.parametrize("switch", ["sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled"])
-def test_smddps_wrapper_and_its_variables_reach_every_rank(tmp_path: Path, manifest: Path, switch: str) -> None:
+@pytest.mark.parametrize(
+    "switch", ["sagemaker_distributed_dataparallel_enabled", "sagemaker_pytorch_ddp_enabled"]
+)
+def test_smddps_wrapper_and_its_variables_reach_every_rank(
+    tmp_path: Path, manifest: Path, switch: str
+) -> None:
     with (
         two_namespaces() as network,
         two_hosts(tmp_path, network, manifest, SCRIPT, {switch: "true", PER_HOST: "2"}) as made,

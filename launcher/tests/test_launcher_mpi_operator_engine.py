@@ -20,9 +20,7 @@ pytestmark = pytest.mark.engine
 
 LAUNCHER_POD = "pi-launcher.pi.default.svc"
 WORKERS = ("pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc")
-SUM = (
-    "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum', w.allreduce(1), flush=True)"
-)
+SUM = "from mpi4py import MPI; w = MPI.COMM_WORLD; print('rank', w.rank, 'of', w.size, 'sum', w.allreduce(1), flush=True)"
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,9 @@ def test_a_worker_that_has_not_the_jobs_key_is_not_believed(job: Job) -> None:
             worker = pods.enter_context(stranger.worker(name))
             worker.read_until("trainworks: sshd's host key was made now")
             worker.read_until("Server listening on 0.0.0.0 port 22")
-        launcher = pods.enter_context(job.launcher(str(job.folder / "mpirun"), "--allow-run-as-root", "hostname"))
+        launcher = pods.enter_context(
+            job.launcher(str(job.folder / "mpirun"), "--allow-run-as-root", "hostname")
+        )
         assert launcher.wait() != 0
         assert "Host key verification failed" in launcher.text
 
@@ -137,14 +137,26 @@ def test_train_on_the_launcher_pod_starts_the_ranks_of_the_workers(job: Job, sta
     code = job.folder / "code"
     code.mkdir()
     (code / "train.py").write_text(SCRIPT, encoding="utf-8")
-    words = ("env", "-C", str(code), *TRAIN, "--", "train.py", "--lr", "0.1", *(["--fail"] if status else []))
+    words = (
+        "env",
+        "-C",
+        str(code),
+        *TRAIN,
+        "--",
+        "train.py",
+        "--lr",
+        "0.1",
+        *(["--fail"] if status else []),
+    )
     with contextlib.ExitStack() as pods:
         for name in WORKERS:
             pods.enter_context(job.worker(name)).read_until("Server listening")
         launcher = pods.enter_context(job.launcher(*words))
         assert launcher.wait() == status, launcher.text
     for rank in range(2):
-        assert f"rank {rank} of 2 sum 2 {WORKERS[0]} None ['--lr', '0.1'" in launcher.text, launcher.text
+        assert f"rank {rank} of 2 sum 2 {WORKERS[0]} None ['--lr', '0.1'" in launcher.text, (
+            launcher.text
+        )
     assert launcher.succeeded is not bool(status)
     if status:
         first = "train.py on host pi-worker-1, rank 1 (mode mpi): exit status 42\n"
@@ -156,7 +168,9 @@ def test_a_launcher_that_is_a_worker_too_needs_no_ssh_to_itself(job: Job, comman
     """RunLauncherAsWorker; the usual MPI runtime of a TrainJob. No sshd runs on the launcher pod."""
     (job.folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     real = (str(job.folder / "mpirun"), "--allow-run-as-root", f"{PREFIX}/bin/python", "-c", SUM)
-    words = real if command == "mpirun" else ("env", "-C", str(job.folder), *TRAIN, "--", "train.py")
+    words = (
+        real if command == "mpirun" else ("env", "-C", str(job.folder), *TRAIN, "--", "train.py")
+    )
     with contextlib.ExitStack() as pods:
         pods.enter_context(job.worker(WORKERS[0])).read_until("Server listening")
         launcher = pods.enter_context(job.launcher(*words, hosts=(LAUNCHER_POD, WORKERS[0])))

@@ -16,19 +16,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, PREFIX, Network, engine_manifest, job_on, network_of, two_hosts, two_namespaces
+from launcher_network import (
+    NAMES,
+    PREFIX,
+    Network,
+    engine_manifest,
+    job_on,
+    network_of,
+    two_hosts,
+    two_namespaces,
+)
 from launcher_pods import write_stand_ins
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.contract.values import Json
-from trainworks_launcher.mpirun.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
+from trainworks_launcher.mpirun.dialects import (
+    MCA_OPTIONS,
+    OPEN_MPI_4,
+    OPEN_MPI_5,
+    Dialect,
+    dialect_of,
+)
 
 pytestmark = pytest.mark.engine
 
 DIALECTS = (OPEN_MPI_4, OPEN_MPI_5)
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true"}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
-COMPLAINTS = re.compile(r"deprecat|not found|ignored|unknown|unrecognized|could not|warning|error", re.IGNORECASE)
+COMPLAINTS = re.compile(
+    r"deprecat|not found|ignored|unknown|unrecognized|could not|warning|error", re.IGNORECASE
+)
 RANK = """
 import os
 line = "rank " + os.environ["OMPI_COMM_WORLD_RANK"] + " of " + os.environ["OMPI_COMM_WORLD_SIZE"] + chr(10)
@@ -38,9 +55,14 @@ os.write(1, line.encode())
 
 def mpirun(dialect: Dialect) -> tuple[str, str]:
     """(path, version) of the real program of a dialect; skips if it is not here."""
-    candidates = [str(PREFIX / "bin" / "mpirun"), shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or ""]
+    candidates = [
+        str(PREFIX / "bin" / "mpirun"),
+        shutil.which("mpirun", path="/usr/bin:/usr/local/bin") or "",
+    ]
     for candidate in filter(os.path.exists, candidates):
-        said = subprocess.run((candidate, "--version"), capture_output=True, text=True, timeout=TIME_OUT, check=True)
+        said = subprocess.run(
+            (candidate, "--version"), capture_output=True, text=True, timeout=TIME_OUT, check=True
+        )
         found = re.search(r"Open MPI\)? v?(\d+\.\d+\.\d+)", said.stdout)
         if found and dialect_of(found.group(1)) is dialect:
             return candidate, found.group(1)
@@ -49,9 +71,20 @@ def mpirun(dialect: Dialect) -> tuple[str, str]:
 
 def start(words: tuple[str, ...], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run one mpirun to its end, as root."""
-    allowed = {**os.environ, **variables, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed = {
+        **os.environ,
+        **variables,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     return subprocess.run(
-        words, capture_output=True, text=True, timeout=TIME_OUT, check=False, env=allowed, stdin=subprocess.DEVNULL
+        words,
+        capture_output=True,
+        text=True,
+        timeout=TIME_OUT,
+        check=False,
+        env=allowed,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -64,7 +97,9 @@ def test_the_table_of_options_is_that_of_the_real_program(dialect: Dialect) -> N
     # letter unknown that lacks its value.
     left_out = {"h", "help", "V", "version", "dvm"} | (MCA_OPTIONS - {"mca", "prtemca", "pmixmca"})
     if dialect.major == 5:
-        left_out |= {"amca"} | {option for option, count in dialect.options.items() if len(option) == 1 and count == 1}
+        left_out |= {"amca"} | {
+            option for option, count in dialect.options.items() if len(option) == 1 and count == 1
+        }
     for option, count in sorted(dialect.options.items()):
         if option in left_out:
             continue
@@ -139,7 +174,9 @@ def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> 
 def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialect: Dialect) -> None:
     """Whatever made mpirun start fewer ranks: here the number on its line."""
     path, version = mpirun(dialect)
-    (tmp_path / "environment.json").write_text(json.dumps({"env": dict(os.environ), "cwd": str(tmp_path)}))
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"env": dict(os.environ), "cwd": str(tmp_path)})
+    )
     asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 3}
     made = plan(environment(asked, open_mpi=version))
     for count, status in ((2, 66), (3, 0)):
@@ -164,7 +201,11 @@ def complaints(said: str, *usual: str) -> list[str]:
 
     Open MPI 5 complains of setpgid where an agent has started before its parent could make it a group leader.
     """
-    lines = (line for line in said.splitlines() if not any(words in line for words in ("setpgid(", *usual)))
+    lines = (
+        line
+        for line in said.splitlines()
+        if not any(words in line for words in ("setpgid(", *usual))
+    )
     return [line for line in lines if COMPLAINTS.search(line)]
 
 
@@ -194,13 +235,22 @@ def network() -> Iterator[Network]:
     ],
     ids=["ours", "documented", "horovod"],
 )
-def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, dialect: Dialect, options: str) -> None:
+def test_the_whole_world_starts_on_two_hosts(
+    tmp_path: Path, network: Network, dialect: Dialect, options: str
+) -> None:
     """Ranks need no MPI library for this, so it holds without mpi4py: each rank says where it is."""
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
-    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
-    asked: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
-    with two_hosts(tmp_path, network, manifest, PLAIN_RANK, {**asked, OPTIONS: options}) as launchers:
+    manifest = write_manifest(
+        tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
+    )
+    asked: dict[str, Json] = {
+        "sagemaker_mpi_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+    }
+    with two_hosts(
+        tmp_path, network, manifest, PLAIN_RANK, {**asked, OPTIONS: options}
+    ) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     texts = [launcher.text for launcher in launchers]
     assert statuses == [0, 0], texts
@@ -214,14 +264,23 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_more_hosts_start_than_the_leader_has_agents_at_once(tmp_path: Path, dialect: Dialect) -> None:
+def test_more_hosts_start_than_the_leader_has_agents_at_once(
+    tmp_path: Path, dialect: Dialect
+) -> None:
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}
-    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
-    with network_of(36) as made, job_on(made, tmp_path, PLAIN_RANK, MPI, manifest=manifest) as launchers:
+    manifest = write_manifest(
+        tmp_path / "image.json", programs, components={"open-mpi": {"version": version}}
+    )
+    with (
+        network_of(36) as made,
+        job_on(made, tmp_path, PLAIN_RANK, MPI, manifest=manifest) as launchers,
+    ):
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses == [0] * 36, launchers[0].text
-    assert all(f"rank {rank} of 36 on algo-{rank + 1} " in host.text for rank, host in enumerate(launchers))
+    assert all(
+        f"rank {rank} of 36 on algo-{rank + 1} " in host.text for rank, host in enumerate(launchers)
+    )
 
 
 CALLER = """
@@ -251,7 +310,9 @@ def called(
     path, version = mpirun(dialect)
     manifest = engine_manifest(tmp_path, mpirun=path)
     known = json.loads(manifest.read_text(encoding="utf-8"))
-    manifest.write_text(json.dumps({**known, "components": {"open-mpi": {"version": version}}}), encoding="utf-8")
+    manifest.write_text(
+        json.dumps({**known, "components": {"open-mpi": {"version": version}}}), encoding="utf-8"
+    )
     write_stand_ins(tmp_path, manifest)
     values = {"asks": "algo-1", "hosts": NAMED, "rank": PLAIN_RANK, **script}
     text = CALLER.format(mpirun=tmp_path / "mpirun", **values)
@@ -264,19 +325,26 @@ def called(
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
 @pytest.mark.parametrize("hosts", [NAMED, ADDRESSED], ids=["names", "addresses"])
-def test_a_program_calls_mpirun_for_all_hosts(tmp_path: Path, network: Network, dialect: Dialect, hosts: str) -> None:
+def test_a_program_calls_mpirun_for_all_hosts(
+    tmp_path: Path, network: Network, dialect: Dialect, hosts: str
+) -> None:
     """As scripts for AWS's images do, over ssh. Ranks have the variables of their own host."""
     statuses, texts = called(tmp_path, network, dialect, hosts=hosts)
     assert statuses == [0, 0], texts
     for rank in range(4):
-        assert f"rank {rank} of 4 on {NAMES[rank // 2]} greeting hello world provider  interface eth0\n" in texts[0]
+        assert (
+            f"rank {rank} of 4 on {NAMES[rank // 2]} greeting hello world provider  interface eth0\n"
+            in texts[0]
+        )
     assert "mpirun ended with 0\n" in texts[0]
     # That a script will call mpirun is not known before it does.
     assert not complaints("".join(texts), "each of the 2 hosts runs the whole program")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
-def test_the_program_hears_how_its_mpirun_ended(tmp_path: Path, network: Network, dialect: Dialect) -> None:
+def test_the_program_hears_how_its_mpirun_ended(
+    tmp_path: Path, network: Network, dialect: Dialect
+) -> None:
     rank = "import os, sys; sys.exit(7 if os.environ['OMPI_COMM_WORLD_RANK'] == '3' else 0)"
     statuses, texts = called(tmp_path, network, dialect, rank=rank)
     assert statuses == [5, 5], texts
@@ -294,11 +362,15 @@ def test_a_script_that_calls_mpirun_on_every_host_runs_once(
     statuses, texts = called(tmp_path, network, dialect, asks="algo-1,algo-2", rank=rank)
     assert statuses == [5 if code else 0] * 2, texts
     ran = "".join(texts).count("STARTED")
-    assert ran == 4 or (code and 0 < ran < 4), texts  # mpirun ends the others with the one that fails
+    assert ran == 4 or (code and 0 < ran < 4), (
+        texts
+    )  # mpirun ends the others with the one that fails
     assert "mpirun ended with" not in texts[1], texts
 
 
-def test_another_host_than_the_first_starts_nothing_and_says_so(tmp_path: Path, network: Network) -> None:
+def test_another_host_than_the_first_starts_nothing_and_says_so(
+    tmp_path: Path, network: Network
+) -> None:
     statuses, texts = called(tmp_path, network, OPEN_MPI_5, asks="algo-2")
     assert statuses == [0, 0], texts
     assert "warning: mpirun was called on this host alone, not on the first one" in texts[1], texts
@@ -309,7 +381,11 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
     asked = "from trainworks_launcher.given.routes import interface_that_reaches as find; print(find(*{}))"
-    for names, expected in ((("algo-1", "algo-2"), "eth0"), (("algo-1",), "lo"), (("algo-2",), "eth0")):
+    for names, expected in (
+        (("algo-1", "algo-2"), "eth0"),
+        (("algo-1",), "lo"),
+        (("algo-2",), "eth0"),
+    ):
         words = (sys.executable, "-c", asked.format(names))
         said = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))
         assert said.stdout == f"{expected}\n", said.stderr

@@ -58,7 +58,9 @@ def write_distribution(site_packages: Path, name: str, version: str, metadata: s
 def write_torch(site_packages: Path) -> None:
     """Write what the launcher may read of torch. To import it ends the process."""
     (site_packages / "torch").mkdir(parents=True)
-    (site_packages / "torch" / "__init__.py").write_text("import os; os._exit(99)\n", encoding="utf-8")
+    (site_packages / "torch" / "__init__.py").write_text(
+        "import os; os._exit(99)\n", encoding="utf-8"
+    )
     (site_packages / "torch" / "version.py").write_text(TORCH_VERSION, encoding="utf-8")
     write_distribution(site_packages, "torch", "2.9.1+cu128", TORCH_METADATA)
     write_distribution(site_packages, "nvidia-nccl-cu12", "2.27.5")
@@ -143,7 +145,9 @@ def test_what_torch_pins_is_protected_and_nothing_is_imported(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "answer", ["exit 3", "echo no JSON", "echo '[]'", "printf '\\377'"], ids=["fails", "text", "list", "bytes"]
+    "answer",
+    ["exit 3", "echo no JSON", "echo '[]'", "printf '\\377'"],
+    ids=["fails", "text", "list", "bytes"],
 )
 def test_a_python_that_does_not_answer_is_unknown(tmp_path: Path, answer: str) -> None:
     python = tmp_path / "python3"
@@ -165,7 +169,9 @@ def test_every_python_runs_a_job_and_says_what_it_has(tmp_path: Path, version: s
     assert f"({folder}/bin/python3), torch 2.9.1+cu128, cuda 12.8" in said
 
 
-def test_the_python_that_has_the_launcher_runs_jobs_without_being_on_the_path(tmp_path: Path) -> None:
+def test_the_python_that_has_the_launcher_runs_jobs_without_being_on_the_path(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "opt" / "venv"
     write_torch(make_environment(folder, sys.executable))
     done = run_job(tmp_path / "ml", folder / "bin" / "train", {"PATH": "/usr/bin:/bin"})
@@ -189,7 +195,9 @@ def test_torchrun_is_the_one_of_the_python_with_torch(tmp_path: Path) -> None:
     assert str(other) not in json.dumps(json.loads(planned.stdout)["argv"])
 
 
-def test_a_launcher_in_an_environment_of_its_own_takes_the_python_with_torch(tmp_path: Path) -> None:
+def test_a_launcher_in_an_environment_of_its_own_takes_the_python_with_torch(
+    tmp_path: Path,
+) -> None:
     """As `pipx install` and `uv tool install` do it."""
     tool = tmp_path / "tool"
     make_environment(tool, sys.executable)
@@ -213,7 +221,9 @@ def test_without_any_framework_python_is_the_one_on_the_path(tmp_path: Path) -> 
 UV = Path(sys.executable).with_name("uv")
 
 
-def run_with_requirements(tmp_path: Path, requirements: str, *, packaging: bool) -> subprocess.CompletedProcess[str]:
+def run_with_requirements(
+    tmp_path: Path, requirements: str, *, packaging: bool
+) -> subprocess.CompletedProcess[str]:
     """Run a job with requirements, in an environment that uv made: it has no pip."""
     folder = tmp_path / "opt" / "venv"
     site_packages = make_environment(folder, sys.executable)
@@ -269,7 +279,9 @@ def test_efa_without_a_plugin_is_said(tmp_path: Path) -> None:
     variables = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
     said = []
     for path in ("", str(tmp_path / "plugin")):
-        made = read_environment({**variables, "LD_LIBRARY_PATH": path, "SAGEMAKER_BASE_DIR": str(tmp_path)})
+        made = read_environment(
+            {**variables, "LD_LIBRARY_PATH": path, "SAGEMAKER_BASE_DIR": str(tmp_path)}
+        )
         found = choose_fabric(made.manifest, ("rdmap0s6",), "", hosts=2, inherited={})
         said.append([line for line in found.warnings if "aws-ofi-nccl" in line])
         (tmp_path / "plugin").mkdir(exist_ok=True)

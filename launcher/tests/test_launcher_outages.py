@@ -47,7 +47,9 @@ def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -
         jobs: list[tuple[Network, tuple[Host, ...]]] = []
         for number, _ in enumerate(OUTAGES):
             network = stack.enter_context(network_of(2))
-            made = stack.enter_context(job_on(network, tmp_path / str(number), SCRIPT, {"end": str(mark)}))
+            made = stack.enter_context(
+                job_on(network, tmp_path / str(number), SCRIPT, {"end": str(mark)})
+            )
             jobs.append((network, made))
         for _, made in jobs:
             for host in made:
@@ -75,7 +77,10 @@ def test_an_outage_that_is_shorter_than_the_limit_ends_nothing(tmp_path: Path) -
 @pytest.mark.parametrize("cut_off", ["algo-1", "algo-2"])
 def test_an_outage_that_stays_ends_both_hosts(tmp_path: Path, cut_off: str) -> None:
     need("iptables")
-    with network_of(2) as network, job_on(network, tmp_path, SCRIPT, {"end": str(tmp_path / "end")}) as hosts:
+    with (
+        network_of(2) as network,
+        job_on(network, tmp_path, SCRIPT, {"end": str(tmp_path / "end")}) as hosts,
+    ):
         for host in hosts:
             host.read_until("ready")
         began = time.monotonic()

@@ -14,7 +14,12 @@ from launcher_support import environment, plan
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.children.ranks import Rank
-from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
+from trainworks_launcher.supervise.control.messages import (
+    MESSAGE_LIMIT,
+    Decoder,
+    outcome_fields,
+    read_outcome,
+)
 from trainworks_launcher.supervise.outcome.cause import Said, failure_of
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
@@ -27,14 +32,21 @@ from trainworks_launcher.supervise.outcome.outcome import (
     with_status,
 )
 from trainworks_launcher.supervise.outcome.records import Record, read
-from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
+from trainworks_launcher.supervise.outcome.starters import (
+    Report,
+    mpirun_daemon,
+    report_of,
+    torchrun_status,
+)
 from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
 from trainworks_launcher.supervise.verdict.verdict import Verdict
 
 FRAMES = '  File "a.py", line 1, in <module>\n    boom()\n'
 
 
-def died(message: str = "ValueError: first\n", frames: str = FRAMES, output: bytes = b"step 1\n") -> Said:
+def died(
+    message: str = "ValueError: first\n", frames: str = FRAMES, output: bytes = b"step 1\n"
+) -> Said:
     """A process that died of an exception, by its own record."""
     return Said(output, output, [Record(7, 1.0, 2.0, message, frames)], 7)
 
@@ -49,7 +61,10 @@ TORCHRUN = (
 
 def test_the_cause_stands_first() -> None:
     text = failure_of(what="train.py", host="algo-2", mode="mpi", returncode=3, said=died()).text
-    assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
+    assert text.splitlines()[:2] == [
+        "ValueError: first",
+        "train.py on host algo-2 (mode mpi): exit status 3",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,21 +82,33 @@ def test_the_cause_stands_first() -> None:
 )
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
     said = died(f"{message}\n")
-    for mode, told in (("smdistributed.modelparallel", True), ("smdistributed.dataparallel", True), ("mpi", False)):
-        lines = failure_of(what="train.py", host="a", mode=mode, returncode=1, said=said).text.splitlines()
+    for mode, told in (
+        ("smdistributed.modelparallel", True),
+        ("smdistributed.dataparallel", True),
+        ("mpi", False),
+    ):
+        lines = failure_of(
+            what="train.py", host="a", mode=mode, returncode=1, said=said
+        ).text.splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
-    below = died(f"{message}\n", FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"))
+    below = died(
+        f"{message}\n",
+        FRAMES.replace("a.py", "/v/site-packages/smdistributed/modelparallel/torch/step.py"),
+    )
     text = failure_of(what="train.py", host="a", mode="mpi", returncode=1, said=below).text
     assert "SMP_CPU_EMULATION=1" in text
 
 
 def test_the_whole_message_is_kept_and_nothing_after_it() -> None:
-    message = (
-        "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize mismatch: weight.\n"
+    message = "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): bias.\n\tsize mismatch: weight.\n"
+    text = failure_of(
+        what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")
+    ).text
+    assert (
+        text.splitlines()[0]
+        == "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): bias."
     )
-    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=died(message, output=b"loss 0.5\n")).text
-    assert text.splitlines()[0] == "RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): bias."
     assert "size mismatch: weight" in text
     assert "loss 0.5" not in text
 
@@ -100,14 +127,20 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    said = Said(b"\x1b[1mstep 1\n", records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'), pid=7)
+    said = Said(
+        b"\x1b[1mstep 1\n",
+        records=read(b'{"pid": 7, "message": "ValueError: \\u001b[1mfirst"}\n'),
+        pid=7,
+    )
     text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=said).text
     assert "\x1b" not in text
     assert text.startswith("ValueError: ")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
-    text = failure_of(what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n")).text
+    text = failure_of(
+        what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n")
+    ).text
     assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
 
 
@@ -135,8 +168,14 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
             ),
             (2, 42),
         ),
-        ("mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).", (3, -9)),
-        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n", (3, 5)),
+        (
+            "mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).",
+            (3, -9),
+        ),
+        (
+            "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n",
+            (3, 5),
+        ),
         # Open MPI 5.0
         (
             (
@@ -145,7 +184,10 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
             ),
             (1, 1),
         ),
-        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],3]\n  Errorcode: 7\n", (3, 7)),
+        (
+            "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],3]\n  Errorcode: 7\n",
+            (3, 7),
+        ),
         # An abort is told when it happens; the summary at the end may name another rank, which died of it.
         (
             (
@@ -156,7 +198,9 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
         ),
     ],
 )
-def test_mpiruns_words_name_the_first_failing_rank_and_its_status(words: str, expected: tuple[int, int]) -> None:
+def test_mpiruns_words_name_the_first_failing_rank_and_its_status(
+    words: str, expected: tuple[int, int]
+) -> None:
     for ranks_by in ("mpirun", ""):
         assert report_of(words.encode(), ranks_by)[:2] == expected
 
@@ -165,7 +209,10 @@ def test_mpiruns_words_name_the_first_failing_rank_and_its_status(words: str, ex
     ("words", "host"),
     [
         ("nothing", ""),
-        ("inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote host:   algo-2\n", "algo-2"),
+        (
+            "inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote host:   algo-2\n",
+            "algo-2",
+        ),
         (
             (
                 "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on node algo-1\n"
@@ -179,7 +226,9 @@ def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: 
     assert mpirun_daemon(words.encode()) == host
 
 
-@pytest.mark.parametrize(("printed", "code"), [(-9, -9), (17, 17), (-256, 1), (256, 1), (-64, -64), (-139, -11)])
+@pytest.mark.parametrize(
+    ("printed", "code"), [(-9, -9), (17, 17), (-256, 1), (256, 1), (-64, -64), (-139, -11)]
+)
 def test_a_number_out_of_range_is_a_wait_status(printed: int, code: int) -> None:
     """hyperpodrun prints -256 for a rank that ended with 1."""
     words = f"Root Cause (first observed failure):\n  rank : 0 (local_rank: 0)\n  exitcode : {printed} (pid: 5)\n"
@@ -190,20 +239,42 @@ def test_a_help_of_mpirun_and_a_line_of_dashes_are_no_cause() -> None:
     """It comes through the rank's own standard error, where an exit takes its time."""
     dashes = "-" * 74 + "\n"
     abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n\nNOTE: it failed\n"
-    log = "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+    log = (
+        "[algo-1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+    )
     delay = "[algo-1:00012] Delaying for 1 seconds before aborting\n"
     for said in (dashes + abort + dashes, dashes + abort, dashes, "=====\n", log, delay):
         errors = f"the set is empty\n{said}".encode()
-        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, [Record(7)], 7))
+        told = failure_of(
+            what="x.py",
+            host="a",
+            mode="mpi",
+            returncode=1,
+            said=Said(errors, errors, [Record(7)], 7),
+        )
         assert told.text.startswith("the set is empty\n"), said
         errors = said.encode()
-        told = failure_of(what="x.py", host="a", mode="mpi", returncode=1, said=Said(errors, errors, [Record(7)], 7))
+        told = failure_of(
+            what="x.py",
+            host="a",
+            mode="mpi",
+            returncode=1,
+            said=Said(errors, errors, [Record(7)], 7),
+        )
         assert told.text.startswith("x.py on host a (mode mpi): exit status 1"), said
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no record\n", b'{"pid": 7', b"[]\n", b"\xff\n", b'{"pid": "x", "at": [], "rank": {}}\n', b"{" * 9999],
+    [
+        b"",
+        b"no record\n",
+        b'{"pid": 7',
+        b"[]\n",
+        b"\xff\n",
+        b'{"pid": "x", "at": [], "rank": {}}\n',
+        b"{" * 9999,
+    ],
 )
 def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
     """A program of the user's may write there, and a full disk cuts a line in two."""
@@ -212,7 +283,9 @@ def test_what_is_no_record_of_an_end_is_passed_over(data: bytes) -> None:
     assert not any(row.message for row in found[:-1])
 
 
-def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_of_the_first() -> None:
+def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_of_the_first() -> (
+    None
+):
     """A rank may be ended between the two."""
     brief = b'{"pid": 7, "began": 1, "at": 2, "message": "ValueError: first", "brief": true}\n'
     whole = b'{"pid": 7, "began": 1, "at": 3, "message": "ValueError: first\\n", "frames": "f"}\n'
@@ -221,7 +294,9 @@ def test_of_a_brief_record_and_the_whole_one_the_whole_one_counts_with_the_time_
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
-    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1)
+    told = failure_of(
+        what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1
+    )
     made = with_status(told, -9)
     assert made.status == 137
     assert made.text == (
@@ -236,7 +311,11 @@ def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
         ("0::/\n", {"memory.events": "low 0\noom 1\noom_kill 2\n"}, 2),
         ("0::/a/b\n", {"a/b/memory.events": "oom_kill 3\n", "memory.events": "oom_kill 9\n"}, 3),
         ("0::/not/seen/here\n", {"memory.events": "oom_kill 4\n"}, 4),
-        ("4:cpu,memory:/a\n0::/\n", {"memory/a/memory.oom_control": "under_oom 0\noom_kill 5\n"}, 5),
+        (
+            "4:cpu,memory:/a\n0::/\n",
+            {"memory/a/memory.oom_control": "under_oom 0\noom_kill 5\n"},
+            5,
+        ),
         ("4:memory:/docker/x\n", {"memory/memory.oom_control": "oom_kill 6\n"}, 6),
         ("0::/\n", {}, None),
         ("0::/\n", {"memory.events": "oom_kill many\n"}, None),
@@ -253,7 +332,9 @@ def test_the_kernels_count_of_kills_for_lack_of_memory(
     assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
 
 
-def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(tmp_path: Path) -> None:
+def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
+    tmp_path: Path,
+) -> None:
     """It may have been a Python that stood by, and the ranks went on."""
     (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
 
@@ -272,7 +353,9 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
     verdict.forget()
     second = verdict.of_rank(rank)
     assert second is not None
-    assert second.outcome.text.startswith("train.py on host algo-1, rank 1 (mode none): killed by SIGKILL")
+    assert second.outcome.text.startswith(
+        "train.py on host algo-1, rank 1 (mode none): killed by SIGKILL"
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +364,11 @@ def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(
         ("0::/a\n", {"a/memory.peak": "4096\n", "memory.peak": "9\n"}, 4096),
         ("0::/not/seen/here\n", {"memory.peak": "8192\n"}, 8192),
         ("4:memory:/docker/x\n", {"memory/memory.max_usage_in_bytes": "5\n"}, 5),
-        ("4:memory:/\n", {"memory/memory.max_usage_in_bytes": "5\n", "memory/release_agent": ""}, None),
+        (
+            "4:memory:/\n",
+            {"memory/memory.max_usage_in_bytes": "5\n", "memory/release_agent": ""},
+            None,
+        ),
         ("0::/\n", {"memory.current": "5\n"}, None),
         ("nonsense", {}, None),
     ],
@@ -305,7 +392,9 @@ def test_memory_of_a_group_with_other_processes_is_not_the_jobs(
     (tmp_path / "cgroup").write_text("0::/a\n", encoding="ascii")
     (tmp_path / "fs" / "a").mkdir(parents=True)
     (tmp_path / "fs" / "a" / "memory.peak").write_text("4096\n", encoding="ascii")
-    (tmp_path / "fs" / "a" / "cgroup.procs").write_text(f"{os.getpid()}\n{others}", encoding="ascii")
+    (tmp_path / "fs" / "a" / "cgroup.procs").write_text(
+        f"{os.getpid()}\n{others}", encoding="ascii"
+    )
     files = (str(tmp_path / "cgroup"), str(tmp_path / "fs"))
     assert highest_bytes(*files, contained=False) == highest
     assert highest_bytes(*files) == 4096
@@ -340,11 +429,18 @@ def test_a_status_in_words(code: int, words: str) -> None:
         (Outcome(FAILED, 66, "a", place="train.py on host a (mode none)"), False),
         (Outcome(FAILED, 1, "a", place="train.py on host a (mode none)"), False),
         (Outcome(FAILED, 137, "a", place="train.py on host a (mode none)"), True),
-        (Outcome(FAILED, 137, "a", memory="out of memory", place="train.py on host a (mode none)"), False),
+        (
+            Outcome(
+                FAILED, 137, "a", memory="out of memory", place="train.py on host a (mode none)"
+            ),
+            False,
+        ),
         (Outcome(FAILED, 139, "a", place="train.py on host a (mode none)"), False),
     ],
 )
-def test_another_try_makes_sense_where_the_script_is_not_the_cause(outcome: Outcome, *, retry: bool) -> None:
+def test_another_try_makes_sense_where_the_script_is_not_the_cause(
+    outcome: Outcome, *, retry: bool
+) -> None:
     assert outcome.retry is retry
 
 
@@ -358,10 +454,17 @@ def test_the_limit_keeps_both_ends(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome(SUCCEEDED), Outcome(FAILED, 42, "algo-2", "ValueError: é"), Outcome(STOPPED, 143, "a", "t")]
+    "outcome",
+    [
+        Outcome(SUCCEEDED),
+        Outcome(FAILED, 42, "algo-2", "ValueError: é"),
+        Outcome(STOPPED, 143, "a", "t"),
+    ],
 )
 def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
-    assert read_outcome(outcome_fields(outcome), "algo-9") == outcome._replace(host=outcome.host or "algo-9")
+    assert read_outcome(outcome_fields(outcome), "algo-9") == outcome._replace(
+        host=outcome.host or "algo-9"
+    )
 
 
 def test_the_longest_failure_fits_into_a_message() -> None:
@@ -373,7 +476,8 @@ def test_the_longest_failure_fits_into_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "cause": [], "rank": 1 << 70}]
+    "message",
+    [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "cause": [], "rank": 1 << 70}],
 )
 def test_an_unreadable_outcome_is_a_failure_that_names_its_host(message: dict[str, Json]) -> None:
     found = read_outcome(message, "algo-3")
@@ -388,7 +492,14 @@ def test_messages_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"x" * (MESSAGE_LIMIT + 1), b"{" * 65000 + b"\n"]
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n",
+        b"\xff\n",
+        b"x" * (MESSAGE_LIMIT + 1),
+        b"{" * 65000 + b"\n",
+    ],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -74,9 +74,15 @@ def cpus(case: Case) -> Iterator[int]:
 
 def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, Any]]:
     """What the real package makes of all inputs, in one process."""
-    document = json.dumps([{"base": str(base), "variables": dict(variables)} for base, variables in inputs])
+    document = json.dumps(
+        [{"base": str(base), "variables": dict(variables)} for base, variables in inputs]
+    )
     driver = Path(__file__).with_name("peer_sagemaker_training.py")
-    environment = {"PATH": os.environ["PATH"], "SAGEMAKER_BASE_DIR": str(inputs[0][0]), "HOME": str(inputs[0][0])}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "SAGEMAKER_BASE_DIR": str(inputs[0][0]),
+        "HOME": str(inputs[0][0]),
+    }
     answer = subprocess.run(
         [str(PEER), str(driver)],
         input=document,
@@ -96,7 +102,9 @@ def ours(base: Path, variables: Mapping[str, str]) -> Job:
     """What the launcher makes of one input. Interfaces and programs are said, not probed: machines differ in them."""
     environment = read_environment({**variables, "SAGEMAKER_BASE_DIR": str(base)})
     devices = environment.devices._replace(interfaces=("eth0", "lo"), reaching="eth0")
-    return make_job(environment._replace(devices=devices, programs=MappingProxyType(dict(PROGRAMS))))
+    return make_job(
+        environment._replace(devices=devices, programs=MappingProxyType(dict(PROGRAMS)))
+    )
 
 
 def corrected(
@@ -117,8 +125,15 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
         pair = (one.get(name), other.get(name))
         if name == "SM_TRAINING_ENV":
             here, there = (json.loads(text or "{}") for text in pair)
-            names = [key for key in sorted({*here, *there}) if repr(here.get(key)) != repr(there.get(key))]
-            found.append(f"{name}: " + ", ".join(f"{key}: {here.get(key)!r} and {there.get(key)!r}" for key in names))
+            names = [
+                key
+                for key in sorted({*here, *there})
+                if repr(here.get(key)) != repr(there.get(key))
+            ]
+            found.append(
+                f"{name}: "
+                + ", ".join(f"{key}: {here.get(key)!r} and {there.get(key)!r}" for key in names)
+            )
         else:
             found.append(f"{name}: {pair[0]!r} and {pair[1]!r}")
     return found
@@ -143,7 +158,23 @@ NAMES = (
     "a_b",
 )
 VALUES: tuple[Any, ...] = (
-    *("3", "0.5", "1e-05", "1e400", "-0", "1_000", " 3 ", "007", "9" * 40, "NaN", "true", "True", "null", "None", ""),
+    *(
+        "3",
+        "0.5",
+        "1e-05",
+        "1e400",
+        "-0",
+        "1_000",
+        " 3 ",
+        "007",
+        "9" * 40,
+        "NaN",
+        "true",
+        "True",
+        "null",
+        "None",
+        "",
+    ),
     *(
         '""',
         '"3"',
@@ -189,7 +220,9 @@ def cluster(chance: random.Random) -> dict[str, Json]:
     config: dict[str, Json] = {"current_host": chance.choice(hosts), "hosts": [*hosts]}
     if kind == "short":
         return config
-    config["network_interface_name"] = "ethwe" if kind == "v3 local" else chance.choice(("eth0", "eth0", "lo"))
+    config["network_interface_name"] = (
+        "ethwe" if kind == "v3 local" else chance.choice(("eth0", "eth0", "lo"))
+    )
     if kind == "platform":
         config["current_instance_type"] = "ml.plain.xlarge"
         group: dict[str, Json] = {
@@ -243,7 +276,9 @@ def generate(chance: random.Random) -> Case:
         "default_user_module_name": ("m",),
         "_tuning_objective_metric": ("loss",),
     }
-    hyperparameters.update({name: chance.choice(values) for name, values in optional.items() if chance.random() < 0.15})
+    hyperparameters.update(
+        {name: chance.choice(values) for name, values in optional.items() if chance.random() < 0.15}
+    )
     known = [switch for switch in SWITCHES if switch in registry.SWITCHES]
     if chance.random() < 0.5:
         switch = chance.choice(known)
@@ -277,8 +312,12 @@ def generate(chance: random.Random) -> Case:
         "CURRENT_HOST": ("somebody",),
         "SM_STUDIO_LOCAL_MODE": ("true",),
     }
-    variables.update({name: chance.choice(values) for name, values in settings.items() if chance.random() < 0.15})
-    channels = {name: chance.choice(SETTINGS) for name in chance.sample(CHANNELS, chance.randint(0, 4))}
+    variables.update(
+        {name: chance.choice(values) for name, values in settings.items() if chance.random() < 0.15}
+    )
+    channels = {
+        name: chance.choice(SETTINGS) for name in chance.sample(CHANNELS, chance.randint(0, 4))
+    }
     return Case(hyperparameters, config, channels, variables)
 
 
@@ -313,7 +352,10 @@ def test_each_difference_is_there_and_is_as_the_table_says(tmp_path: Path, row: 
     with cpus(row.example) as count:
         made = exported_variables(ours(tmp_path, variables))
         (peer,) = theirs([(tmp_path, variables)])
-    assert differences(corrected(row.example, tmp_path, count, peer["variables"], DIFFERENCES), made) == []
+    assert (
+        differences(corrected(row.example, tmp_path, count, peer["variables"], DIFFERENCES), made)
+        == []
+    )
     others = [other for other in DIFFERENCES if other is not row]
     left = differences(corrected(row.example, tmp_path, count, peer["variables"], others), made)
     assert left, "the row no longer says a difference: delete it"
@@ -321,8 +363,12 @@ def test_each_difference_is_there_and_is_as_the_table_says(tmp_path: Path, row: 
 
 @needs_peer
 @pytest.mark.engine
-@pytest.mark.parametrize(("what", "error", "case"), [(what, error, case) for what, error, _, case in ENDED])
-def test_what_ends_sagemaker_training_is_a_job_here(tmp_path: Path, what: str, error: str, case: Case) -> None:
+@pytest.mark.parametrize(
+    ("what", "error", "case"), [(what, error, case) for what, error, _, case in ENDED]
+)
+def test_what_ends_sagemaker_training_is_a_job_here(
+    tmp_path: Path, what: str, error: str, case: Case
+) -> None:
     del what
     variables = write(tmp_path, case)
     (peer,) = theirs([(tmp_path, variables)])
@@ -338,4 +384,6 @@ def test_golden_table_of_the_documentation() -> None:
     wanted = f"{head}{begin}{table()}{end}{tail}"
     if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
         path.write_text(wanted, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == wanted, "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
+    assert path.read_text(encoding="utf-8") == wanted, (
+        "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
+    )

@@ -114,12 +114,26 @@ def test_lines_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = []
     for row in pip_files.read_rows(tmp_path / "requirements.txt"):
         given = row.options
-        names = [sorted(set(",".join(each).split(",")) - {""}) for each in (given.no_binary, given.only_binary)]
+        names = [
+            sorted(set(",".join(each).split(",")) - {""})
+            for each in (given.no_binary, given.only_binary)
+        ]
         editable = [*given.editable, ""][0] if not row.requirement else ""
         rows.append(
             [
-                *(row.number, row.requirement or editable, bool(editable), row.constraint, sorted(given.hash)),
-                *(given.index_url or "", given.extra_index_url, given.find_links, given.trusted_host),
+                *(
+                    row.number,
+                    row.requirement or editable,
+                    bool(editable),
+                    row.constraint,
+                    sorted(given.hash),
+                ),
+                *(
+                    given.index_url or "",
+                    given.extra_index_url,
+                    given.find_links,
+                    given.trusted_host,
+                ),
                 *(given.no_index, given.pre, given.prefer_binary, given.require_hashes, *names),
             ]
         )
@@ -149,10 +163,26 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, reason: str) ->
         ("", {}),
         ("[global]\nindex-url = https://a.example/simple\ntimeout = 33\nno-binary = a,b\n", {}),
         (SEVERAL, {}),
-        ("[global]\nfind-links = /a\n[install]\nfind-links = /b\n", {"PIP_FIND_LINKS": "/c /d", "PIP_PRE": "1"}),
-        ("[list]\nindex-url = https://not.example\n", {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DEFAULT_TIMEOUT": "9"}),
-        ("[global]\nno-index = true\nproxy = http://p.example:1\n", {"PIP_NO_INDEX": "false", "PIP_RETRIES": "2"}),
-        ("", {"PIP_INDEX_URL": "https://me:it%27s@a.example/simple", "PIP_ONLY_BINARY": ":all:", "PIP_TARGET": "/t"}),
+        (
+            "[global]\nfind-links = /a\n[install]\nfind-links = /b\n",
+            {"PIP_FIND_LINKS": "/c /d", "PIP_PRE": "1"},
+        ),
+        (
+            "[list]\nindex-url = https://not.example\n",
+            {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DEFAULT_TIMEOUT": "9"},
+        ),
+        (
+            "[global]\nno-index = true\nproxy = http://p.example:1\n",
+            {"PIP_NO_INDEX": "false", "PIP_RETRIES": "2"},
+        ),
+        (
+            "",
+            {
+                "PIP_INDEX_URL": "https://me:it%27s@a.example/simple",
+                "PIP_ONLY_BINARY": ":all:",
+                "PIP_TARGET": "/t",
+            },
+        ),
     ],
 )
 def test_settings_are_those_of_pip(
@@ -178,11 +208,14 @@ def test_settings_are_those_of_pip(
     ] == ["" if index == 0 and each == default else each for index, each in enumerate(pip)]
 
 
-def test_settings_that_pip_rejects_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_pip_rejects_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     (tmp_path / "pip.conf").write_text("no section\n")
     with pytest.raises(
-        pip_files.SettingsError, match="pip cannot read its settings: Configuration file could not be loaded"
+        pip_files.SettingsError,
+        match="pip cannot read its settings: Configuration file could not be loaded",
     ):
         pip_files.read_settings()
     (tmp_path / "pip.conf").write_text("[global]\npre = perhaps\n")

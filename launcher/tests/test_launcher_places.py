@@ -33,7 +33,8 @@ STRANGER = 1000770000
 PYTHON = "/usr/bin/python3"
 
 as_root = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("setpriv") or not Path(PYTHON).exists(), reason="needs root, setpriv, Python"
+    os.geteuid() != 0 or not shutil.which("setpriv") or not Path(PYTHON).exists(),
+    reason="needs root, setpriv, Python",
 )
 
 
@@ -44,7 +45,9 @@ def room() -> Iterator[Path]:
         directory = Path(made)
         directory.chmod(0o755)
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(LAUNCHER / "trainworks_launcher", directory / "lib/trainworks_launcher", ignore=ignored)
+        shutil.copytree(
+            LAUNCHER / "trainworks_launcher", directory / "lib/trainworks_launcher", ignore=ignored
+        )
         yield directory
 
 
@@ -59,11 +62,29 @@ def train(
     """``train -- train.py`` in a directory, as another user."""
     (room / "tmp").mkdir(exist_ok=True)
     (room / "tmp").chmod(0o1777)
-    given = {"PATH": "/usr/bin:/bin", "HOME": "/", "TMPDIR": str(room / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *limits, PYTHON, "-IS"]
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/",
+        "TMPDIR": str(room / "tmp"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    words = [
+        "setpriv",
+        f"--reuid={user}",
+        f"--regid={user}",
+        "--clear-groups",
+        *limits,
+        PYTHON,
+        "-IS",
+    ]
     words += [str(room / "lib/trainworks_launcher/__main__.py"), "train", "--", program]
     return subprocess.run(
-        words, cwd=where, env={**given, **(variables or {})}, capture_output=True, text=True, timeout=TIME_OUT
+        words,
+        cwd=where,
+        env={**given, **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=TIME_OUT,
     )
 
 
@@ -80,7 +101,9 @@ def work(room: Path, mode: int) -> Path:
 @pytest.mark.parametrize("slurm", [False, True])
 def test_another_user_can_save_the_model(room: Path, slurm: bool) -> None:
     where = work(room, 0o777)
-    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"} if slurm else {}
+    step = (
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"} if slurm else {}
+    )
     ended = train(room, where, step)
     assert ended.returncode == 0, ended.stderr
     assert len(list(where.rglob("of_the_script"))) == 4
@@ -142,9 +165,14 @@ NO_EXEC = "set -e; for place in {}; do mount --bind $place $place; mount -o remo
 @as_root
 @pytest.mark.parametrize(
     ("places", "status", "words"),
-    [("/tmp", 0, "the job's processes get TMPDIR=/var/tmp"), ("/tmp /var/tmp /dev/shm", 1, "--tmpfs /tmp:exec")],
+    [
+        ("/tmp", 0, "the job's processes get TMPDIR=/var/tmp"),
+        ("/tmp /var/tmp /dev/shm", 1, "--tmpfs /tmp:exec"),
+    ],
 )
-def test_a_temporary_directory_without_execution_is_told(tmp_path: Path, places: str, status: int, words: str) -> None:
+def test_a_temporary_directory_without_execution_is_told(
+    tmp_path: Path, places: str, status: int, words: str
+) -> None:
     """Docker mounts ``--tmpfs /tmp`` so; torch.compile failed there after minutes."""
     write_inputs(tmp_path, COMPILE, {}, {})
     begin = NO_EXEC.format(places) + 'unset TMPDIR TEMP TMP; exec "$@"'
@@ -155,7 +183,9 @@ def test_a_temporary_directory_without_execution_is_told(tmp_path: Path, places:
     assert ("\nexecuted\n" in made.text) is (status == 0)
 
 
-def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(tmp_path: Path) -> None:
+def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(
+    tmp_path: Path,
+) -> None:
     """A socket in it has a path that the kernel refuses: multiprocessing makes them, and so do data loaders."""
     long = tmp_path / ("x" * 80)
     long.mkdir()
@@ -173,9 +203,7 @@ def test_a_temporary_directory_with_a_long_name_is_told_and_another_one_taken(tm
 
 
 def test_a_locale_that_the_image_lacks_becomes_one_that_it_has(tmp_path: Path) -> None:
-    script = (
-        'import locale, os; locale.setlocale(locale.LC_ALL, ""); print("with", *map(os.getenv, ("LANG", "LC_ALL")))'
-    )
+    script = 'import locale, os; locale.setlocale(locale.LC_ALL, ""); print("with", *map(os.getenv, ("LANG", "LC_ALL")))'
     write_inputs(tmp_path, script, {}, {})
     given = {"LANG": "C.UTF-8", "LC_ALL": "xx_XX.UTF-8", "LC_TIME": "yy_YY.UTF-8", "LC_NAME": ""}
     with Launcher(tmp_path, variables=given) as made:
@@ -192,10 +220,14 @@ def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: P
     ended = train(room, where)
     assert ended.returncode == 64
     assert "caches in" not in ended.stdout
-    assert "nothing can be written to SM_MODEL_DIR, SM_OUTPUT_DIR, SM_OUTPUT_DATA_DIR" in ended.stderr
+    assert (
+        "nothing can be written to SM_MODEL_DIR, SM_OUTPUT_DIR, SM_OUTPUT_DATA_DIR" in ended.stderr
+    )
     assert f"user {STRANGER} may not write into {where}" in ended.stderr
     assert "SAGEMAKER_BASE_DIR" in ended.stderr
-    assert [path for path in sorted(room.rglob("*")) if path not in before and path.name != "tmp"] == []
+    assert [
+        path for path in sorted(room.rglob("*")) if path not in before and path.name != "tmp"
+    ] == []
 
 
 @as_root
@@ -204,7 +236,11 @@ def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None
     where = work(room, 0o777)
     for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
         (where / "train.py").write_text(f"raise ValueError({words!r})", encoding="utf-8")
-        ended = train(room, where, {"SLURM_JOB_ID": number, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"})
+        ended = train(
+            room,
+            where,
+            {"SLURM_JOB_ID": number, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"},
+        )
         assert ended.returncode == 1, ended.stderr
         assert words in ended.stderr.splitlines()[-1]
     for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
@@ -222,11 +258,15 @@ def test_a_home_that_somebody_else_prepared_is_not_taken(room: Path) -> None:
     ended = train(room, where, {"TMPDIR": str(room / "tmp")})
     assert ended.returncode == 0, ended.stderr
     assert f"caches in {trap}" not in ended.stdout
-    shutil.rmtree(f"/tmp/trainworks-home-{STRANGER}", ignore_errors=True)  # the next place in the order
+    shutil.rmtree(
+        f"/tmp/trainworks-home-{STRANGER}", ignore_errors=True
+    )  # the next place in the order
 
 
 @as_root
-@pytest.mark.parametrize(("home", "kept"), [("mine", True), ("not/there/yet", True), ("/proc/self", False)])
+@pytest.mark.parametrize(
+    ("home", "kept"), [("mine", True), ("not/there/yet", True), ("/proc/self", False)]
+)
 def test_a_home_that_can_be_written_is_kept(room: Path, home: str, kept: bool) -> None:
     where = work(room, 0o777)
     (where / "mine").mkdir(mode=0o777)
@@ -237,13 +277,17 @@ def test_a_home_that_can_be_written_is_kept(room: Path, home: str, kept: bool) -
     assert ("HOME=" in ended.stderr) is not kept
 
 
-def test_a_directory_that_a_person_names_is_made_and_is_judged_the_same_the_second_time(room: Path) -> None:
+def test_a_directory_that_a_person_names_is_made_and_is_judged_the_same_the_second_time(
+    room: Path,
+) -> None:
     where = work(room, 0o777)
     named = {"SAGEMAKER_BASE_DIR": str(where / "out")}
     refused = [train(room, where, named, 0, "trian.py") for _ in range(2)]
     assert [ended.returncode for ended in refused] == [64, 64]
     assert refused[0].stderr == refused[1].stderr
-    assert [path.name for path in where.iterdir()] == ["train.py"], "a refusal leaves nothing behind"
+    assert [path.name for path in where.iterdir()] == ["train.py"], (
+        "a refusal leaves nothing behind"
+    )
     ended = train(room, where, named, 0)
     assert ended.returncode == 0, ended.stderr
     assert (where / "out/model/of_the_script").is_file()
@@ -261,7 +305,11 @@ def test_a_refusal_in_a_working_directory_leaves_it_as_it_is(room: Path) -> None
     [
         (lambda base: (base / "model").write_text(""), "model", "model is not a directory"),
         (lambda base: (base / "model").write_text(""), "model/in/it", "model is not a directory"),
-        (lambda base: (base / "model").symlink_to("nowhere"), "model", "is a link that leads nowhere"),
+        (
+            lambda base: (base / "model").symlink_to("nowhere"),
+            "model",
+            "is a link that leads nowhere",
+        ),
         (lambda base: (base / "model").mkdir(), "model", ""),
         (lambda _: None, "a/b/c", ""),
     ],
@@ -280,14 +328,18 @@ def test_what_was_made_for_a_job_that_is_refused_goes_again(tmp_path: Path) -> N
     places.take_back(made)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     (tmp_path / "file").touch()
-    with pytest.raises(RefusalError, match=r"nothing can be written to F: .*file is not a directory"):
+    with pytest.raises(
+        RefusalError, match=r"nothing can be written to F: .*file is not a directory"
+    ):
         places.make({"D": str(tmp_path / "d/e"), "F": str(tmp_path / "file/f")})
     with pytest.raises(RefusalError, match="nothing can be written to /proc/self/fd/none: "):
         places.make({"D": str(tmp_path / "d/e"), "F": "/proc/self/fd/none"})
     assert not (tmp_path / "d").exists()
 
 
-def test_a_checkpoint_directory_is_made_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_directory_is_made_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     given = {"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path / "base")}
@@ -320,36 +372,70 @@ VOLUME = "0c1d" * 16
         pytest.param("", "/opt/ml/model", True, id="no table: nothing is known"),
         pytest.param(DOCKER, "/opt/ml/model", False, id="the container's layers"),
         pytest.param(DOCKER, "/dev/shm/model", False, id="memory"),
-        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/w", True, id="bind mount"),
-        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/w/a/b", True, id="below it"),
-        pytest.param(DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/work", False, id="beside it"),
         pytest.param(
-            DOCKER + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw", "/opt/ml/output", False, id="one"
+            DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw", "/w", True, id="bind mount"
+        ),
+        pytest.param(
+            DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw",
+            "/w/a/b",
+            True,
+            id="below it",
+        ),
+        pytest.param(
+            DOCKER + "140 110 254:0 /home/me /w rw - ext4 /dev/vda rw",
+            "/work",
+            False,
+            id="beside it",
+        ),
+        pytest.param(
+            DOCKER + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw",
+            "/opt/ml/output",
+            False,
+            id="one",
         ),
         pytest.param(DOCKER + "140 110 0:60 / /w rw - nfs4 server:/home rw", "/w", True, id="NFS"),
-        pytest.param(DOCKER + "140 110 0:60 / /w rw - fuse.s3fs s3fs rw", "/w", True, id="S3 by FUSE"),
         pytest.param(
-            DOCKER + "140 110 0:44 /builds/x /w rw - overlay overlay rw", "/w", True, id="engine in a container"
+            DOCKER + "140 110 0:60 / /w rw - fuse.s3fs s3fs rw", "/w", True, id="S3 by FUSE"
         ),
-        pytest.param(DOCKER + "140 110 0:60 / /opt/ml rw - tmpfs tmpfs rw", "/opt/ml/model", False, id="--tmpfs"),
-        pytest.param(DOCKER + r"140 110 254:0 /m /my\040files rw - ext4 /dev/vda rw", "/my files", True, id="a blank"),
         pytest.param(
-            DOCKER + f"140 110 254:0 /var/lib/docker/volumes/{VOLUME}/_data /opt/ml rw - ext4 /dev/vda rw",
+            DOCKER + "140 110 0:44 /builds/x /w rw - overlay overlay rw",
+            "/w",
+            True,
+            id="engine in a container",
+        ),
+        pytest.param(
+            DOCKER + "140 110 0:60 / /opt/ml rw - tmpfs tmpfs rw",
+            "/opt/ml/model",
+            False,
+            id="--tmpfs",
+        ),
+        pytest.param(
+            DOCKER + r"140 110 254:0 /m /my\040files rw - ext4 /dev/vda rw",
+            "/my files",
+            True,
+            id="a blank",
+        ),
+        pytest.param(
+            DOCKER
+            + f"140 110 254:0 /var/lib/docker/volumes/{VOLUME}/_data /opt/ml rw - ext4 /dev/vda rw",
             *("/opt/ml/model", False),
             id="a volume without a name, which --rm removes",
         ),
         pytest.param(
-            DOCKER + "140 110 254:0 /var/lib/docker/volumes/mine/_data /opt/ml rw - ext4 /dev/vda rw",
+            DOCKER
+            + "140 110 254:0 /var/lib/docker/volumes/mine/_data /opt/ml rw - ext4 /dev/vda rw",
             *("/opt/ml/model", True),
             id="a volume with a name",
         ),
         pytest.param(
-            DOCKER + "140 110 8:1 /pods/6f/volumes/kubernetes.io~empty-dir/scratch /opt/ml rw - xfs /dev/sda1 rw",
+            DOCKER
+            + "140 110 8:1 /pods/6f/volumes/kubernetes.io~empty-dir/scratch /opt/ml rw - xfs /dev/sda1 rw",
             *("/opt/ml/model", False),
             id="an emptyDir",
         ),
         pytest.param(
-            DOCKER + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw\n141 110 0:60 / /opt/ml rw - tmpfs x rw",
+            DOCKER
+            + "140 110 254:0 /m /opt/ml/model rw - ext4 /dev/vda rw\n141 110 0:60 / /opt/ml rw - tmpfs x rw",
             *("/opt/ml/model", False),
             id="a mount that another one hides",
         ),
@@ -358,7 +444,9 @@ VOLUME = "0c1d" * 16
             *("/w/model", True),
             id="the upper one of two at the same place",
         ),
-        pytest.param("27 1 0:30 /@ / rw - btrfs /dev/vda rw", "/home/me", True, id="a host on btrfs"),
+        pytest.param(
+            "27 1 0:30 /@ / rw - btrfs /dev/vda rw", "/home/me", True, id="a host on btrfs"
+        ),
         pytest.param(
             "27 1 0:30 /@/docker/btrfs/subvolumes/5c / rw - btrfs /dev/vda rw\n"
             "28 27 0:30 /@/docker/containers/5c/hostname /etc/hostname rw - btrfs /dev/vda rw",
@@ -375,10 +463,14 @@ VOLUME = "0c1d" * 16
             *("/home/me/job", True),
             id="rootless, with the home mounted",
         ),
-        pytest.param("40 27 0:60 / /data rw - nfs4 server:/data rw", "/opt/ml/model", True, id="chroot"),
+        pytest.param(
+            "40 27 0:60 / /data rw - nfs4 server:/data rw", "/opt/ml/model", True, id="chroot"
+        ),
     ],
 )
-def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(table: str, path: str, kept: bool) -> None:
+def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(
+    table: str, path: str, kept: bool
+) -> None:
     assert places.keeps(path, table) is kept
 
 
@@ -386,16 +478,43 @@ def test_a_place_is_kept_only_on_a_mount_or_on_a_hosts_disk(table: str, path: st
     ("kept", "told", "model", "output", "note", "lost"),
     [
         (("opt", "w"), {}, "opt/model", "opt/output", "", ""),
-        (("w",), {}, "w/model", "w/output", "results go to {}/w/model and {}/w/output, in the working directory", ""),
-        (("opt/model", "w"), {}, "opt/model", "w/output", "results go to {}/w/output, in the working directory", ""),
+        (
+            ("w",),
+            {},
+            "w/model",
+            "w/output",
+            "results go to {}/w/model and {}/w/output, in the working directory",
+            "",
+        ),
+        (
+            ("opt/model", "w"),
+            {},
+            "opt/model",
+            "w/output",
+            "results go to {}/w/output, in the working directory",
+            "",
+        ),
         (("opt/model",), {}, "opt/model", "opt/output", "", "no mount keeps {}/opt/output;"),
         ((), {}, "opt/model", "opt/output", "", "no mount keeps {}/opt/model and {}/opt/output;"),
         (("opt", "own"), {"SM_MODEL_DIR": "own/m"}, "own/m", "opt/output", "", ""),
-        (("opt",), {"SM_MODEL_DIR": "own/m"}, "own/m", "opt/output", "", "no mount keeps {}/own/m;"),
+        (
+            ("opt",),
+            {"SM_MODEL_DIR": "own/m"},
+            "own/m",
+            "opt/output",
+            "",
+            "no mount keeps {}/own/m;",
+        ),
     ],
 )
 def test_each_result_goes_to_the_first_place_that_keeps_it(
-    kept: tuple[str, ...], told: Mapping[str, str], model: str, output: str, note: str, lost: str, tmp_path: Path
+    kept: tuple[str, ...],
+    told: Mapping[str, str],
+    model: str,
+    output: str,
+    note: str,
+    lost: str,
+    tmp_path: Path,
 ) -> None:
     found = places.choose(
         (f"{tmp_path}/opt", f"{tmp_path}/w"),

@@ -22,7 +22,11 @@ from trainworks_launcher.given.environment import Devices, Environment
 from trainworks_launcher.plan.plan import NodePlan, words_of
 
 TWO = ("algo-1", "algo-2")
-MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2", "epochs": "3"}
+MPI = {
+    "sagemaker_mpi_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": "2",
+    "epochs": "3",
+}
 TORCH = {"sagemaker_torch_distributed_enabled": "true", "epochs": "3"}
 EIGHT_GPUS = Devices(gpus=8, cpus=96, efa=("rdmap16s27",), interfaces=("eth0", "lo"))
 TWO_GROUPS: dict[str, Json] = {
@@ -31,7 +35,11 @@ TWO_GROUPS: dict[str, Json] = {
     "network_interface_name": "eth0",
     "instance_groups": [
         {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1"]},
-        {"instance_group_name": "train", "instance_type": "ml.fast.xlarge", "hosts": ["algo-2", "algo-3"]},
+        {
+            "instance_group_name": "train",
+            "instance_type": "ml.fast.xlarge",
+            "hosts": ["algo-2", "algo-3"],
+        },
     ],
 }
 SMP = {
@@ -39,12 +47,21 @@ SMP = {
     "sagemaker_mpi_num_of_processes_per_host": "8",
     "mp_parameters": '{"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": true}',
 }
-SMDDP_PROGRAMS = {**PROGRAMS, "smddprun": "/opt/venv/bin/smddprun", "smddpmprun": "/opt/venv/bin/smddpmprun"}
+SMDDP_PROGRAMS = {
+    **PROGRAMS,
+    "smddprun": "/opt/venv/bin/smddprun",
+    "smddpmprun": "/opt/venv/bin/smddpmprun",
+}
 
 
 def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
     """A host of a job of two hosts with eight GPUs and EFA, in an image that has every framework and library."""
-    made = environment({switch: "true", "epochs": "3"}, hosts=TWO, instance_type="ml.fast.xlarge", devices=EIGHT_GPUS)
+    made = environment(
+        {switch: "true", "epochs": "3"},
+        hosts=TWO,
+        instance_type="ml.fast.xlarge",
+        devices=EIGHT_GPUS,
+    )
     components = {"torch": "2.4.1", "torch_xla": "2.4.0", "smp": "1.15", "smddp": "2.5"}
     components.update(changes.pop("components", {}))  # type: ignore[call-overload]
     made = made._replace(programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
@@ -56,10 +73,17 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "plain-script": lambda: plan(environment({"epochs": "3", "lr": "0.1"})),
     "plain-two-hosts": lambda: plan(environment(hosts=TWO)),
     "shell-with-requirements": lambda: plan(
-        environment({"sagemaker_program": "run.sh"}, code=Code("/opt/ml/code", entries=("requirements.txt", "run.sh")))
+        environment(
+            {"sagemaker_program": "run.sh"},
+            code=Code("/opt/ml/code", entries=("requirements.txt", "run.sh")),
+        )
     ),
     "code-from-archive": lambda: plan(
-        environment(code=Code("/opt/ml/code", "/opt/ml/input/data/code/sourcedir.tar.gz", entries=("train.py",)))
+        environment(
+            code=Code(
+                "/opt/ml/code", "/opt/ml/input/data/code/sourcedir.tar.gz", entries=("train.py",)
+            )
+        )
     ),
     "mpi-one-host": lambda: plan(environment(MPI)),
     "mpi-two-hosts-leader": lambda: plan(environment(MPI, hosts=TWO)),
@@ -87,18 +111,27 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
             instance_type="ml.neuron.xlarge",
             devices=Devices(neuron_devices=16, efa=("rdmap16s27",), interfaces=("eth0", "lo")),
             variables={"PATH": "/usr/bin:/bin", "RUN_NEURON_PARALLEL_COMPILE": "1"},
-            programs=MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/usr/bin/neuron_parallel_compile"}),
+            programs=MappingProxyType(
+                {**PROGRAMS, "neuron_parallel_compile": "/usr/bin/neuron_parallel_compile"}
+            ),
         )
     ),
     "modelparallel-two-hosts-leader": lambda: mode(
-        "sagemaker_mpi_enabled", hyperparameters=decode_values({**SMP, "sagemaker_program": "train.py"})
+        "sagemaker_mpi_enabled",
+        hyperparameters=decode_values({**SMP, "sagemaker_program": "train.py"}),
     ),
     "dataparallel-two-hosts-leader": lambda: mode("sagemaker_distributed_dataparallel_enabled"),
-    "dataparallel-two-hosts-worker": lambda: mode("sagemaker_distributed_dataparallel_enabled", "algo-2"),
-    "pytorchddp-one-host": lambda: plan(environment({"sagemaker_pytorch_ddp_enabled": "true"}, devices=EIGHT_GPUS)),
+    "dataparallel-two-hosts-worker": lambda: mode(
+        "sagemaker_distributed_dataparallel_enabled", "algo-2"
+    ),
+    "pytorchddp-one-host": lambda: plan(
+        environment({"sagemaker_pytorch_ddp_enabled": "true"}, devices=EIGHT_GPUS)
+    ),
     "pytorchxla-two-hosts": lambda: mode("sagemaker_pytorch_xla_multi_worker_enabled", "algo-2"),
     "multi-worker-mirrored-two-hosts": lambda: mode(
-        "sagemaker_multi_worker_mirrored_strategy_enabled", "algo-2", components={"tensorflow": "2.18.0"}
+        "sagemaker_multi_worker_mirrored_strategy_enabled",
+        "algo-2",
+        components={"tensorflow": "2.18.0"},
     ),
     "parameter-server-tensorflow-leader": lambda: mode(
         "sagemaker_parameter_server_enabled", components={"tensorflow": "2.18.0"}
@@ -106,19 +139,23 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "parameter-server-tensorflow-worker": lambda: mode(
         "sagemaker_parameter_server_enabled", "algo-2", components={"tensorflow": "2.18.0"}
     ),
-    "parameter-server-mxnet-leader": lambda: mode("sagemaker_parameter_server_enabled", components={"mxnet": "1.9.1"}),
+    "parameter-server-mxnet-leader": lambda: mode(
+        "sagemaker_parameter_server_enabled", components={"mxnet": "1.9.1"}
+    ),
     "parameter-server-torch": lambda: mode("sagemaker_parameter_server_enabled", "algo-2"),
     "ray-two-hosts-leader": lambda: mode("sagemaker_ray_enabled"),
     "ray-two-hosts-worker": lambda: mode("sagemaker_ray_enabled", "algo-2"),
     "group-leader": lambda: plan(
         environment(
-            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'},
+            resource_config=MappingProxyType(TWO_GROUPS),
         ),
         "algo-2",
     ),
     "group-host-outside": lambda: plan(
         environment(
-            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'},
+            resource_config=MappingProxyType(TWO_GROUPS),
         )
     ),
     "torch-module": lambda: plan(environment({**TORCH, "sagemaker_program": "-m package.train"})),
@@ -160,8 +197,14 @@ def test_golden_differences(golden: Callable[[str, str], None]) -> None:
     for name, like in LIKE.items():
         one, other = (SCENARIOS[each]().to_json().splitlines() for each in (like, name))
         # Without the numbers of lines, which a change far away would move.
-        differing = [line for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[1:2] == " "]
-        shown = [f"{line[0]} {line[1:].strip()}" for line in differing if not line[1:].strip().startswith('"SM_')]
+        differing = [
+            line for line in difflib.unified_diff(one, other, n=0, lineterm="") if line[1:2] == " "
+        ]
+        shown = [
+            f"{line[0]} {line[1:].strip()}"
+            for line in differing
+            if not line[1:].strip().startswith('"SM_')
+        ]
         assert shown, "two scenarios with one plan"
         lines += [f"# {name} is {like}, but", *shown, ""]
     golden("others.diff", "\n".join(lines))
@@ -194,7 +237,9 @@ def test_planning_has_no_effects() -> None:
 
     def listen(event: str, arguments: tuple[object, ...]) -> None:
         del arguments
-        if listening and event.startswith(("open", "os.", "socket.", "subprocess.", "shutil.", "tempfile.", "import")):
+        if listening and event.startswith(
+            ("open", "os.", "socket.", "subprocess.", "shutil.", "tempfile.", "import")
+        ):
             heard.append(event)
 
     # A hook cannot be taken away again; emptied of its switch it does nothing.
@@ -223,7 +268,11 @@ def test_planning_thousands_of_hosts_is_quick(switch: str, words: tuple[str, str
 
     hosts = [f"algo-{number}" for number in range(1, 4097)]
     groups: Json = [{"instance_group_name": "all", "instance_type": "local", "hosts": [*hosts]}]
-    config: dict[str, Json] = {"current_host": "algo-1", "hosts": [*hosts], "instance_groups": groups}
+    config: dict[str, Json] = {
+        "current_host": "algo-1",
+        "hosts": [*hosts],
+        "instance_groups": groups,
+    }
     asked = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
     made = environment(asked, resource_config=MappingProxyType(config))
     components = MappingProxyType({**made.manifest.components, "tensorflow": "2.18.0"})

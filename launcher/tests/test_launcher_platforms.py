@@ -66,11 +66,26 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
     [
         ({}, {}, "", "the job is this one host"),
         ({"SLURM_CONF": "/etc/slurm.conf"}, {}, "", "this one host"),
-        ({}, {"hosts": ["algo-1"], "current_host": "algo-1"}, "sagemaker", "there is a resource config"),
+        (
+            {},
+            {"hosts": ["algo-1"], "current_host": "algo-1"},
+            "sagemaker",
+            "there is a resource config",
+        ),
         (HOSTS, {}, "hosts", "TRAINWORKS_HOSTS is set"),
         (SLURM_NODE, {}, "slurm", "SLURM_JOB_ID is set"),
-        ({**SLURM_NODE, **HOSTS}, {}, "hosts", "SLURM_JOB_ID would mean slurm, which comes later in the order"),
-        (SLURM_NODE, {"hosts": ["algo-1"], "current_host": "algo-1"}, "sagemaker", "SLURM_JOB_ID would mean slurm"),
+        (
+            {**SLURM_NODE, **HOSTS},
+            {},
+            "hosts",
+            "SLURM_JOB_ID would mean slurm, which comes later in the order",
+        ),
+        (
+            SLURM_NODE,
+            {"hosts": ["algo-1"], "current_host": "algo-1"},
+            "sagemaker",
+            "SLURM_JOB_ID would mean slurm",
+        ),
     ],
 )
 def test_platform_is_recognised(
@@ -112,10 +127,17 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
         ),
         (SLURM_NODE, "box", ("fn1", "fn2"), "fn2"),
         (SLURM_TASK, "box", ("fn1", "fn2"), "fn2"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "fn9"}, "box", ("fn9",), "fn9"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "fn9"},
+            "box",
+            ("fn9",),
+            "fn9",
+        ),
     ],
 )
-def test_hosts_of_a_platform(variables: dict[str, str], hostname: str, hosts: tuple[str, ...], host: str) -> None:
+def test_hosts_of_a_platform(
+    variables: dict[str, str], hostname: str, hosts: tuple[str, ...], host: str
+) -> None:
     found = described(variables, hostname)
     assert found.problems == ()
     assert texts(found.resource_config["hosts"]) == hosts
@@ -131,13 +153,21 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
     [
         ({"TRAINWORKS_HOSTS": "a,b"}, ["TRAINWORKS_HOST is not set"]),
         ({"TRAINWORKS_HOST": "a"}, ["TRAINWORKS_HOSTS is not set"]),
-        ({"TRAINWORKS_HOSTS": "node-1,node-2", "TRAINWORKS_HOST": "node1"}, ["'node1'", "did you mean 'node-1'?"]),
+        (
+            {"TRAINWORKS_HOSTS": "node-1,node-2", "TRAINWORKS_HOST": "node1"},
+            ["'node1'", "did you mean 'node-1'?"],
+        ),
         (
             without(SLURM_NODE, "SLURM_NODEID", "SLURM_STEP_NODELIST"),
             ["SLURM_STEP_NODELIST, SLURM_NODEID are not set", "srun --ntasks-per-node=1"],
         ),
         (
-            {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_NODEID": "0"},
+            {
+                "SLURM_JOB_ID": "4711",
+                "SLURM_JOB_NUM_NODES": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_NODEID": "0",
+            },
             [
                 "SLURM_STEP_ID",
                 "SLURM_STEP_NODELIST",
@@ -148,17 +178,27 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
         ),
         ({**SLURM_NODE, "SLURM_STEP_NODELIST": "fn[1-3]"}, ["names 3 node(s)", "the step has 2"]),
         ({**SLURM_NODE, "SLURM_STEP_NODELIST": "fn[a-b]"}, ["'fn[a-b]' is not a list of nodes"]),
-        ({**SLURM_NODE, "SLURM_NODEID": "x"}, ["'x' is not a whole number of at least 0", "SLURM_NODEID"]),
+        (
+            {**SLURM_NODE, "SLURM_NODEID": "x"},
+            ["'x' is not a whole number of at least 0", "SLURM_NODEID"],
+        ),
         ({**SLURM_NODE, "SLURM_NODEID": "2"}, ["task 0 of node 2"]),
         ({**SLURM_NODE, "SLURM_PROCID": "2"}, ["task 2 of 2"]),
-        ({**SLURM_NODE, "SLURM_STEP_TASKS_PER_NODE": "many"}, ["'many' is not a list of tasks per node"]),
+        (
+            {**SLURM_NODE, "SLURM_STEP_TASKS_PER_NODE": "many"},
+            ["'many' is not a list of tasks per node"],
+        ),
     ],
 )
-def test_incomplete_platform_is_refused_with_all_that_is_missing(variables: dict[str, str], words: list[str]) -> None:
+def test_incomplete_platform_is_refused_with_all_that_is_missing(
+    variables: dict[str, str], words: list[str]
+) -> None:
     found = described(variables)
     shown = "\n".join(map(str, found.problems))
     assert [word for word in words if word not in shown] == []
-    made = environment(resource_config=found.resource_config, platform=found, problems=found.problems)
+    made = environment(
+        resource_config=found.resource_config, platform=found, problems=found.problems
+    )
     with pytest.raises(JobRefusedError) as refused:
         make_job(made)
     assert refused.value.status == 64
@@ -182,7 +222,19 @@ def test_node_list(listed: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "listed", ["", ",", "fn[", "fn]1", "fn[]", "fn[3-1]", "fn[1-2-3]", "fn[a]", "n[0-99999]", "n[0-999]m[0-999]"]
+    "listed",
+    [
+        "",
+        ",",
+        "fn[",
+        "fn]1",
+        "fn[]",
+        "fn[3-1]",
+        "fn[1-2-3]",
+        "fn[a]",
+        "n[0-99999]",
+        "n[0-999]m[0-999]",
+    ],
 )
 def test_what_is_not_a_node_list(listed: str) -> None:
     with pytest.raises(ValueError, match="node"):
@@ -205,7 +257,15 @@ def test_leader_of_a_slurm_job_is_its_first_node_and_ports_follow_from_the_job()
 def test_each_task_of_slurm_is_a_rank() -> None:
     made = planned(SLURM_TASK, "torch_distributed")
     assert made.argv == ("/usr/bin/python", "train.py", "--lr", "1e-3")
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "SM_CURRENT_HOST")
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "SM_CURRENT_HOST",
+    )
     assert [made.env[name] for name in names] == ["3", "1", "4", "2", "1", "fn1", "fn2"]
     assert made.env["SM_HOSTS"] == '["fn1","fn2"]'
     assert made.control is not None
@@ -216,13 +276,20 @@ def test_each_task_of_slurm_is_a_rank() -> None:
 def test_a_task_that_sees_one_gpu_is_warned() -> None:
     """srun --gpus-per-task=1: LOCAL_RANK 1 is then not the number of a GPU."""
     assert "sees 1 GPU(s)" in planned(SLURM_TASK, devices=NO_GPU._replace(gpus=1)).warnings[-1]
-    assert not any("GPU" in warning for warning in planned(SLURM_TASK, devices=NO_GPU._replace(gpus=2)).warnings)
+    assert not any(
+        "GPU" in warning
+        for warning in planned(SLURM_TASK, devices=NO_GPU._replace(gpus=2)).warnings
+    )
 
 
 def test_plan_of_another_node_is_that_of_its_first_task() -> None:
     found = described(SLURM_TASK)
     made = environment(resource_config=found.resource_config, platform=found, hostname="fn2")
-    assert (plan(made, "fn1").member, plan(made, "fn1").env["RANK"], plan(made).env["RANK"]) == ("task 0", "0", "3")
+    assert (plan(made, "fn1").member, plan(made, "fn1").env["RANK"], plan(made).env["RANK"]) == (
+        "task 0",
+        "0",
+        "3",
+    )
 
 
 def test_tasks_of_one_node_have_a_control_channel() -> None:
@@ -240,7 +307,9 @@ def test_tasks_of_one_node_have_a_control_channel() -> None:
 def test_mpi_does_not_see_slurm_and_needs_one_task_per_node() -> None:
     assert planned(SLURM_NODE, "mpi").hidden == ("SLURM_", "PMI_", "PMIX_")
     assert planned(SLURM_NODE, "torch_distributed").hidden == ()
-    with pytest.raises(JobRefusedError, match="mpi starts the ranks itself, and slurm starts several on each host"):
+    with pytest.raises(
+        JobRefusedError, match="mpi starts the ranks itself, and slurm starts several on each host"
+    ):
         planned(SLURM_TASK, "mpi")
 
 
@@ -259,12 +328,18 @@ def test_gpus_that_slurm_gives(variables: dict[str, str], gpus: int | None) -> N
 
 
 # -------------------------------------------------------------------------------------------------------- command line
-def test_program_of_the_command_line_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_of_the_command_line_needs_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("torch\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent"))
-    made = plan(read_environment({"PATH": "/usr/bin:/bin"}, Invocation(("train.py", "--lr", "1e-3"))))
+    monkeypatch.setattr(
+        "trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent")
+    )
+    made = plan(
+        read_environment({"PATH": "/usr/bin:/bin"}, Invocation(("train.py", "--lr", "1e-3")))
+    )
     assert made.argv[1:] == ("train.py", "--lr", "1e-3")
     assert made.cwd == str(tmp_path)
     assert made.env["SM_MODEL_DIR"] == f"{tmp_path}/model"
@@ -289,7 +364,11 @@ def test_programs_of_the_command_line(
         (tmp_path / name).touch()
     (tmp_path / "tool").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    made = plan(read_environment({"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path)}, Invocation(words)))
+    made = plan(
+        read_environment(
+            {"PATH": "/usr/bin:/bin", "SAGEMAKER_BASE_DIR": str(tmp_path)}, Invocation(words)
+        )
+    )
     assert " ".join(made.argv).endswith(" ".join(argv))
 
 
@@ -301,12 +380,19 @@ def test_programs_of_the_command_line(
         (["--", "data.txt"], "'data.txt' is not executable"),
         (["--"], "no program after '--'"),
         (["--mode", "torch", "--", "train.py"], "did you mean"),
-        (["--mode=mpi", "--processes-per-host", "0", "--", "train.py"], "'0' is not a whole number of at least 1"),
+        (
+            ["--mode=mpi", "--processes-per-host", "0", "--", "train.py"],
+            "'0' is not a whole number of at least 1",
+        ),
         (["train", "train.py"], "to start a program, write: train -- train.py"),
     ],
 )
 def test_wrong_command_lines(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "data.txt").touch()
@@ -318,7 +404,10 @@ def test_wrong_command_lines(
 
 def test_the_table_of_platforms_has_their_order_and_their_pages() -> None:
     table = (
-        (REPOSITORY / "docs/platforms/index.md").read_text("utf-8").partition("| platform |")[2].partition("\n\n")[0]
+        (REPOSITORY / "docs/platforms/index.md")
+        .read_text("utf-8")
+        .partition("| platform |")[2]
+        .partition("\n\n")[0]
     )
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     listed = [row[0].strip("`") for row in rows]
@@ -363,6 +452,8 @@ def test_processes_per_host_of_the_command_line() -> None:
     ],
 )
 def test_a_misspelt_variable_of_the_launcher_is_told(tmp_path: Path, name: str, meant: str) -> None:
-    warnings = read_environment({name: "fail", "SAGEMAKER_BASE_DIR": str(tmp_path), "HOME": str(tmp_path)}).warnings
+    warnings = read_environment(
+        {name: "fail", "SAGEMAKER_BASE_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    ).warnings
     told = f"{name} is none of the launcher's variables; did you mean {meant}?"
     assert [warning for warning in warnings if name in warning] == ([told] if meant else [])

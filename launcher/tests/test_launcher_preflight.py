@@ -23,10 +23,17 @@ from trainworks_preflight.cli import COMMAND
 from trainworks_preflight.facts import FILE, parse_facts
 
 FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
-SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
+SCRIPT = (
+    "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
+)
 SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
 SMP: Json = {
-    "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2, "ddp": True}}},
+    "smdistributed": {
+        "modelparallel": {
+            "enabled": True,
+            "parameters": {"pipeline_parallel_degree": 2, "ddp": True},
+        }
+    },
     "mpi": {"enabled": True, "processes_per_host": 8},
 }
 MPI: Json = {"enabled": True, "processes_per_host": 8}
@@ -67,7 +74,10 @@ def advice_of(result: Result) -> dict[str, str]:
 def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) -> None:
     status, text = report(words(tmp_path, hyperparameters={"epochs": 3}))
     assert status == 0
-    assert "mode torch_distributed, host algo-1 (1 of 2), 8 processes on this host, 16 in all, train.py;" in text
+    assert (
+        "mode torch_distributed, host algo-1 (1 of 2), 8 processes on this host, 16 in all, train.py;"
+        in text
+    )
     assert "hosts are ml.p4d.24xlarge" in " ".join(text.split())
     assert "  algo-2     8  9 10 11 12 13 14 15\n" in text
     assert "--node-rank=0" in text
@@ -87,11 +97,19 @@ def test_a_host_without_a_command_may_have_a_process_of_its_own(tmp_path: Path) 
 def command(*line: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a checkout, as docs/jobs.md says."""
     argv = (sys.executable, "-m", "trainworks_preflight", *line)
-    env = {"PYTHONPATH": str(LAUNCHER), "SAGEMAKER_BASE_DIR": "/does/not/exist", "PATH": os.environ["PATH"]}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIME_OUT, check=False)
+    env = {
+        "PYTHONPATH": str(LAUNCHER),
+        "SAGEMAKER_BASE_DIR": "/does/not/exist",
+        "PATH": os.environ["PATH"],
+    }
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=TIME_OUT, check=False
+    )
 
 
-def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_files(tmp_path: Path) -> None:
+def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_files(
+    tmp_path: Path,
+) -> None:
     line = words(tmp_path)
     made = command(*line)
     assert (made.returncode, made.stderr) == (0, "")
@@ -107,22 +125,34 @@ def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_file
 def test_its_help_has_every_option() -> None:
     made = command("--help")
     assert made.returncode == 0
-    assert [option.name for option in COMMAND.options if f"  {option.name} " not in made.stdout] == []
+    assert [
+        option.name for option in COMMAND.options if f"  {option.name} " not in made.stdout
+    ] == []
     assert max(len(line) for line in made.stdout.splitlines()) <= 120
 
 
 def test_the_launcher_in_an_image_says_where_preflight_is(tmp_path: Path) -> None:
     image = tmp_path / "lib"
     shutil.copytree(LAUNCHER / "trainworks_launcher", image / "trainworks_launcher")
-    for words_given in (("preflight", "--entry-point", "train.py"), ("train", "preflight", "--help")):
-        argv = (sys.executable, "-I", str(image / "trainworks_launcher" / "__main__.py"), *words_given)
+    for words_given in (
+        ("preflight", "--entry-point", "train.py"),
+        ("train", "preflight", "--help"),
+    ):
+        argv = (
+            sys.executable,
+            "-I",
+            str(image / "trainworks_launcher" / "__main__.py"),
+            *words_given,
+        )
         made = subprocess.run(argv, capture_output=True, text=True, timeout=TIME_OUT, check=False)
         assert (made.returncode, made.stdout) == (64, "")
         assert "pip install ./launcher && trainworks-preflight" in made.stderr
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_report_fits_its_terminal_and_its_commands_can_be_copied(tmp_path: Path, width: int) -> None:
+def test_the_report_fits_its_terminal_and_its_commands_can_be_copied(
+    tmp_path: Path, width: int
+) -> None:
     _, text = report(words(tmp_path, SMP, hyperparameters={"prompt": "it's $HOME; ls"}), width)
     prose = [line for line in text.splitlines() if "/opt/" not in line]
     assert max(map(len, prose)) <= width
@@ -131,26 +161,40 @@ def test_the_report_fits_its_terminal_and_its_commands_can_be_copied(tmp_path: P
 
 def test_the_same_job_as_json(tmp_path: Path) -> None:
     secret = "abcdefgh-secret"
-    status, text = report(words(tmp_path, SMP, "--format", "json", hyperparameters={"api_token": secret}))
+    status, text = report(
+        words(tmp_path, SMP, "--format", "json", hyperparameters={"api_token": secret})
+    )
     document = json.loads(text)
     assert (status, document["ready"], document["problems"]) == (0, True, [])
-    assert document["hyperparameters"]["mp_parameters"] == {"pipeline_parallel_degree": 2, "ddp": True}
+    assert document["hyperparameters"]["mp_parameters"] == {
+        "pipeline_parallel_degree": 2,
+        "ddp": True,
+    }
     assert document["plans"][0]["mode"] == "smdistributed.modelparallel"
     assert secret not in text
-    assert secret in report(words(tmp_path, SMP, "--show-secrets", hyperparameters={"api_token": secret}))[1]
+    assert (
+        secret
+        in report(words(tmp_path, SMP, "--show-secrets", hyperparameters={"api_token": secret}))[1]
+    )
 
 
 def test_the_dict_may_be_written_as_python_does(tmp_path: Path) -> None:
     line = words(tmp_path)
-    (tmp_path / "d.json").write_text("{'mpi': {'enabled': True, 'processes_per_host': 8},}  # as in the notebook")
+    (tmp_path / "d.json").write_text(
+        "{'mpi': {'enabled': True, 'processes_per_host': 8},}  # as in the notebook"
+    )
     assert run(line).hyperparameters["sagemaker_mpi_enabled"] is True
     (tmp_path / "d.json").write_text("{'mpi': {'enabled': on}}")
     assert "is neither JSON nor a Python literal" in str(run(line).problems[0])
 
 
 def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "smp.json").write_text('{"pipeline_parallel_degree": 4, "ddp": true}', encoding="utf-8")
-    parallel: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "smp.json"}}}
+    (tmp_path / "smp.json").write_text(
+        '{"pipeline_parallel_degree": 4, "ddp": true}', encoding="utf-8"
+    )
+    parallel: Json = {
+        "smdistributed": {"modelparallel": {"enabled": True, "parameters": "smp.json"}}
+    }
     made = run(words(tmp_path, {**parallel, "mpi": {"enabled": True, "processes_per_host": 8}}))  # type: ignore[dict-item]
     assert made.problems == ()
     assert made.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4, "ddp": True}
@@ -159,12 +203,25 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("distribution", "more", "said"),
     [
-        ({"mpi": {"enabled": True, "processes_per_host": 9}}, (), "9 processes per host on 8 GPU(s)"),
+        (
+            {"mpi": {"enabled": True, "processes_per_host": 9}},
+            (),
+            "9 processes per host on 8 GPU(s)",
+        ),
         (SMP | {"mpi": {"enabled": True}}, (), "needs the processes per host"),  # type: ignore[operator]
-        ({"mpi": {"enabled": True, "custom_mpi_options": "-x A=1 -x A=2"}}, (), "given as '1' and as '2'"),
+        (
+            {"mpi": {"enabled": True, "custom_mpi_options": "-x A=1 -x A=2"}},
+            (),
+            "given as '1' and as '2'",
+        ),
         (SMDDP | {"mpi": {"enabled": True}}, (), "are both switched on"),  # type: ignore[operator]
         (
-            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}}, "mpi": MPI},
+            {
+                "smdistributed": {
+                    "modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}
+                },
+                "mpi": MPI,
+            },
             (),
             "did you mean 'speed'",
         ),
@@ -207,7 +264,9 @@ def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
     assert any("no code found" in text for text in texts)
 
 
-def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes_alone(tmp_path: Path) -> None:
+def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes_alone(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "src"
     (source / "deep").mkdir(parents=True)
     (source / "deep" / "train.py").write_text(SCRIPT, encoding="utf-8")
@@ -230,7 +289,9 @@ def test_what_the_platform_does_not_take_is_a_warning(tmp_path: Path) -> None:
     many = run(words(tmp_path, hyperparameters={f"h{number}": number for number in range(100)}))
     assert "the platform takes 100" in many.warnings[0]
     long = run(words(tmp_path, hyperparameters={"prompt": "x" * 2500}))
-    assert "hyperparameter prompt has 2,502 characters, the platform takes 2,500" in long.warnings[0]
+    assert (
+        "hyperparameter prompt has 2,502 characters, the platform takes 2,500" in long.warnings[0]
+    )
     assert many.problems == long.problems == ()
 
 
@@ -248,10 +309,19 @@ def test_instance_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "variable"), [("tensorflow", "TF_CONFIG"), ("mxnet", "DMLC_ROLE"), ("pytorch", "RANK")]
+    ("framework", "variable"),
+    [("tensorflow", "TF_CONFIG"), ("mxnet", "DMLC_ROLE"), ("pytorch", "RANK")],
 )
-def test_parameter_servers_are_those_of_the_framework(tmp_path: Path, framework: str, variable: str) -> None:
-    line = words(tmp_path, {"parameter_server": {"enabled": True}}, "--framework", framework, kind="ml.p3.2xlarge")
+def test_parameter_servers_are_those_of_the_framework(
+    tmp_path: Path, framework: str, variable: str
+) -> None:
+    line = words(
+        tmp_path,
+        {"parameter_server": {"enabled": True}},
+        "--framework",
+        framework,
+        kind="ml.p3.2xlarge",
+    )
     made = run(line)
     assert made.problems == ()
     assert variable in made.plans[0].env
@@ -265,7 +335,9 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
         "schema": 1,
         "name": "small",
         "components": {"torch": {"version": "2.4.1"}},
-        "missing": [{"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}],
+        "missing": [
+            {"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}
+        ],
         "programs": {"python": "/opt/venv/bin/python", "torchrun": "/opt/venv/bin/torchrun"},
     }
     (tmp_path / "image.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -274,7 +346,9 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     assert made.problems == ()
     assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
     assert "8 GPU(s) of ml.p4d.24xlarge would be idle" in advice_of(made)["image without CUDA"]
-    assert "mpirun is not installed" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
+    assert "mpirun is not installed" in str(
+        run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0]
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- advice
@@ -283,15 +357,31 @@ def test_one_host_with_smddp(tmp_path: Path) -> None:
     assert "use torch_distributed" in advice["smddp on one host"]
     assert "NVLink" in advice["smddp on one host"]
     assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP)))
-    assert "smddp on this instance type" in advice_of(run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge")))
+    assert "smddp on this instance type" in advice_of(
+        run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge"))
+    )
 
 
 def open_library(folder: Path) -> tuple[str, str]:
     """The option for an image with this project's smddp and smp."""
-    programs = ("python", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen", "smddprun", "smddpmprun")
+    programs = (
+        "python",
+        "mpirun",
+        "torchrun",
+        "ssh",
+        "sshd",
+        "ssh-keygen",
+        "smddprun",
+        "smddpmprun",
+    )
     document = {
         "schema": 1,
-        "components": {"torch": {"version": "2.13.0"}, "cuda": {"version": "13"}, "smddp": {}, "smp": {}},
+        "components": {
+            "torch": {"version": "2.13.0"},
+            "cuda": {"version": "13"},
+            "smddp": {},
+            "smp": {},
+        },
         "programs": {name: f"/opt/venv/bin/{name}" for name in programs},
         "protected": {"trainworks-smdistributed": "0.1.0"},
     }
@@ -304,7 +394,9 @@ def test_the_open_library_runs_anywhere(tmp_path: Path) -> None:
     advice = advice_of(run(words(tmp_path, SMDDP, *open_image, kind="ml.g5.48xlarge", count=1)))
     assert "every instance type" in advice["smddp"]
     assert not {"smddp on one host", "smddp on this instance type"} & advice.keys()
-    assert "data loaders" not in {row.subject for row in run(words(tmp_path, SMP, *open_image)).advice}
+    assert "data loaders" not in {
+        row.subject for row in run(words(tmp_path, SMP, *open_image)).advice
+    }
 
 
 def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
@@ -328,16 +420,25 @@ def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) 
     assert "idle GPUs" not in advice_of(run(words(tmp_path, mirrored, *tensorflow)))
     assert "has no GPU" in advice_of(run(words(tmp_path, kind="ml.m5.xlarge")))["no accelerator"]
     assert "ml.p3dn.24xlarge" in advice_of(run(words(tmp_path, kind="ml.p3.16xlarge")))["no EFA"]
-    assert "each of the 2 hosts trains a whole model" in advice_of(run(words(tmp_path, {})))["no distribution"]
+    assert (
+        "each of the 2 hosts trains a whole model"
+        in advice_of(run(words(tmp_path, {})))["no distribution"]
+    )
 
 
-@pytest.mark.parametrize("distribution", [TORCH, {"mpi": {"enabled": True, "processes_per_host": 8}}, {}])
-def test_a_type_that_nobody_knows_yet_is_a_warning_and_no_refusal(tmp_path: Path, distribution: Json) -> None:
+@pytest.mark.parametrize(
+    "distribution", [TORCH, {"mpi": {"enabled": True, "processes_per_host": 8}}, {}]
+)
+def test_a_type_that_nobody_knows_yet_is_a_warning_and_no_refusal(
+    tmp_path: Path, distribution: Json
+) -> None:
     result = run(words(tmp_path, distribution, kind="ml.p9.48xlarge"))
     assert result.problems == ()
-    assert [warning for warning in result.warnings if "ml.p9.48xlarge is not in the instance table" in warning] == [
-        result.warnings[0]
-    ]
+    assert [
+        warning
+        for warning in result.warnings
+        if "ml.p9.48xlarge is not in the instance table" in warning
+    ] == [result.warnings[0]]
     assert "no accelerator" not in advice_of(result)
     assert report(words(tmp_path, distribution, kind="ml.p9.48xlarge"))[0] == 0
 
@@ -354,26 +455,60 @@ def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
     (problem,) = run(words(tmp_path, kind=kind)).problems
     assert "ml.p6e-gb200.36xlarge has arm64 processors, and the image is for amd64" in str(problem)
     manifest = tmp_path / "image.json"
-    manifest.write_text('{"schema": 1, "target": {"framework": "pytorch", "architecture": "arm64"}}', encoding="utf-8")
+    manifest.write_text(
+        '{"schema": 1, "target": {"framework": "pytorch", "architecture": "arm64"}}',
+        encoding="utf-8",
+    )
     option = ("--image-manifest", str(manifest))
     said = [str(problem) for problem in run(words(tmp_path, TORCH, *option, kind=kind)).problems]
     assert not [words for words in said if "processors" in words]
     said = [str(problem) for problem in run(words(tmp_path, TORCH, *option)).problems]
     assert [words for words in said if "has amd64 processors, and the image is for arm64" in words]
     # Graviton types are none of SageMaker training's: no family of the table takes one for a host like others.
-    assert "ml.c7g.xlarge is not in the instance table" in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
+    assert (
+        "ml.c7g.xlarge is not in the instance table"
+        in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- any input
 KEYS = st.sampled_from(
     (
-        *("mpi", "smdistributed", "pytorchddp", "torch_distributed", "parameter_server", "instance_groups", "torchrun"),
-        *("dataparallel", "modelparallel", "enabled", "parameters", "processes_per_host", "custom_mpi_options"),
-        *("pytorchxla", "multi_worker_mirrored_strategy", "process_count_per_node", "partitions", "ddp_port", "x"),
+        *(
+            "mpi",
+            "smdistributed",
+            "pytorchddp",
+            "torch_distributed",
+            "parameter_server",
+            "instance_groups",
+            "torchrun",
+        ),
+        *(
+            "dataparallel",
+            "modelparallel",
+            "enabled",
+            "parameters",
+            "processes_per_host",
+            "custom_mpi_options",
+        ),
+        *(
+            "pytorchxla",
+            "multi_worker_mirrored_strategy",
+            "process_count_per_node",
+            "partitions",
+            "ddp_port",
+            "x",
+        ),
     )
 )
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-1, 9), st.floats(allow_nan=False), st.text(max_size=8)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-1, 9),
+        st.floats(allow_nan=False),
+        st.text(max_size=8),
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
     max_leaves=8,
 )
@@ -383,11 +518,17 @@ VALUES = st.recursive(
 @given(
     distribution=VALUES,
     user=st.dictionaries(st.text(max_size=6), VALUES, max_size=3),
-    kind=st.sampled_from(["ml.p4d.24xlarge", "ml.trn1.32xlarge", "ml.c5.xlarge", "ml.p5.48xlarge", ""]),
+    kind=st.sampled_from(
+        ["ml.p4d.24xlarge", "ml.trn1.32xlarge", "ml.c5.xlarge", "ml.p5.48xlarge", ""]
+    ),
     framework=st.sampled_from(["pytorch", "tensorflow", "mxnet"]),
 )
 def test_any_dict_gets_an_answer_and_never_a_traceback(
-    tmp_path_factory: pytest.TempPathFactory, distribution: Json, user: dict[str, Json], kind: str, framework: str
+    tmp_path_factory: pytest.TempPathFactory,
+    distribution: Json,
+    user: dict[str, Json],
+    kind: str,
+    framework: str,
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     line = words(folder, distribution, "--framework", framework, kind=kind, hyperparameters=user)
@@ -421,7 +562,9 @@ def test_a_job_of_smp_gets_the_tips_for_it(tmp_path: Path) -> None:
     assert "torch.cuda.set_device(smp.local_rank()) first" in found
     assert "in the step: forward and model.backward; outside: batches, optimizer.step()" in found
     assert "layers that follow each other belong into a Sequential" in found
-    assert "data loaders: num_workers=0" not in tips_of(run(words(tmp_path, SMP, kind="ml.p4de.24xlarge")))
+    assert "data loaders: num_workers=0" not in tips_of(
+        run(words(tmp_path, SMP, kind="ml.p4de.24xlarge"))
+    )
 
 
 def test_other_jobs_get_none(tmp_path: Path) -> None:
@@ -430,8 +573,13 @@ def test_other_jobs_get_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("distribution", [SMDDP, SMP])
-def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(tmp_path: Path, distribution: Json) -> None:
-    sections = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", PAGE_OF_TIPS, re.MULTILINE)}
+def test_each_tip_is_a_line_with_a_link_to_a_section_of_the_page(
+    tmp_path: Path, distribution: Json
+) -> None:
+    sections = {
+        title.lower().replace(" ", "-")
+        for title in re.findall(r"^## (.+)$", PAGE_OF_TIPS, re.MULTILINE)
+    }
     _, text = report(words(tmp_path, distribution), 120)
     lines = text.partition("\nTips:\n")[2].partition("\n\n")[0].splitlines()
     assert len(lines) == len(run(words(tmp_path, distribution)).tips)

@@ -17,7 +17,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, TRAIN, Launcher, write_inputs, write_manifest
+from launcher_support import (
+    LAUNCHER,
+    REPOSITORY,
+    TIME_OUT,
+    TRAIN,
+    Launcher,
+    write_inputs,
+    write_manifest,
+)
 from test_launcher_logs import ranks
 
 from trainworks_launcher.contract.values import Json
@@ -45,7 +53,9 @@ while True:
 """
 
 
-def run(base: Path, script: str, *, variables: Mapping[str, str] | None = None, **hyperparameters: Json) -> Launcher:
+def run(
+    base: Path, script: str, *, variables: Mapping[str, str] | None = None, **hyperparameters: Json
+) -> Launcher:
     """One host's job, to its end."""
     write_inputs(base, script, hyperparameters, {})
     with Launcher(base, variables=variables) as launcher:
@@ -75,7 +85,10 @@ def test_death_by_signal(tmp_path: Path) -> None:
 
 
 def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:
-    made = run(tmp_path, "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('größe ' * 3)\ndeep(9)\n")
+    made = run(
+        tmp_path,
+        "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('größe ' * 3)\ndeep(9)\n",
+    )
     assert made.status == 1
     assert made.failure.startswith("ValueError: größe größe größe\ntrain.py on host")
     assert made.failure.endswith("raise ValueError('größe ' * 3)\nValueError: größe größe größe ")
@@ -92,22 +105,31 @@ def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
 OWN_WORDS = "open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({words})"
 
 
-def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows(tmp_path: Path) -> None:
+def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "output").mkdir()
     words = "'the cause: ' + 'x' * 2_000_000 + ' the end'"
     made = run(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)")
     assert len(made.failure) == 1024
     assert made.failure.startswith("the cause: x")
     assert made.failure.endswith("x the end")
-    assert json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["text"] == made.failure
+    assert (
+        json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["text"]
+        == made.failure
+    )
 
 
 @pytest.mark.parametrize("padding", [0, 395, 2000])
-def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(tmp_path: Path, padding: int) -> None:
+def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(
+    tmp_path: Path, padding: int
+) -> None:
     """Also one that would be cut in two where the text is shortened."""
     (tmp_path / "output").mkdir()
     words = f"'x' * {padding} + ' no login with ' + os.environ['HUB_TOKEN'] + ' ' + 'y' * {padding}"
-    write_inputs(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)", {}, {})
+    write_inputs(
+        tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)", {}, {}
+    )
     with Launcher(tmp_path, variables={"HUB_TOKEN": "s3cr3t-value"}) as made:
         assert made.wait() == 3
     assert "s3cr3t" not in made.failure
@@ -115,7 +137,9 @@ def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(tmp_path: Path, p
     assert "no login with ******" in made.failure or padding == 2000
 
 
-@pytest.mark.parametrize(("script", "status"), [("print('hello')", 0), ("print('hello')\nraise SystemExit(5)", 5)])
+@pytest.mark.parametrize(
+    ("script", "status"), [("print('hello')", 0), ("print('hello')\nraise SystemExit(5)", 5)]
+)
 def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
     tmp_path: Path, script: str, status: int
 ) -> None:
@@ -124,7 +148,9 @@ def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
     reader, writer = os.pipe()
     os.close(reader)
     env = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=env, stdout=writer, stderr=writer, timeout=TIME_OUT, check=False)
+    done = subprocess.run(
+        command, env=env, stdout=writer, stderr=writer, timeout=TIME_OUT, check=False
+    )
     os.close(writer)
     assert done.returncode == status
     assert (tmp_path / "output" / ("failure" if status else "success")).exists()
@@ -139,15 +165,21 @@ def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
         ("2>&-", "raise SystemExit(5)", 5),
     ],
 )
-def test_standard_streams_may_be_closed(tmp_path: Path, script: str, status: int, closed: str) -> None:
+def test_standard_streams_may_be_closed(
+    tmp_path: Path, script: str, status: int, closed: str
+) -> None:
     write_inputs(tmp_path, script, {}, {})
     command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-IS")
     main = str(LAUNCHER / "trainworks_launcher" / "__main__.py")
     env = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path)}
-    done = subprocess.run((*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False)
+    done = subprocess.run(
+        (*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
+    )
     assert done.returncode == status
     assert (tmp_path / "output" / ("failure" if status else "success")).exists()
-    refused = subprocess.run((*command, main, "--plam"), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False)
+    refused = subprocess.run(
+        (*command, main, "--plam"), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False
+    )
     assert refused.returncode == 64
 
 
@@ -160,7 +192,12 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_refused_inputs_start_nothing_and_say_so_in_the_failure_file(tmp_path: Path) -> None:
-    made = run(tmp_path, "print('started')", sagemaker_mpi_enabled="true", sagemaker_torch_distributed_enabled="true")
+    made = run(
+        tmp_path,
+        "print('started')",
+        sagemaker_mpi_enabled="true",
+        sagemaker_torch_distributed_enabled="true",
+    )
     assert made.status == 64
     assert "both switched on" in made.failure
     assert "started" not in made.text
@@ -170,7 +207,10 @@ def test_output_is_streamed_byte_for_byte(tmp_path: Path) -> None:
     data = bytes(range(256)) * 4096 + "größe\n".encode() * 1000 + b"no newline at the end"
     (tmp_path / "data").write_bytes(data)
     write_inputs(
-        tmp_path, f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'data')!r}, 'rb').read())", {}, {}
+        tmp_path,
+        f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'data')!r}, 'rb').read())",
+        {},
+        {},
     )
     with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
         assert made.wait() == 0
@@ -188,7 +228,9 @@ def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "kept"), [(0, False), (7, True)])
-def test_sigterm_reaches_the_script_which_has_its_grace(tmp_path: Path, status: int, kept: bool) -> None:
+def test_sigterm_reaches_the_script_which_has_its_grace(
+    tmp_path: Path, status: int, kept: bool
+) -> None:
     write_inputs(tmp_path, WAIT_FOR_TERM.replace("STATUS", str(status)), {}, {})
     with Launcher(tmp_path) as made:
         made.read_until("ready")
@@ -211,15 +253,21 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
 
 
 def test_what_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
-    script = "import subprocess\nprint('pid', subprocess.Popen(['sleep', '300']).pid, 'end', flush=True)"
+    script = (
+        "import subprocess\nprint('pid', subprocess.Popen(['sleep', '300']).pid, 'end', flush=True)"
+    )
     made = run(tmp_path, script)
     assert made.status == 0
     pid = int(made.text.partition("pid ")[2].split()[0])
     state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    assert (
+        not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    )
 
 
-def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(tmp_path: Path) -> None:
+def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(
+    tmp_path: Path,
+) -> None:
     script = (
         "import subprocess\n"
         "for _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'exit 0'])\n"
@@ -241,7 +289,10 @@ def test_a_failure_file_that_is_not_a_file_is_replaced(tmp_path: Path, kind: str
         "link": f"os.symlink({str(elsewhere)!r}, p)",
         "directory": "os.mkdir(p)",
     }[kind]
-    found = run(tmp_path, f"import os\np = os.environ['SM_OUTPUT_DIR'] + '/failure'\n{made}\nraise SystemExit(3)")
+    found = run(
+        tmp_path,
+        f"import os\np = os.environ['SM_OUTPUT_DIR'] + '/failure'\n{made}\nraise SystemExit(3)",
+    )
     assert found.status == 3
     assert elsewhere.read_text(encoding="utf-8") == "not ours"
     if kind == "directory":
@@ -262,11 +313,15 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_without_a_directory_for_temporary_files_the_job_is_refused(tmp_path: Path, memory: bool) -> None:
+def test_without_a_directory_for_temporary_files_the_job_is_refused(
+    tmp_path: Path, memory: bool
+) -> None:
     """Only the results can be written, and in Docker /dev/shm too; never is anything put into the user's code."""
     if os.geteuid() != 0:
         pytest.skip("mount namespaces need root")
-    write_inputs(tmp_path, "import os; print('in', os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])", {}, {})
+    write_inputs(
+        tmp_path, "import os; print('in', os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])", {}, {}
+    )
     results = [tmp_path / name for name in ("output", "model")]
     for place in results:
         place.mkdir()
@@ -283,7 +338,9 @@ def test_without_a_directory_for_temporary_files_the_job_is_refused(tmp_path: Pa
     if memory:
         assert "in /dev/shm/trainworks-" in made.text
     else:
-        assert made.failure.startswith("cannot start the job: no directory for temporary files can be written (")
+        assert made.failure.startswith(
+            "cannot start the job: no directory for temporary files can be written ("
+        )
         assert "docker run --tmpfs /tmp" in made.failure
 
 
@@ -325,7 +382,9 @@ def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
 
 
 @pytest.mark.parametrize("name", ["run.sh", "run"])
-def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(tmp_path: Path, name: str) -> None:
+def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(
+    tmp_path: Path, name: str
+) -> None:
     """With the execute bit; as `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts."""
     write_inputs(tmp_path, "", {"sagemaker_program": name, "lr": "0.1"}, {})
     (tmp_path / "code" / name).write_bytes(b'echo "started $0 with $*"\nexit 4\n')
@@ -350,7 +409,10 @@ def pack(path: Path, members: Mapping[str, bytes], *, link: str = "") -> str:
 
 
 def test_code_comes_from_an_archive_and_wins_over_what_is_there(tmp_path: Path) -> None:
-    archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"import helper", "helper.py": b"print('from archive')"})
+    archive = pack(
+        tmp_path / "sourcedir.tar.gz",
+        {"train.py": b"import helper", "helper.py": b"print('from archive')"},
+    )
     made = run(tmp_path, "print('baked in')", sagemaker_submit_directory=archive)
     assert made.status == 0
     assert "from archive" in made.text
@@ -365,7 +427,9 @@ def test_code_comes_from_an_archive_and_wins_over_what_is_there(tmp_path: Path) 
         ({}, "../..", "'link': it links out of the directory"),
     ],
 )
-def test_an_archive_cannot_write_outside(tmp_path: Path, members: dict[str, bytes], link: str, words: str) -> None:
+def test_an_archive_cannot_write_outside(
+    tmp_path: Path, members: dict[str, bytes], link: str, words: str
+) -> None:
     archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"", **members}, link=link)
     made = run(tmp_path, "", sagemaker_submit_directory=archive)
     assert made.status == 64
@@ -416,14 +480,21 @@ def two_hosts(
     with contextlib.ExitStack() as stack:
         for host in HOSTS if worker else HOSTS[:1]:
             base = tmp_path / host
-            config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": host, "network_interface_name": "lo"}
+            config: dict[str, Json] = {
+                "hosts": list(HOSTS),
+                "current_host": host,
+                "network_interface_name": "lo",
+            }
             write_inputs(base, script, hyperparameters or {}, config)
             made.append(stack.enter_context(Launcher(base, variables=shared)))
         yield made[0], made[-1]
 
 
 def test_two_hosts_succeed_together_each_with_its_own_name(tmp_path: Path) -> None:
-    with two_hosts(tmp_path, "import os; print('I am', os.environ['SM_CURRENT_HOST'])") as (leader, worker):
+    with two_hosts(tmp_path, "import os; print('I am', os.environ['SM_CURRENT_HOST'])") as (
+        leader,
+        worker,
+    ):
         assert (leader.wait(), worker.wait()) == (0, 0)
     assert f"I am {LEADER}" in leader.text
     assert f"I am {WORKER}" in worker.text
@@ -464,7 +535,9 @@ def test_a_stubborn_process_on_the_other_host_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_host_ends_the_other(tmp_path: Path, lost: int) -> None:
-    with two_hosts(tmp_path, "import signal; print('ready', flush=True); signal.pause()") as launchers:
+    with two_hosts(
+        tmp_path, "import signal; print('ready', flush=True); signal.pause()"
+    ) as launchers:
         for launcher in launchers:
             launcher.read_until("ready")
         launchers[lost].process.kill()
@@ -497,13 +570,19 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
-def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(tmp_path: Path, refusing: int) -> None:
+def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(
+    tmp_path: Path, refusing: int
+) -> None:
     """Its code is missing there: the others must not wait for it until the join time-out."""
     launchers = []
     variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     with contextlib.ExitStack() as stack:
         for number, host in enumerate(HOSTS):
-            config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": host, "network_interface_name": "lo"}
+            config: dict[str, Json] = {
+                "hosts": list(HOSTS),
+                "current_host": host,
+                "network_interface_name": "lo",
+            }
             write_inputs(tmp_path / host, "print('started')", {}, config)
             if number == refusing:
                 (tmp_path / host / "code/train.py").unlink()
@@ -517,7 +596,9 @@ def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(tmp_path: Path, 
 
 
 def test_a_host_that_never_comes_is_named(tmp_path: Path) -> None:
-    with two_hosts(tmp_path, "", variables={"TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}, worker=False) as (leader, _):
+    with two_hosts(
+        tmp_path, "", variables={"TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}, worker=False
+    ) as (leader, _):
         assert leader.wait() == 66
     assert leader.failure == f"hosts that did not join within 1 s: {WORKER}"
 
@@ -532,7 +613,9 @@ def test_a_leader_that_never_comes_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stop_signal_to_one_host_stops_both_with_their_grace(tmp_path: Path, stopped: int) -> None:
+def test_a_stop_signal_to_one_host_stops_both_with_their_grace(
+    tmp_path: Path, stopped: int
+) -> None:
     with two_hosts(tmp_path, WAIT_FOR_TERM.replace("STATUS", "0")) as launchers:
         for launcher in launchers:
             launcher.read_until("ready")
@@ -555,7 +638,10 @@ def test_a_stop_signal_while_waiting_for_the_others(tmp_path: Path) -> None:
 def test_a_taken_port_is_said(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with two_hosts(tmp_path, "", variables={"TRAINWORKS_CONTROL_PORT": port}, worker=False) as (leader, _):
+        with two_hosts(tmp_path, "", variables={"TRAINWORKS_CONTROL_PORT": port}, worker=False) as (
+            leader,
+            _,
+        ):
             assert leader.wait() == 66
     assert f"cannot listen on port {port}" in leader.failure
 
@@ -565,7 +651,9 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
     torchrun = tmp_path / "torchrun"
     torchrun.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
     torchrun.chmod(0o755)
-    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)})
+    manifest = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
+    )
     asked: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
@@ -579,7 +667,9 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
         assert f"{words} --no-python " in launcher.text
         assert f"rank.py -- {sys.executable} train.py --epochs 3" in launcher.text
     assert re.search(
-        r"^trainworks: 2 of 2 hosts are here after \d+ s: starting torchrun$", launchers[0].text, re.MULTILINE
+        r"^trainworks: 2 of 2 hosts are here after \d+ s: starting torchrun$",
+        launchers[0].text,
+        re.MULTILINE,
     )
 
 
@@ -593,12 +683,19 @@ def test_the_leader_says_that_the_hosts_have_come_while_they_install(tmp_path: P
         (tmp_path / host / "code").mkdir(parents=True)
         (tmp_path / host / "code/requirements.txt").write_text("anything\n", encoding="utf-8")
     manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
-    with two_hosts(tmp_path, "", variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launchers:
+    with two_hosts(
+        tmp_path, "", variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    ) as launchers:
         launchers[0].read_until("waiting until they are prepared")
         done.touch()
         assert [launcher.wait() for launcher in launchers] == [0, 0]
-    lines = [line for line in launchers[0].text.splitlines() if " of 2 hosts are here after " in line]
-    assert [line.rpartition(" s: ")[2] for line in lines] == ["waiting until they are prepared", "starting train.py"]
+    lines = [
+        line for line in launchers[0].text.splitlines() if " of 2 hosts are here after " in line
+    ]
+    assert [line.rpartition(" s: ")[2] for line in lines] == [
+        "waiting until they are prepared",
+        "starting train.py",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- PID 1
@@ -607,7 +704,9 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
 
     A zombie that stays keeps the script from its end, and SIGKILL comes after 5 s.
     """
-    probe = subprocess.run(("unshare", "--fork", "--pid", "--mount-proc", "true"), check=False, capture_output=True)
+    probe = subprocess.run(
+        ("unshare", "--fork", "--pid", "--mount-proc", "true"), check=False, capture_output=True
+    )
     if probe.returncode:
         pytest.skip(f"no PID namespace can be made here: {probe.stderr.decode().strip()}")
     script = (
@@ -681,7 +780,9 @@ def test_the_end_of_a_job_reads_no_environment_of_a_process(tmp_path: Path) -> N
     assert not Path(f"/proc/{made.text.partition('daemon ')[2].split()[0]}").exists()
     files = opened.read_text(encoding="utf-8").splitlines()
     assert any(file.endswith("/stat") for file in files)
-    assert [file for file in files if file.endswith(("/environ", "/cmdline", "/maps", "/mem"))] == []
+    assert [
+        file for file in files if file.endswith(("/environ", "/cmdline", "/maps", "/mem"))
+    ] == []
 
 
 def test_the_guard_reads_no_environment_of_a_process(tmp_path: Path) -> None:
@@ -689,13 +790,28 @@ def test_the_guard_reads_no_environment_of_a_process(tmp_path: Path) -> None:
     directory.mkdir()
     hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
     mark = (hard if hard != resource.RLIM_INFINITY else 819200) - 70001
-    words = ["prlimit", f"--msgqueue={mark}:", "setsid", "-f", "env", "-i", "sh", "-c", "echo $$; exec sleep 300 >&-"]
+    words = [
+        "prlimit",
+        f"--msgqueue={mark}:",
+        "setsid",
+        "-f",
+        "env",
+        "-i",
+        "sh",
+        "-c",
+        "echo $$; exec sleep 300 >&-",
+    ]
     started = subprocess.run(words, check=True, stdout=subprocess.PIPE)
     pid = int(started.stdout)
     guard = str(LAUNCHER / "trainworks_launcher/programs/guard.py")
     command = (sys.executable, "-ISc", AUDITED, str(opened), guard, str(mark), str(directory))
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIME_OUT)
-    assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text("ascii").split()[2] == "Z"
+    subprocess.run(
+        command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIME_OUT
+    )
+    assert (
+        not Path(f"/proc/{pid}").exists()
+        or Path(f"/proc/{pid}/stat").read_text("ascii").split()[2] == "Z"
+    )
     files = opened.read_text(encoding="utf-8").splitlines()
     assert any(file.endswith("/limits") for file in files)
     assert not any(file.endswith("/environ") for file in files)
@@ -717,7 +833,10 @@ def test_pythonhome_of_another_python_is_left_out_with_a_line(tmp_path: Path, mo
     with made:
         assert made.wait() == 0, made.text
     assert made.text.count("home None\n") == (1 if mode == "none" else 2)
-    assert "warning: left out PYTHONHOME=/opt/another/python: it is of another Python than " in made.text
+    assert (
+        "warning: left out PYTHONHOME=/opt/another/python: it is of another Python than "
+        in made.text
+    )
 
 
 def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
@@ -726,7 +845,8 @@ def test_pythonhome_of_the_jobs_own_python_stays(tmp_path: Path) -> None:
     (home / "bin").mkdir(parents=True)
     program = home / "bin/python"
     program.write_text(
-        f'#!/bin/sh\necho home "$PYTHONHOME"\nunset PYTHONHOME\nexec {sys.executable} "$@"\n', encoding="ascii"
+        f'#!/bin/sh\necho home "$PYTHONHOME"\nunset PYTHONHOME\nexec {sys.executable} "$@"\n',
+        encoding="ascii",
     )
     program.chmod(0o755)
     manifest = write_manifest(tmp_path / "image.json", {"python": str(program)})

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_support import Launcher, environment, pids_with_variable, plan, write_inputs, write_manifest
+from launcher_support import (
+    Launcher,
+    environment,
+    pids_with_variable,
+    plan,
+    write_inputs,
+    write_manifest,
+)
 
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.errors import RefusalError
@@ -86,12 +93,23 @@ sys.exit(int(sys.argv[sys.argv.index("--status") + 1]))
 
 
 def planned(
-    shared_memory: int | None = None, host: str = "", options: str = "", cpus: int = 6, gpus: int = 2
+    shared_memory: int | None = None,
+    host: str = "",
+    options: str = "",
+    cpus: int = 6,
+    gpus: int = 2,
 ) -> NodePlan:
     devices = Devices(gpus=gpus, cpus=cpus, interfaces=("eth0", "lo"), shared_memory=shared_memory)
     variables = {"PATH": "/usr/bin", **({"TRAINWORKS_RAY_OPTIONS": options} if options else {})}
     return plan(
-        environment(RAY, hosts=("algo-1", "algo-2"), instance_type="local", devices=devices, variables=variables), host
+        environment(
+            RAY,
+            hosts=("algo-1", "algo-2"),
+            instance_type="local",
+            devices=devices,
+            variables=variables,
+        ),
+        host,
     )
 
 
@@ -128,7 +146,9 @@ def test_every_host_has_a_daemon_with_its_own_resources_and_the_leader_the_progr
 )
 def test_the_object_store_fits_into_shared_memory(free: int | None, expected: list[str]) -> None:
     made = planned(free)
-    assert [word for word in words(made) if word.startswith(("--object-store", "--plasma"))] == expected
+    assert [
+        word for word in words(made) if word.startswith(("--object-store", "--plasma"))
+    ] == expected
     warned = "/dev/shm has 64 MiB free, too little for Ray's object store" in "".join(made.warnings)
     assert warned == (len(expected) == 2)
 
@@ -136,16 +156,26 @@ def test_the_object_store_fits_into_shared_memory(free: int | None, expected: li
 def test_options_of_a_user_come_last_and_those_of_the_head_only_to_the_head() -> None:
     given = "--include-dashboard=true --num-cpus=3 --resources='{\"slots\": 8}'"
     head, worker = planned(options=given), planned(options=given, host="algo-2")
-    assert words(head)[-3:] == ("--include-dashboard=true", "--num-cpus=3", '--resources={"slots": 8}')
+    assert words(head)[-3:] == (
+        "--include-dashboard=true",
+        "--num-cpus=3",
+        '--resources={"slots": 8}',
+    )
     assert words(worker)[-2:] == ("--num-cpus=3", '--resources={"slots": 8}')
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--port=6379 --head", ["'--port=6379' cannot be given to ray start", "'--head' cannot be given to ray start"]),
+        (
+            "--port=6379 --head",
+            ["'--port=6379' cannot be given to ray start", "'--head' cannot be given to ray start"],
+        ),
         ("--num-cpus 3", ["'3' cannot be given to ray start", "write --NAME=VALUE"]),
-        ("--resources='{", ["cannot be read: No closing quotation (variable TRAINWORKS_RAY_OPTIONS)"]),
+        (
+            "--resources='{",
+            ["cannot be read: No closing quotation (variable TRAINWORKS_RAY_OPTIONS)"],
+        ),
     ],
 )
 def test_options_that_the_launcher_gives_are_refused(given: str, said: list[str]) -> None:
@@ -158,7 +188,10 @@ def test_options_that_the_launcher_gives_are_refused(given: str, said: list[str]
 def test_with_a_secret_ray_wants_a_token_that_no_plan_shows() -> None:
     made = environment(RAY, hosts=("algo-1", "algo-2"))
     assert "RAY_AUTH_TOKEN" not in plan(made).env
-    tokens = {plan(made._replace(job_secret=SECRET), host).env["RAY_AUTH_TOKEN"] for host in ("algo-1", "algo-2")}
+    tokens = {
+        plan(made._replace(job_secret=SECRET), host).env["RAY_AUTH_TOKEN"]
+        for host in ("algo-1", "algo-2")
+    }
     assert len(tokens) == 1
     (token,) = tokens
     known = plan(made._replace(job_secret=SECRET))
@@ -196,7 +229,9 @@ def test_a_ray_that_asks_for_the_token_is_taken(version: str) -> None:
 def test_the_version_of_ray_is_that_of_the_python_that_runs_it(tmp_path: Path) -> None:
     library = tmp_path / "library"
     (library / "ray-2.40.0.dist-info").mkdir(parents=True)
-    (library / "ray-2.40.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.40.0\n")
+    (library / "ray-2.40.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ray\nVersion: 2.40.0\n"
+    )
     (library / "ray").mkdir()
     (library / "ray/__init__.py").touch()
     programs = {
@@ -206,16 +241,26 @@ def test_the_version_of_ray_is_that_of_the_python_that_runs_it(tmp_path: Path) -
     for name, line in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    image = write_manifest(tmp_path / "image.json", {name: str(tmp_path / name) for name in programs})
+    image = write_manifest(
+        tmp_path / "image.json", {name: str(tmp_path / name) for name in programs}
+    )
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_JOB_SECRET": SECRET}
-    config: dict[str, Json] = {"hosts": list(ADDRESSES), "current_host": ADDRESSES[0], "network_interface_name": "lo"}
+    config: dict[str, Json] = {
+        "hosts": list(ADDRESSES),
+        "current_host": ADDRESSES[0],
+        "network_interface_name": "lo",
+    }
     write_inputs(tmp_path / "job", PROGRAM, RAY, config)
-    with Launcher(tmp_path / "job", variables={**variables, "TRAINWORKS_CONTROL_PORT": str(free_port())}) as launcher:
+    with Launcher(
+        tmp_path / "job", variables={**variables, "TRAINWORKS_CONTROL_PORT": str(free_port())}
+    ) as launcher:
         launcher.read_until("Ray 2.40.0 ignores TRAINWORKS_JOB_SECRET")
 
 
 @contextlib.contextmanager
-def job(tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variables: str) -> Iterator[list[Launcher]]:
+def job(
+    tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variables: str
+) -> Iterator[list[Launcher]]:
     """Two launchers whose Ray is the stand-in. Its Python finds the library without a variable, as an image's does."""
     (tmp_path / "library/ray").mkdir(parents=True)
     (tmp_path / "library/ray/__init__.py").touch()
@@ -228,7 +273,9 @@ def job(tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variabl
     for name, line in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    image = write_manifest(tmp_path / "image.json", {name: str(tmp_path / name) for name in programs})
+    image = write_manifest(
+        tmp_path / "image.json", {name: str(tmp_path / name) for name in programs}
+    )
     shared = {
         "TRAINWORKS_CONTROL_PORT": str(free_port()),
         "MASTER_PORT": str(free_port()),
@@ -239,7 +286,11 @@ def job(tmp_path: Path, given: dict[str, Json], *, stand_in: str = "", **variabl
     with contextlib.ExitStack() as stack:
         made = []
         for host in ADDRESSES:
-            config: dict[str, Json] = {"hosts": list(ADDRESSES), "current_host": host, "network_interface_name": "lo"}
+            config: dict[str, Json] = {
+                "hosts": list(ADDRESSES),
+                "current_host": host,
+                "network_interface_name": "lo",
+            }
             write_inputs(tmp_path / host, PROGRAM, {**RAY, **given}, config)
             made.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
         yield made
@@ -253,7 +304,9 @@ def ended(made: list[Launcher], status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_the_program_starts_when_all_have_joined_and_its_status_is_the_jobs(tmp_path: Path, status: int) -> None:
+def test_the_program_starts_when_all_have_joined_and_its_status_is_the_jobs(
+    tmp_path: Path, status: int
+) -> None:
     with job(tmp_path, {"status": status}) as made:
         ended(made, status)
         leader, worker = made
@@ -270,18 +323,24 @@ def test_a_daemon_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None
     with job(tmp_path, {}, stand_in="fails") as made:
         ended(made, 1)
     for host in made:
-        assert host.failure.startswith(f"the Ray worker on host {ADDRESSES[1]} (mode ray): exit status 1"), host.failure
+        assert host.failure.startswith(
+            f"the Ray worker on host {ADDRESSES[1]} (mode ray): exit status 1"
+        ), host.failure
         assert "the plasma store is on fire" in host.failure
     assert "starts with" not in made[0].text
 
 
 @pytest.mark.parametrize("given", [{"die": "x"}, {"die": "l", "late": 1}])
-def test_a_head_that_dies_under_the_program_is_the_cause(tmp_path: Path, given: dict[str, Json]) -> None:
+def test_a_head_that_dies_under_the_program_is_the_cause(
+    tmp_path: Path, given: dict[str, Json]
+) -> None:
     """Also where the program notices it before Ray's daemon does, which looks once a second."""
     with job(tmp_path, given) as made:
         ended(made, 9)
     for host in made:
-        assert host.failure.startswith(f"the Ray head on host {ADDRESSES[0]} (mode ray): exit status 9"), host.failure
+        assert host.failure.startswith(
+            f"the Ray head on host {ADDRESSES[0]} (mode ray): exit status 9"
+        ), host.failure
 
 
 def test_a_host_that_does_not_join_ray_ends_the_job_within_the_limit(tmp_path: Path) -> None:

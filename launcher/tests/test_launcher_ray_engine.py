@@ -171,7 +171,9 @@ def network() -> Iterator[Network]:
 
 
 @again_where_ray_is_late
-def test_tasks_and_an_actor_run_on_both_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
+def test_tasks_and_an_actor_run_on_both_hosts(
+    tmp_path: Path, network: Network, manifest: Path
+) -> None:
     secret = {"TRAINWORKS_JOB_SECRET": "a secret of this job"}
     with job_on(network, tmp_path, TASKS, ASKED, manifest=manifest, variables=secret) as made:
         assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
@@ -199,7 +201,9 @@ def test_ray_train_trains_on_both_hosts_and_its_cleaner_is_quiet(
 
 @pytest.mark.parametrize("what", DEATHS)
 @again_where_ray_is_late
-def test_what_dies_ends_both_hosts_with_its_cause(tmp_path: Path, network: Network, manifest: Path, what: str) -> None:
+def test_what_dies_ends_both_hosts_with_its_cause(
+    tmp_path: Path, network: Network, manifest: Path, what: str
+) -> None:
     status, cause = DEATHS[what]
     with job_on(network, tmp_path, DIES, {**ASKED, "what": what}, manifest=manifest) as made:
         leader, worker = made
@@ -208,7 +212,9 @@ def test_what_dies_ends_both_hosts_with_its_cause(tmp_path: Path, network: Netwo
             died = time.monotonic()
             worker.kill()
         left = [leader] if what == "a host" else [leader, worker]
-        assert [host.wait() for host in left] == [status] * len(left), "".join(host.text for host in made)
+        assert [host.wait() for host in left] == [status] * len(left), "".join(
+            host.text for host in made
+        )
         ended = max(host.ended for host in left)
         said = [line.split()[-1] for line in leader.text.splitlines() if "dies " in line]
         died = float(said[0]) if said else died if what == "a host" else ended
@@ -219,18 +225,24 @@ def test_what_dies_ends_both_hosts_with_its_cause(tmp_path: Path, network: Netwo
 
 
 @again_where_ray_is_late
-def test_all_hosts_start_again_with_a_new_ray(tmp_path: Path, network: Network, manifest: Path) -> None:
+def test_all_hosts_start_again_with_a_new_ray(
+    tmp_path: Path, network: Network, manifest: Path
+) -> None:
     variables = {"TRAINWORKS_MAX_RESTARTS": "1"}
     asked = {**ASKED, "what": "a raylet"}
     with job_on(network, tmp_path, DIES, asked, manifest=manifest, variables=variables) as made:
         assert [host.wait() for host in made] == [0, 0], "".join(host.text for host in made)
     assert "try 1 has 2 hosts" in made[0].text
     for host in made:
-        assert "starting again on every host (1 of 1): the Ray worker on host algo-2" in host.text, host.text
+        assert (
+            "starting again on every host (1 of 1): the Ray worker on host algo-2" in host.text
+        ), host.text
 
 
 @again_where_ray_is_late
-def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(tmp_path: Path, manifest: Path) -> None:
+def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(
+    tmp_path: Path, manifest: Path
+) -> None:
     """There the launcher is not process 1: what it starts ends with it all the same."""
     (tmp_path / "slurm").mkdir(parents=True)
     (tmp_path / "train.py").write_text(TRAIN)
@@ -243,7 +255,9 @@ def test_ray_train_trains_on_slurms_nodes_which_share_a_file_system(tmp_path: Pa
     train = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
     words = ("--nodes=2", "--ntasks-per-node=1", "--overcommit", f"--chdir={tmp_path}")
     with slurm_of(2, tmp_path / "slurm") as slurm:
-        ended = slurm.run("srun", *words, *train, "--mode", "ray", "--", "train.py", variables=variables)
+        ended = slurm.run(
+            "srun", *words, *train, "--mode", "ray", "--", "train.py", variables=variables
+        )
         assert ended.returncode == 0, ended.stdout
         assert "trained\n" in ended.stdout
         assert not pids_with_variable("SAGEMAKER_BASE_DIR", str(tmp_path))

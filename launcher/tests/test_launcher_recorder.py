@@ -30,14 +30,23 @@ from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_testing.ports import free_port
 
 NVRX = os.environ.get("TRAINWORKS_TEST_NVRX", "")
-FAULTS = {"gpu_error_1st": (12,), "gpu_error_2nd": (9, 14), "lock_gil_1st": (9, 14), "lock_gil_2nd": (10, 15)}
+FAULTS = {
+    "gpu_error_1st": (12,),
+    "gpu_error_2nd": (9, 14),
+    "lock_gil_1st": (9, 14),
+    "lock_gil_2nd": (10, 15),
+}
 
 
-@pytest.mark.skipif(not NVRX, reason="NOT TESTED: TRAINWORKS_TEST_NVRX names no checkout of nvidia-resiliency-ext")
+@pytest.mark.skipif(
+    not NVRX, reason="NOT TESTED: TRAINWORKS_TEST_NVRX names no checkout of nvidia-resiliency-ext"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_ranks_of_nvidias_recorded_faults_are_named(fault: str) -> None:
     folder = Path(NVRX, "tests/attribution/unit/fr_traces", fault)
-    found = lacking([record_of(rank, (folder / f"_dump_{rank}").read_bytes()) for rank in range(16)])
+    found = lacking(
+        [record_of(rank, (folder / f"_dump_{rank}").read_bytes()) for rank in range(16)]
+    )
     assert found.ranks == FAULTS[fault], found.lines
     assert all("EXPERT_MODEL_PARALLEL_GROUP" in line for line in found.lines)
 
@@ -62,13 +71,17 @@ def dump(*calls: Made, ranks: int = 4) -> bytes:
         for group, seq, call, state in calls
     ]
     config = {WORLD: {"ranks": str([*range(ranks)])}, PAIR: {"ranks": "[2, 3]"}}
-    return pickle.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries})
+    return pickle.dumps(
+        {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}
+    )
 
 
 def found_in(*dumps: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The words and the ranks, after the way to the leader."""
     documents = json.loads(
-        json.dumps([document for rank, data in enumerate(dumps) if (document := record_of(rank, data))])
+        json.dumps(
+            [document for rank, data in enumerate(dumps) if (document := record_of(rank, data))]
+        )
     )
     found = lacking(documents)
     return found.lines, found.ranks
@@ -106,7 +119,9 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
         ),
         pytest.param(
             [(DONE, WAITS)] * 4,
-            [f"every rank has called {SIZES}, which does not end: look at the network and the GPUs"],
+            [
+                f"every rank has called {SIZES}, which does not end: look at the network and the GPUs"
+            ],
             (),
             id="all",
         ),
@@ -130,7 +145,9 @@ LAST = f"rank 3 has not called {SIZES}, in which ranks 0-2 wait"
         pytest.param([(DONE,)] * 4, [], (), id="nothing is open"),
     ],
 )
-def test_who_lacks_a_call(dumps: Sequence[Sequence[Made]], lines: list[str], ranks: tuple[int, ...]) -> None:
+def test_who_lacks_a_call(
+    dumps: Sequence[Sequence[Made]], lines: list[str], ranks: tuple[int, ...]
+) -> None:
     assert found_in(*(dump(*calls) for calls in dumps)) == (tuple(lines), ranks)
 
 
@@ -149,9 +166,18 @@ class Runs:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"no pickle", dump(DONE)[:-9], pickle.dumps([1]), pickle.dumps({"entries": [Runs()]}), pickle.dumps(Runs())],
+    [
+        b"",
+        b"no pickle",
+        dump(DONE)[:-9],
+        pickle.dumps([1]),
+        pickle.dumps({"entries": [Runs()]}),
+        pickle.dumps(Runs()),
+    ],
 )
-def test_what_is_no_record_is_none_and_never_run(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_record_is_none_and_never_run(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert record_of(0, data) == {}
     assert not [*tmp_path.iterdir()]
@@ -185,11 +211,16 @@ def test_where_the_stacks_show_all_ranks_in_collectives_the_records_name_the_one
     frame = Frame("all_reduce", "/venv/site-packages/torch/distributed/distributed_c10d.py", 2)
     stack = (Thread(True, (frame, Frame("train", "/code/train.py", 7))),)
     rows = [row_of(rank, "a", stack, "S", "", "") for rank in range(4)]
-    records = lacking([record_of(rank, dump(DONE, *((WAITS,) if rank != 2 else ()))) for rank in range(4)])
+    records = lacking(
+        [record_of(rank, dump(DONE, *((WAITS,) if rank != 2 else ()))) for rank in range(4)]
+    )
     assert [row.rank for row in name_the_odd(rows, (), 9.0).odd] == []
     verdict = name_the_odd(rows, (), 9.0, records)
     assert [row.rank for row in verdict.odd] == [2]
-    assert f"torch's flight recorder: rank 2 has not called {SIZES}, in which ranks 0,1,3 wait" in verdict.text
+    assert (
+        f"torch's flight recorder: rank 2 has not called {SIZES}, in which ranks 0,1,3 wait"
+        in verdict.text
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ ranks are asked
@@ -216,7 +247,14 @@ def test_a_rank_is_asked_by_its_pipe_and_its_new_record_is_read(tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe-2.pipe")
     os.mkfifo(tmp_path / "pipe-3.pipe")
     silent = os.open(tmp_path / "pipe-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    words = (sys.executable, "-c", RANK, f"{tmp_path}/pipe-0.pipe", f"{tmp_path}/record-0", dump(DONE).hex())
+    words = (
+        sys.executable,
+        "-c",
+        RANK,
+        f"{tmp_path}/pipe-0.pipe",
+        f"{tmp_path}/record-0",
+        dump(DONE).hex(),
+    )
     with subprocess.Popen(words, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
         assert rank.stdout.readline() == b"listens\n"
@@ -300,7 +338,11 @@ DEAD
             "#0-0 (78db921d1c117b4a) MISMATCH",
             "Rank 7 has launched up to operation 60",
         ),
-        (TABLE.format("INCOMPLETE") + DEAD + BEHIND, "DEAD", "7 ranks have launched up to operation 64"),
+        (
+            TABLE.format("INCOMPLETE") + DEAD + BEHIND,
+            "DEAD",
+            "7 ranks have launched up to operation 64",
+        ),
         (TABLE.format("x") + "\nWarnings\n========\n" + "word\n" * 999, "word", "word"),
     ],
 )
@@ -327,4 +369,8 @@ def test_ras_is_asked_at_the_jobs_address() -> None:
         assert nccl_report(TIME_OUT, f"127.0.0.1:{server.getsockname()[1]}") == BEHIND
         thread.join(TIME_OUT)
     assert asked == [b"verbose status\n"]
-    assert nccl_report(TIME_OUT, f"127.0.0.1:{free_port()}") == nccl_report(TIME_OUT, "no address") == ""
+    assert (
+        nccl_report(TIME_OUT, f"127.0.0.1:{free_port()}")
+        == nccl_report(TIME_OUT, "no address")
+        == ""
+    )

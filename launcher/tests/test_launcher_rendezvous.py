@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 from launcher_support import environment, plan
-from test_launcher_clusters import BATCH, DSTACK, ELASTIC, HOSTFILE, MPI_JOB, PYTORCH_JOB, SKYPILOT, TRAIN_JOB, of_host
+from test_launcher_clusters import (
+    BATCH,
+    DSTACK,
+    ELASTIC,
+    HOSTFILE,
+    MPI_JOB,
+    PYTORCH_JOB,
+    SKYPILOT,
+    TRAIN_JOB,
+    of_host,
+)
 from test_launcher_platforms import HOSTS, SLURM_NODE, SLURM_TASK
 
 from trainworks_launcher.command.stand_ins import without_slurm
@@ -31,7 +41,11 @@ BY_RANK = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK
 BY_NODE = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "NNODES": "2", "NODE_RANK": "1"}
 BOTH = {**BY_RANK, **BY_NODE}
 RUN_AI = {**BY_RANK, "NODE_RANK": "1"}
-VOLCANO = {"VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j", "VC_WORKER_NUM": "2", "VC_TASK_INDEX": "1"}
+VOLCANO = {
+    "VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j",
+    "VC_WORKER_NUM": "2",
+    "VC_TASK_INDEX": "1",
+}
 VOLCANO_TORCH = {
     "VC_MASTER_HOSTS": "j-master-0.j",
     "VC_MASTER_NUM": "1",
@@ -56,10 +70,20 @@ VERTEX = {
 LSF = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "h1 8 h2 8", "LSB_DJOB_NUMPROC": "16"}
 PBS = {"PBS_JOBID": "5.srv", "PBS_NODEFILE": "/var/spool/nodes", "PBS_NUM_NODES": "2"}
 OAR = {"OAR_JOB_ID": "5", "OAR_NODEFILE": "/var/lib/oar/5"}
-KUBERAY = {"RAY_CLUSTER_NAME": "c", "FQ_RAY_IP": "c-head.ns.svc", "KUBERAY_GEN_RAY_START_CMD": "ray start"}
+KUBERAY = {
+    "RAY_CLUSTER_NAME": "c",
+    "FQ_RAY_IP": "c-head.ns.svc",
+    "KUBERAY_GEN_RAY_START_CMD": "ray start",
+}
 HETEROGENEOUS = {**SLURM_NODE, "SLURM_HET_SIZE": "2"}
-TENSORFLOW = {"TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'}
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+TENSORFLOW = {
+    "TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
 TORCHRUN = {**BY_RANK, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
 
 TAKEN = {
@@ -84,7 +108,13 @@ TAKEN = {
     "azureml": AZURE,
     "vertex": VERTEX,
 }
-REFUSED = {"lsf": LSF, "pbs": PBS, "oar": OAR, "kuberay": KUBERAY, "slurm heterogeneous": HETEROGENEOUS}
+REFUSED = {
+    "lsf": LSF,
+    "pbs": PBS,
+    "oar": OAR,
+    "kuberay": KUBERAY,
+    "slurm heterogeneous": HETEROGENEOUS,
+}
 ELSEWHERE = {
     "mpirun": OPEN_MPI,
     "mpirun in a Slurm job": {**SLURM_NODE, **OPEN_MPI},
@@ -102,10 +132,19 @@ ELSEWHERE = {
 
 def described(variables: Mapping[str, str]) -> Description:
     hostname = (
-        "pi-worker-1" if "PET_RDZV_ENDPOINT" in variables else "j-worker-0" if "VC_MASTER_HOSTS" in variables else ""
+        "pi-worker-1"
+        if "PET_RDZV_ENDPOINT" in variables
+        else "j-worker-0"
+        if "VC_MASTER_HOSTS" in variables
+        else ""
     )
     read = HOSTFILE if "OMPI_MCA_orte_default_hostfile" in variables else ""
-    given = Given(variables, hostname=hostname or "box", read=lambda path: read if path else "", address=lambda: "")
+    given = Given(
+        variables,
+        hostname=hostname or "box",
+        read=lambda path: read if path else "",
+        address=lambda: "",
+    )
     return platforms.describe(given)
 
 
@@ -142,7 +181,9 @@ def test_one_variable_left_out_or_empty_never_makes_a_job_of_one_host(name: str)
             one_of_several = found.ranks_elsewhere != ""
             same = bool(whole.resource_config) and found.resource_config == whole.resource_config
             others = name not in TAKEN and len(texts(found.resource_config.get("hosts"))) > 1
-            assert found.problems or one_of_several or same or others, f"{name} without {left_out}: {found}"
+            assert found.problems or one_of_several or same or others, (
+                f"{name} without {left_out}: {found}"
+            )
 
 
 @pytest.mark.parametrize("variables", [BY_RANK, BY_NODE, BOTH, RUN_AI])
@@ -153,7 +194,9 @@ def test_the_environments_own_rendezvous_is_taken_or_kept(variables: dict[str, s
     assert alone.control is not None
     assert (alone.role, alone.control.address) == ("worker", "m0")
     made = planned(variables, "torch_distributed")
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=m0", "--master-port=23456"} <= set(made.argv)
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=m0", "--master-port=23456"} <= set(
+        made.argv
+    )
     hidden = planned(variables, "mpi")
     assert set(hidden.hidden_from_ranks) == {"WORLD_SIZE", "RANK"}, "they count hosts"
 
@@ -174,7 +217,10 @@ def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: 
         ({"WORLD_SIZE": "", "RANK": "0", "MASTER_ADDR": "m0"}, "WORLD_SIZE is set, but empty"),
         ({"MASTER_ADDR": "m0"}, "WORLD_SIZE, RANK are not set"),
         ({"NNODES": "2"}, "NODE_RANK, MASTER_ADDR are not set"),
-        ({"WORLD_SIZE": "16", "RANK": "3", "NODE_RANK": "1", "MASTER_ADDR": "m0"}, "RANK is 3, NODE_RANK is 1"),
+        (
+            {"WORLD_SIZE": "16", "RANK": "3", "NODE_RANK": "1", "MASTER_ADDR": "m0"},
+            "RANK is 3, NODE_RANK is 1",
+        ),
         ({**BY_NODE, "WORLD_SIZE": "3"}, "WORLD_SIZE=3 is not a multiple of NNODES=2"),
         ({**BY_RANK, "RANK": "2"}, "'2' is not a whole number from 0 to 1"),
         ({"WORLD_SIZE": "1", "RANK": "1"}, "'1' is not a whole number from 0 to 0"),
@@ -185,7 +231,10 @@ def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: 
         ({**VOLCANO, "VC_WORKER_NUM": "3"}, "2 host(s), and the task has 3"),
         ({**VOLCANO, "VC_PS_HOSTS": "j-ps-0.j"}, "may run different programs"),
         ({"CLUSTER_SPEC": "{"}, "is not JSON"),
-        ({"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool3": ["b:1"]}}'}, "different programs"),
+        (
+            {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool3": ["b:1"]}}'},
+            "different programs",
+        ),
         (HETEROGENEOUS, "a heterogeneous job has 2 components"),
     ],
 )
@@ -221,7 +270,9 @@ def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: i
 
 @pytest.mark.parametrize("name", PLATFORMS["counted"].marks)
 def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
-    number = "32,32" if name == "NEURON_PJRT_PROCESSES_NUM_DEVICES" else "2"  # a number for each process
+    number = (
+        "32,32" if name == "NEURON_PJRT_PROCESSES_NUM_DEVICES" else "2"
+    )  # a number for each process
     for value in (number, "", "a,b", "a b"):
         (problem,) = described({name: value}).problems
         assert "set TRAINWORKS_HOSTS=a,b" in problem.advice
@@ -236,9 +287,13 @@ def test_ranks_that_another_program_started_are_not_started_again(name: str) -> 
     made = planned(variables, "none")
     assert made.control is None
     seen = {**variables, **made.env}
-    assert seen.get("MASTER_ADDR") == variables.get("MASTER_ADDR"), "never an address of one host beside a world of two"
+    assert seen.get("MASTER_ADDR") == variables.get("MASTER_ADDR"), (
+        "never an address of one host beside a world of two"
+    )
     for mode in ("torch_distributed", "mpi"):
-        with pytest.raises(JobRefusedError, match="another program has started this process as one of several"):
+        with pytest.raises(
+            JobRefusedError, match="another program has started this process as one of several"
+        ):
             planned(variables, mode)
 
 
@@ -286,7 +341,11 @@ def test_the_images_mpirun_survives_a_slurm_step(tmp_path: Path) -> None:
         ("if True:\n    import mpi4py\n", {}, True),
         ("import torch  # not mpi4py\n", {}, False),
         ("from mpi4py import MPI\n", PMIX, False),
-        ("from mpi4py import MPI\n", {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, False),
+        (
+            "from mpi4py import MPI\n",
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            False,
+        ),
     ],
 )
 def test_an_mpi_program_in_tasks_without_pmi_is_warned(
@@ -326,7 +385,11 @@ def test_one_host_is_planned_where_a_variable_may_say_more_and_the_log_warns(
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     read = read_environment({"PATH": "/usr/bin:/bin", **variables}, Invocation(("train.py",)))
-    told = [line.partition("this host is planned")[0] for line in read.warnings if "this host is planned" in line]
+    told = [
+        line.partition("this host is planned")[0]
+        for line in read.warnings
+        if "this host is planned" in line
+    ]
     assert told == ([named] if named else [])
 
 
@@ -354,7 +417,13 @@ def test_a_leaders_address_with_a_port_says_the_port_of_rank_0(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    given = {"PATH": "/usr/bin:/bin", "MASTER_ADDR": address, "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "1"}
+    given = {
+        "PATH": "/usr/bin:/bin",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+    }
     made = plan(read_environment(given, Invocation(("train.py",))))
     assert (made.env["MASTER_ADDR"], made.env["MASTER_PORT"]) == ("fd00::1", told)
 
@@ -373,7 +442,9 @@ def test_a_leaders_address_with_a_port_says_the_port_of_rank_0(
         ("NCCL_SOCKET_IFNAME", "", False),
     ],
 )
-def test_an_interface_that_is_set_and_does_not_exist_is_said(variable: str, value: str, absent: bool) -> None:
+def test_an_interface_that_is_set_and_does_not_exist_is_said(
+    variable: str, value: str, absent: bool
+) -> None:
     made = plan(environment(variables={"PATH": "/usr/bin:/bin", variable: value}))
     said = f"{variable}={value}: this host has no such network interface; it has eth0, lo"
     assert (said in made.warnings) is absent
@@ -390,7 +461,9 @@ def test_num_nodes_is_read_beside_the_leaders_address() -> None:
 def test_a_world_that_is_taken_for_hosts_is_said() -> None:
     read = described({"MASTER_ADDR": "m", "WORLD_SIZE": "16", "RANK": "0"})
     assert "WORLD_SIZE=16 is taken for the number of hosts" in read.why
-    assert "is taken for" not in described({"MASTER_ADDR": "m", "NNODES": "2", "NODE_RANK": "0"}).why
+    assert (
+        "is taken for" not in described({"MASTER_ADDR": "m", "NNODES": "2", "NODE_RANK": "0"}).why
+    )
 
 
 def test_slurms_variables_without_a_job_are_refused() -> None:
@@ -400,7 +473,9 @@ def test_slurms_variables_without_a_job_are_refused() -> None:
     assert described({"SLURM_CONF": "/etc/slurm.conf"}).platform == "", "a login node has it, too"
 
 
-def test_hyperpods_agent_brings_its_own_rendezvous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperpods_agent_brings_its_own_rendezvous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hyperpodrun").touch(mode=0o755)
     monkeypatch.chdir(tmp_path)
     given = {"PATH": "/usr/bin:/bin", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
@@ -412,12 +487,22 @@ def test_hyperpods_agent_brings_its_own_rendezvous(tmp_path: Path, monkeypatch: 
 
 
 # ------------------------------------------------------------------------------------------------ jobs in one directory
-def test_each_job_of_a_scheduler_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_of_a_scheduler_has_results_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent"))
-    for more, folder in (({}, "4711"), ({"SLURM_STEP_ID": "3"}, "4711.3"), ({"SLURM_JOB_ID": "4712"}, "4712")):
-        read = read_environment({"PATH": "/usr/bin:/bin", **SLURM_NODE, **more}, Invocation(("train.py",)))
+    monkeypatch.setattr(
+        "trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent")
+    )
+    for more, folder in (
+        ({}, "4711"),
+        ({"SLURM_STEP_ID": "3"}, "4711.3"),
+        ({"SLURM_JOB_ID": "4712"}, "4712"),
+    ):
+        read = read_environment(
+            {"PATH": "/usr/bin:/bin", **SLURM_NODE, **more}, Invocation(("train.py",))
+        )
         assert read.output == f"{tmp_path}/output/{folder}/output"
         assert plan(read).env["SM_MODEL_DIR"] == f"{tmp_path}/output/{folder}/model"
         assert plan(read).env["SM_OUTPUT_FAILURE"] == f"{tmp_path}/output/{folder}/output/failure"

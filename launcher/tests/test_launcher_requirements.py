@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 from launcher_pip import python_of_an_image, wheel
-from launcher_support import Launcher, environment, manifest_document, plan, write_inputs, write_manifest
+from launcher_support import (
+    Launcher,
+    environment,
+    manifest_document,
+    plan,
+    write_inputs,
+    write_manifest,
+)
 
 from trainworks_launcher.command.explain import explain
 from trainworks_launcher.contract.values import Json
@@ -88,12 +95,16 @@ class Image:
             "PATH": str(self.python.parent),
         }
 
-    def run(self, requirements: str, files: Mapping[str, str] | None = None, **variables: str) -> Launcher:
+    def run(
+        self, requirements: str, files: Mapping[str, str] | None = None, **variables: str
+    ) -> Launcher:
         """A job with this requirements.txt, to its end."""
         write_inputs(self.base, "print('THE SCRIPT RAN')", {}, {})
         for name, text in {"requirements.txt": requirements, **(files or {})}.items():
             (self.base / "code" / name).write_text(text, encoding="utf-8")
-        path = write_manifest(self.base / "image.json", {"python": str(self.python)}, "", **self.document)
+        path = write_manifest(
+            self.base / "image.json", {"python": str(self.python)}, "", **self.document
+        )
         given = {**self.variables, "TRAINWORKS_IMAGE_MANIFEST": str(path), **variables}
         with Launcher(self.base, variables=given) as made:
             made.status = made.wait()
@@ -101,7 +112,9 @@ class Image:
 
     def program(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The program by itself, in the folder of the test."""
-        path = write_manifest(self.base / "image.json", {"python": str(self.python)}, "", **self.document)
+        path = write_manifest(
+            self.base / "image.json", {"python": str(self.python)}, "", **self.document
+        )
         return subprocess.run(
             (self.python, "-I", str(PROGRAM), "--", *words),
             cwd=self.base,
@@ -152,7 +165,11 @@ def replaced(image: Image, name: str, version: str, *requires: str, module: str 
         ("", "torch\nvision>=1\nplain\n", {"vision": "1.1", "plain": "1.0"}),
         ("", "plain==1.0 \\\n    --hash=sha256:DIGEST\n", {"plain": "1.0"}),
         ("", "torch==2.13.0\ntorch>=2\ntorch==2.13.0+cpu\ntorch\nplain\n", {"plain": "1.0"}),
-        ("", "torch==2.1; python_version < '3'\ntriton==3.*\nFOLDER/plain-1.0-py3-none-any.whl\n", {"plain": "1.0"}),
+        (
+            "",
+            "torch==2.1; python_version < '3'\ntriton==3.*\nFOLDER/plain-1.0-py3-none-any.whl\n",
+            {"plain": "1.0"},
+        ),
     ],
 )
 def test_what_fits_is_installed_and_what_the_image_has_is_kept(
@@ -173,7 +190,9 @@ def test_what_cannot_move_is_said_and_what_is_kept_is_not_broken(image: Image) -
     replaced(image, "toolkit", "5.0", "core>=2")
     made = image.run("command\n")
     assert made.status == 0, made.text
-    assert "toolkit 5.0 stays, and does not go with the requirements: it requires core>=2" in made.text
+    assert (
+        "toolkit 5.0 stays, and does not go with the requirements: it requires core>=2" in made.text
+    )
     assert "trainworks: core 2.0 -> 1.0" in made.text
     assert image.run("core==2.0\n").status == 0
     replaced(image, "torch", "2.13.0+cpu", "core>=2")
@@ -204,7 +223,9 @@ def test_an_image_that_does_not_say_what_it_keeps_is_asked_nothing_new(image: Im
     assert image.versions() == {**PROTECTED, "torch": "2.15.0", "vision": "1.2"}
 
 
-def test_a_version_that_an_image_built_on_ours_installed_is_kept(tmp_path: Path, wheels: Path) -> None:
+def test_a_version_that_an_image_built_on_ours_installed_is_kept(
+    tmp_path: Path, wheels: Path
+) -> None:
     """The manifest is of the image below; what counts is what is installed."""
     image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.15.0"})
     made = image.run("vision\nmodern==1.0\n")
@@ -232,17 +253,32 @@ def test_the_constraints_of_the_image_below_do_not_count_and_the_users_do(
 @pytest.mark.parametrize(
     ("requirements", "said"),
     [
-        ("plain\n\ntorch==2.1\n", "requirements.txt line 3: torch==2.1 is not installed: this image keeps"),
+        (
+            "plain\n\ntorch==2.1\n",
+            "requirements.txt line 3: torch==2.1 is not installed: this image keeps",
+        ),
         (
             "# torch\nTorch >= 2,  <2.3  # older\nplain\n",
             "requirements.txt line 2: torch<2.3,>=2 is not installed",
         ),
         ("-r more/wanted.txt\nplain\n", "more/wanted.txt line 2: torch<2 is not installed"),
         ("-c more/wanted.txt\nplain\n", "more/wanted.txt line 2: torch<2 is not installed"),
-        ("plain\ntorch @ git+https://me:secret@host/torch\n", "requirements.txt line 2: an address is not installed"),
-        ("plain\nhttps://host/torch-2.1.0%2Bcu1-py3-none-any.whl\n", "line 2: torch==2.1.0+cu1 is not installed"),
-        ("plain\nsymbols==1.0\n", "symbols==1.0 is not installed: this image's torch 2.13.0+cpu needs symbols>=2"),
-        ("plain\ntorch==2.1\nkernels_of_cuda==12.4\n", "kernels-of-cuda: not installed, only another build needs them"),
+        (
+            "plain\ntorch @ git+https://me:secret@host/torch\n",
+            "requirements.txt line 2: an address is not installed",
+        ),
+        (
+            "plain\nhttps://host/torch-2.1.0%2Bcu1-py3-none-any.whl\n",
+            "line 2: torch==2.1.0+cu1 is not installed",
+        ),
+        (
+            "plain\nsymbols==1.0\n",
+            "symbols==1.0 is not installed: this image's torch 2.13.0+cpu needs symbols>=2",
+        ),
+        (
+            "plain\ntorch==2.1\nkernels_of_cuda==12.4\n",
+            "kernels-of-cuda: not installed, only another build needs them",
+        ),
         (
             "plain\npywin32==306\npkg_resources==0.0.0\n",
             "pywin32==306 is left out: it is not for this system",
@@ -268,7 +304,9 @@ def test_a_line_of_another_build_is_answered_with_what_the_image_has(
 
 def test_lines_with_hashes_of_another_build_are_answered_too(image: Image, wheels: Path) -> None:
     digest = hashlib.sha256((wheels / "plain-1.0-py3-none-any.whl").read_bytes()).hexdigest()
-    made = image.run(f"torch==2.1.0 --hash=sha256:{digest}\nplain==1.0 \\\n    --hash=sha256:{digest}\n")
+    made = image.run(
+        f"torch==2.1.0 --hash=sha256:{digest}\nplain==1.0 \\\n    --hash=sha256:{digest}\n"
+    )
     assert made.status == 0, made.text
     assert image.versions() == {**PROTECTED, "plain": "1.0"}
 
@@ -287,11 +325,16 @@ FAST = "https://host/fast-1.0-cp27-cp27m-linux_x86_64.whl"
                 "requirements.txt line 3: pytorch of the package index is something else: ask for torch",
             ),
         ),
-        ("plain\nmodern==1.0\n", ("No solution found when resolving dependencies: Because ", "modern", "torch")),
+        (
+            "plain\nmodern==1.0\n",
+            ("No solution found when resolving dependencies: Because ", "modern", "torch"),
+        ),
         ("wraps\n", ("No solution found when resolving dependencies: Because ", "modern", "torch")),
         (
             f"{FAST} ; python_version < '3'\n{FAST}\n",
-            ("line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system; this is cp",),
+            (
+                "line 2: fast-1.0-cp27-cp27m-linux_x86_64.whl is for another Python or system; this is cp",
+            ),
         ),
         (
             "plain\nkernels==1.0\nothers\n",
@@ -325,12 +368,28 @@ def test_strict_refuses_a_line_of_another_build(image: Image) -> None:
     ("name", "line", "said"),
     [
         ("requirements.txt", "plain=1.0=py_0", "plain=1.0=py_0 is conda's"),
-        ("requirements.txt", "plain @ file:///croot/plain_1/work", "/croot/plain_1/work does not exist. A line that"),
-        ("environment.yml", "", "is conda's: `conda run -n NAME python -m pip list --format=freeze"),
+        (
+            "requirements.txt",
+            "plain @ file:///croot/plain_1/work",
+            "/croot/plain_1/work does not exist. A line that",
+        ),
+        (
+            "environment.yml",
+            "",
+            "is conda's: `conda run -n NAME python -m pip list --format=freeze",
+        ),
         ("Pipfile", "", "is pipenv's: `pipenv requirements > requirements.txt`"),
         ("poetry.lock", "", "is Poetry's: `poetry export"),
-        ("requirements.txt", "plain --config-settings a=b", "line 1: options of a build are not handed to it"),
-        ("requirements.txt", "plain\n--config-settings=a=b", "line 2: options of a build are not handed to it"),
+        (
+            "requirements.txt",
+            "plain --config-settings a=b",
+            "line 1: options of a build are not handed to it",
+        ),
+        (
+            "requirements.txt",
+            "plain\n--config-settings=a=b",
+            "line 2: options of a build are not handed to it",
+        ),
         ("requirements.txt", "--require-hashes\nplain", "all requirements must"),
     ],
 )
@@ -352,7 +411,9 @@ def test_an_image_without_uv_says_so_and_pip_installs(image: Image) -> None:
 
 
 # -------------------------------------------------------------------------------------------- contradictions of others
-def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_answered(image: Image) -> None:
+def test_what_is_pinned_for_another_torch_is_refused_although_torch_itself_is_answered(
+    image: Image,
+) -> None:
     made = image.run("torch==2.1.0\nolder==1.0\n")
     refused(
         made,
@@ -392,15 +453,22 @@ def source_of(name: str, requires: str = "", build: str = "") -> dict[str, str]:
 def test_a_project_that_wants_another_torch(image: Image) -> None:
     """Its own file says it where it is static; what only its build says is the resolver's to refuse."""
     files = source_of("project", "torch==2.1")
-    dynamic = files["pyproject.toml"].replace('version = "1.0"\n', 'version = "1.0"\ndynamic = ["dependencies"]\n')
+    dynamic = files["pyproject.toml"].replace(
+        'version = "1.0"\n', 'version = "1.0"\ndynamic = ["dependencies"]\n'
+    )
     made = image.run("plain\n", {**files, "pyproject.toml": dynamic})
     assert made.status == 65
     assert "project==1.0 depends on torch==2.1" in made.failure
-    static = files["pyproject.toml"].replace('version = "1.0"\n', 'version = "1.0"\ndependencies = ["torch==2.1"]\n')
+    static = files["pyproject.toml"].replace(
+        'version = "1.0"\n', 'version = "1.0"\ndependencies = ["torch==2.1"]\n'
+    )
     files["backend.py"] = files["backend.py"].replace("raise NotImplementedError", WHEEL_OF_PROJECT)
     made = image.run("plain\n", {**files, "pyproject.toml": static})
     assert made.status == 0, made.text
-    assert "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu" in made.text
+    assert (
+        "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu"
+        in made.text
+    )
     assert image.versions() == {**PROTECTED, "plain": "1.0", "project": "1.0"}
 
 
@@ -424,14 +492,14 @@ def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: I
     image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
     made = image.run("plain\n")
     assert made.status == 0, made.text
-    warning = (
-        "warning: plain may compile code for GPUs when it is first used, and this image has no nvcc: take an image"
-    )
+    warning = "warning: plain may compile code for GPUs when it is first used, and this image has no nvcc: take an image"
     assert f"trainworks: {warning} that was built --with nvcc" in made.text
     assert "absent" not in made.text.replace("absent=nvcc", "")
 
 
-@pytest.mark.parametrize("line", ["./thing", "thing @ {uri}", "thing/", "./thing[extra]; python_version > '3'"])
+@pytest.mark.parametrize(
+    "line", ["./thing", "thing @ {uri}", "thing/", "./thing[extra]; python_version > '3'"]
+)
 def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     """Hosts that share the code would build into each other; a folder beside it is there as well."""
     code = image.base / "code"
@@ -444,7 +512,9 @@ def test_a_folder_of_a_line_is_built_in_a_copy(image: Image, line: str) -> None:
     made = image.run(f"{line.format(uri=(code / 'thing').as_uri())}\n", {**files, "beside.txt": ""})
     assert made.status == 0, made.text
     assert "thing" in image.versions()
-    assert sorted(path.name for path in (code / "thing").iterdir()) == sorted([*source_of("thing"), file])
+    assert sorted(path.name for path in (code / "thing").iterdir()) == sorted(
+        [*source_of("thing"), file]
+    )
     assert not (code / "beside.txt").is_symlink()
 
 
@@ -457,7 +527,9 @@ def test_folders_of_one_file_are_all_built_in_copies(image: Image) -> None:
         (code / place).mkdir(parents=True)
         (code / place / file).write_bytes(content)
         build = f"open('built', 'w'); import shutil; shutil.copy({file!r}, _[0]); return {file!r}"
-        sources.update({f"{place}/{path}": text for path, text in source_of(name, build=build).items()})
+        sources.update(
+            {f"{place}/{path}": text for path, text in source_of(name, build=build).items()}
+        )
     made = image.run("".join(f"./{place}\n" for place in places), sources)
     assert made.status == 0, made.text
     assert {"one", "two", "three"} <= set(image.versions())
@@ -467,7 +539,9 @@ def test_folders_of_one_file_are_all_built_in_copies(image: Image) -> None:
 def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:
     files = source_of("thing", build="subprocess.run(['gcc', '-c', 'thing.c'])")
     (image.base / "code/thing").mkdir(parents=True)
-    made = image.run("./thing\n", {f"thing/{name}": text for name, text in files.items()}, PATH=str(image.base))
+    made = image.run(
+        "./thing\n", {f"thing/{name}": text for name, text in files.items()}, PATH=str(image.base)
+    )
     assert made.status == 65
     reason = made.failure.splitlines()[0]
     assert reason.startswith("Failed to build `thing @ file://")
@@ -478,7 +552,10 @@ def test_the_reason_of_a_failed_build_is_the_builds_own(image: Image) -> None:
     ("printed", "reason"),
     [
         ("ERROR: Exception:\nTraceback (most recent call last):\n  File x\nKeyError: 'a'\n", ""),
-        ("ERROR: first\nERROR: No matching distribution found for x\n", "No matching distribution found for x"),
+        (
+            "ERROR: first\nERROR: No matching distribution found for x\n",
+            "No matching distribution found for x",
+        ),
         ("nothing\n", ""),
         ("error: cannot\n  cause: outer\n  cause: inner\n\nhint: ask\n", "cannot: inner (ask)"),
         ("error: cannot\n  cause: outer\ntrainworks: the last word\n", "the last word"),
@@ -511,7 +588,10 @@ def test_what_fails_beside_what_went_back_is_taken_in_an_older_release(
     made = image.run(f"--find-links {tmp_path / 'native'}\ncore<2\n{line}\n")
     assert made.status == 0, made.text
     assert image.versions()["native"] == taken
-    assert "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0" in made.text
+    assert (
+        "native 3.0 cannot be imported beside the requirements (ImportError: native requires Core 2.0"
+        in made.text
+    )
 
 
 def test_an_index_of_another_build_is_left_out(image: Image) -> None:
@@ -557,7 +637,10 @@ def test_a_project_is_uvs_to_read(image: Image) -> None:
     done = image.program("-r", "pyproject.toml", "--extra", "all", "--group", "dev")
     assert done.returncode == 0, done.stderr
     assert image.versions() == {**PROTECTED, "plain": "1.0", "symbols": "1.0", "vision": "1.1"}
-    assert "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu" in done.stderr
+    assert (
+        "pyproject.toml: torch==2.1 is not installed: this image keeps torch 2.13.0+cpu"
+        in done.stderr
+    )
     assert "the source of torchvision is not used" in done.stderr
     (image.base / "pyproject.toml").write_text(SELF.replace(">=3.8", "<3.8"))
     done = image.program("-r", "pyproject.toml")
@@ -571,7 +654,10 @@ def test_what_a_project_has_compiled_is_refused_first(image: Image) -> None:
     (image.base / "pyproject.toml").write_text(text)
     done = image.program("-r", "pyproject.toml")
     assert done.returncode == 1
-    assert "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits" in done.stderr
+    assert (
+        "pyproject.toml: kernels is compiled by nvcc, which is not there, and no wheel fits"
+        in done.stderr
+    )
     # What a project has from a place of its own is uv's to find.
     wheel_of_theirs, content = wheel("kernels", "", "1.0", ())
     (image.base / wheel_of_theirs).write_bytes(content)
@@ -616,21 +702,37 @@ def test_uvs_settings_of_the_user_do_not_count(image: Image) -> None:
 def test_without_uv_only_files_of_pips_are_read(image: Image) -> None:
     (image.base / "venv/bin/uv").unlink()
     (image.base / "pyproject.toml").write_text(SELF)
-    assert "pyproject.toml is read by uv, and this image has no uv" in image.program("-r", "pyproject.toml").stderr
+    assert (
+        "pyproject.toml is read by uv, and this image has no uv"
+        in image.program("-r", "pyproject.toml").stderr
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- shown beforehand
 def made_for(document: Mapping[str, Json]) -> Environment:
     found = parse_manifest(json.dumps({**manifest_document(), **document}), "made-up")
-    return environment(manifest=found, code=Code("/opt/ml/code", entries=("requirements.txt", "train.py")))
+    return environment(
+        manifest=found, code=Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
+    )
 
 
 def test_the_plan_shows_what_is_kept() -> None:
     protected = {f"nvidia-{name}": "1" for name in "abc"}
     made = made_for({"protected": {**PROTECTED, **protected}})
     program = "/opt/trainworks/lib/trainworks_launcher/programs/install.py"
-    assert plan(made).requirements == ("/usr/bin/python", "-I", program, "--", "-r", "requirements.txt")
-    (row,) = [row for row in explain(plan(made), {}) if row.kind == "choice" and row.name == "requirements"]
+    assert plan(made).requirements == (
+        "/usr/bin/python",
+        "-I",
+        program,
+        "--",
+        "-r",
+        "requirements.txt",
+    )
+    (row,) = [
+        row
+        for row in explain(plan(made), {})
+        if row.kind == "choice" and row.name == "requirements"
+    ]
     kept = "torch 2.13.0+cpu, triton 3.0.0, mpi4py 4.1.2, nvidia-a 1 and 2 more"
     assert (row.origin, row.why) == ("image", f"the image's {kept} stay: they are constraints")
 

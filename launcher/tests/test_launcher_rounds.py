@@ -70,7 +70,15 @@ def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
 
 # ------------------------------------------------------------------------------------------------------- who gives up
 FURTHER, NOTHING = True, False
-FAILURE = Outcome(FAILED, 3, "algo-2", "ValueError: boom", rank=3, place="train.py on host algo-2", end="exit status 3")
+FAILURE = Outcome(
+    FAILED,
+    3,
+    "algo-2",
+    "ValueError: boom",
+    rank=3,
+    place="train.py on host algo-2",
+    end="exit status 3",
+)
 
 
 class Job:
@@ -101,7 +109,10 @@ def other(job: Job, last: bool) -> None:
         ([(own, NOTHING)] * 3, True),
         ([(own, NOTHING)] * 2 + [(own, FURTHER)] + [(own, NOTHING)] * 2, False),
         ([(own, NOTHING), (other, NOTHING)] * 3, True),
-        ([(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING)], False),  # the other has not told yet
+        (
+            [(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING)],
+            False,
+        ),  # the other has not told yet
         ([(own, NOTHING), (other, FURTHER)] * 9, False),
         ([(own, FURTHER), (other, NOTHING)] * 9, False),
         ([(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING), (other, FURTHER)], False),
@@ -130,7 +141,9 @@ def test_a_lost_host_begins_the_count_anew() -> None:
 
 
 def at(line: int, message: str) -> Outcome:
-    return FAILURE._replace(cause=f"ValueError: {message}", frames=f'  File "/opt/train.py", line {line}, in step')
+    return FAILURE._replace(
+        cause=f"ValueError: {message}", frames=f'  File "/opt/train.py", line {line}, in step'
+    )
 
 
 def test_the_same_failure_is_the_same_exception_at_the_same_line_whatever_it_says() -> None:

@@ -68,7 +68,9 @@ def text_of(hosts: Sequence[Host]) -> str:
 
 def moments(hosts: Sequence[Host], word: str) -> list[float]:
     """When the ranks said a word, in seconds of the clock that all processes of this machine share."""
-    return [float(found) for found in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)]
+    return [
+        float(found) for found in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
+    ]
 
 
 def wait_all(hosts: Sequence[Host]) -> tuple[list[int], float]:
@@ -88,15 +90,25 @@ def seconds_until_torchruns_rank(folder: Path) -> float:
     script = folder / "moment.py"
     script.write_text("import time; print(time.monotonic(), flush=True)\n", encoding="ascii")
     started = time.monotonic()
-    words = (str(PREFIX / "bin/torchrun"), "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=1", str(script))
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
+    words = (
+        str(PREFIX / "bin/torchrun"),
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=1",
+        str(script),
+    )
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)
+    ]
     ranks = [float(process.communicate(timeout=TIME_OUT)[0]) for process in both]
     return max(ranks) - started
 
 
 def torchrun_of(host: Host) -> int:
     """A file descriptor of the host's torchrun, which can be read once it has ended."""
-    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in host.processes()}
+    words = {
+        pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in host.processes()
+    }
     (found,) = (pid for pid, line in words.items() if os.fsencode(PREFIX / "bin/torchrun") in line)
     return os.pidfd_open(found)
 
@@ -111,7 +123,9 @@ def wait_for_torchruns(descriptors: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
-def test_a_job_that_does_nothing(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+def test_a_job_that_does_nothing(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str
+) -> None:
     torchrun = mode == "torch_distributed"
     before = seconds_until_torchruns_rank(tmp_path) if torchrun else 0.0
     for host in shared.hosts:
@@ -135,7 +149,9 @@ def test_a_job_that_does_nothing(shared: Network, manifest: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
-def test_a_rank_on_the_second_host_raises(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+def test_a_rank_on_the_second_host_raises(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str
+) -> None:
     script = RANKS + (
         'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwhile True: signal.pause()\n"
@@ -153,7 +169,9 @@ def test_a_rank_on_the_second_host_raises(shared: Network, manifest: Path, tmp_p
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_is_killed(shared: Network, manifest: Path, tmp_path: Path, mode: str, lost: int) -> None:
+def test_a_host_is_killed(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str, lost: int
+) -> None:
     with job_on(shared, tmp_path, WAITING, MODES[mode], manifest=manifest) as hosts:
         read_ready(hosts)
         killed = time.monotonic()
@@ -168,7 +186,9 @@ def test_a_host_is_killed(shared: Network, manifest: Path, tmp_path: Path, mode:
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
     limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
-    with job_on(network, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit) as hosts:
+    with job_on(
+        network, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit
+    ) as hosts:
         read_ready(hosts)
         cut = time.monotonic()
         network.cut("algo-2")
@@ -183,7 +203,9 @@ def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mod
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
 def test_a_host_is_paused(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
     limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
-    with job_on(shared, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit) as hosts:
+    with job_on(
+        shared, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit
+    ) as hosts:
         read_ready(hosts)
         paused = time.monotonic()
         hosts[1].pause()
@@ -222,7 +244,9 @@ def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, 
             host.signal_process_one(signal.SIGTERM)
         statuses, ended = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
-        assert len(moments(hosts, "saw SIGTERM")) == len(moments(hosts, "saved")) == 2, text_of(hosts)
+        assert len(moments(hosts, "saw SIGTERM")) == len(moments(hosts, "saved")) == 2, text_of(
+            hosts
+        )
         assert_within(5, max(moments(hosts, "saved")), ended, text_of(hosts))
         for host in hosts:
             assert (host.base / "model/checkpoint").read_text(encoding="ascii") == "whole"
@@ -256,7 +280,9 @@ def test_ranks_save_while_others_have_died_of_the_stop(
             (host.base / "model").mkdir(exist_ok=True)
             host.read_until("ready", 2)
         hosts[1].signal_process_one(signal.SIGTERM)  # the other one is only told
-        hosts[0].read_until("SIGTERM: passed on; the ranks have the time that the platform of the stopped host leaves")
+        hosts[0].read_until(
+            "SIGTERM: passed on; the ranks have the time that the platform of the stopped host leaves"
+        )
         statuses, _ = wait_all(hosts)
         assert statuses == [143, 143], text_of(hosts)
         assert len(moments(hosts, "saved")) == 2, text_of(hosts)
@@ -288,7 +314,9 @@ def test_one_host_never_comes(shared: Network, manifest: Path, tmp_path: Path, m
     limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "2"}
     for started, missing in (("algo-1", "algo-2"), ("algo-2", "algo-1")):
         folder = tmp_path / started
-        job = job_on(shared, folder, "", MODES[mode], manifest=manifest, variables=limit, started=(started,))
+        job = job_on(
+            shared, folder, "", MODES[mode], manifest=manifest, variables=limit, started=(started,)
+        )
         with job as (host,):
             assert host.wait() == 66, host.text
             host.assert_ended_within(2 + 5)
@@ -387,7 +415,9 @@ def test_all_hosts_go_on_from_the_checkpoint_after_one_has_failed(
     saved.mkdir()
     variables = {"TRAINWORKS_CHECKPOINT_DIRECTORY": str(saved)}
     asked = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
-    with job_on(shared, tmp_path, FAILS_ON_ONE_HOST, asked, manifest=manifest, variables=variables) as hosts:
+    with job_on(
+        shared, tmp_path, FAILS_ON_ONE_HOST, asked, manifest=manifest, variables=variables
+    ) as hosts:
         assert wait_all(hosts)[0] == [0, 0], text_of(hosts)
         for host in hosts:
             starts = sorted(set(re.findall(r"start \d from \S+", host.text)))
@@ -395,7 +425,12 @@ def test_all_hosts_go_on_from_the_checkpoint_after_one_has_failed(
 
 
 def elastic(folder: Path, **more: Json) -> dict[str, Json]:
-    return {**MODES["torch_distributed"], "sagemaker_torch_distributed_min_hosts": "2", "shared": str(folder), **more}
+    return {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_min_hosts": "2",
+        "shared": str(folder),
+        **more,
+    }
 
 
 @pytest.mark.parametrize("how", ["kill", "pause", "cut"])
@@ -404,7 +439,9 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
     limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
     with (
         network_of(3) as three,
-        job_on(three, tmp_path, TRAIN, elastic(tmp_path), manifest=manifest, variables=limit) as hosts,
+        job_on(
+            three, tmp_path, TRAIN, elastic(tmp_path), manifest=manifest, variables=limit
+        ) as hosts,
     ):
         for host in hosts:
             host.read_until("step ten")
@@ -440,7 +477,9 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
     assert all(int(step) >= 10 for life, *_, step in lives if life == "1")
 
 
-def test_torchrun_restarts_a_rank_that_fails(shared: Network, manifest: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_rank_that_fails(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
     script = RANKS + (
         "mark = os.path.join(os.environ['SM_HP_SHARED'], 'lived-on-')\n"
         "if not os.path.exists(mark + host):\n"
@@ -450,7 +489,10 @@ def test_torchrun_restarts_a_rank_that_fails(shared: Network, manifest: Path, tm
         "    signal.pause()\n"
         "say('second life on', host)\n"
     )
-    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    asked: dict[str, Json] = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "1",
+    }
     asked["shared"] = str(tmp_path)
     with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
@@ -467,7 +509,10 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
         "    raise ValueError('in the last life' if second else 'in the first life')\n"
         "while True: signal.pause()\n"
     )
-    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    asked: dict[str, Json] = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "1",
+    }
     asked["shared"] = str(tmp_path)
     with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
@@ -477,20 +522,27 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
         assert host.failure.startswith("ValueError: in the last life\n"), host.failure
 
 
-def test_restarts_that_lead_nowhere_end_the_job(shared: Network, manifest: Path, tmp_path: Path) -> None:
+def test_restarts_that_lead_nowhere_end_the_job(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
     """A rank fails at the same step in each life; what it prints differs only in times and numbers of processes."""
     script = RANKS + (
         "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank, 'reads', hex(id(rank)))\n"
         "if rank == 1: raise ValueError('always the same, of process %d' % os.getpid())\n"
         "while True: signal.pause()\n"
     )
-    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "50"}
+    asked: dict[str, Json] = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "50",
+    }
     with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [1, 1], text_of(hosts)
     assert "the last restart got no step further (2 in a row; 3 end the job)" in hosts[0].text
     for host in hosts:
-        assert host.failure.startswith("3 restarts in a row without a step further: ValueError: always the same")
+        assert host.failure.startswith(
+            "3 restarts in a row without a step further: ValueError: always the same"
+        )
         assert "rank 1" in host.failure
 
 
@@ -504,7 +556,10 @@ def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_p
         "if rank == 1: open(last, 'w').close()\n"
         "while not os.path.exists(last): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
     )
-    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "5"}
+    asked: dict[str, Json] = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "5",
+    }
     asked["shared"] = str(tmp_path)
     beat = {"TRAINWORKS_HEARTBEAT_FILE": str(tmp_path / "beat")}
     with job_on(shared, tmp_path, script, asked, manifest=manifest, variables=beat) as hosts:
@@ -515,7 +570,10 @@ def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_p
 
 def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:
     """A rank that dies of the stop signal is no failure that torchrun should mend."""
-    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "3"}
+    asked: dict[str, Json] = {
+        **MODES["torch_distributed"],
+        "sagemaker_torch_distributed_max_restarts": "3",
+    }
     with job_on(shared, tmp_path, WAITING, asked, manifest=manifest) as hosts:
         read_ready(hosts)
         stopped = time.monotonic()
@@ -544,9 +602,14 @@ def pids_of(host: Host, name: str) -> list[int]:
 def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
     shared: Network, manifest: Path, tmp_path: Path
 ) -> None:
-    script = RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+    script = (
+        RANKS
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+    )
     grace = {"TRAINWORKS_STOP_GRACE_SECONDS": "1"}
-    with job_on(shared, tmp_path, script, MODES["mpi"], manifest=manifest, variables=grace) as hosts:
+    with job_on(
+        shared, tmp_path, script, MODES["mpi"], manifest=manifest, variables=grace
+    ) as hosts:
         read_ready(hosts)
         hosts[1].signal_process_one(signal.SIGTERM)
         statuses, _ = wait_all(hosts)
@@ -556,8 +619,13 @@ def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
 
 
 def test_on_one_host_too_the_status_is_that_of_a_kill(manifest: Path, tmp_path: Path) -> None:
-    script = RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
-    write_inputs(tmp_path, script, {**MODES["mpi"], "sagemaker_mpi_num_of_processes_per_host": "2"}, {})
+    script = (
+        RANKS
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+    )
+    write_inputs(
+        tmp_path, script, {**MODES["mpi"], "sagemaker_mpi_num_of_processes_per_host": "2"}, {}
+    )
     variables = {"TRAINWORKS_STOP_GRACE_SECONDS": "1", "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
     with Launcher(tmp_path, variables=variables) as made:
         made.read_until("ready", 2)
@@ -566,7 +634,9 @@ def test_on_one_host_too_the_status_is_that_of_a_kill(manifest: Path, tmp_path: 
     assert "killed by SIGKILL (exit status 137" in made.failure
 
 
-def test_the_host_whose_daemon_of_mpirun_dies_is_named(shared: Network, manifest: Path, tmp_path: Path) -> None:
+def test_the_host_whose_daemon_of_mpirun_dies_is_named(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
     with job_on(shared, tmp_path, WAITING, MODES["mpi"], manifest=manifest) as hosts:
         read_ready(hosts)
         daemons = pids_of(hosts[1], "prted") or pids_of(hosts[1], "orted")
@@ -579,7 +649,9 @@ def test_the_host_whose_daemon_of_mpirun_dies_is_named(shared: Network, manifest
     assert hosts[0].failure.splitlines()[0] == first, hosts[0].failure
 
 
-def test_orphans_are_reaped_beside_mpiruns_daemons(shared: Network, manifest: Path, tmp_path: Path) -> None:
+def test_orphans_are_reaped_beside_mpiruns_daemons(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
     script = RANKS + (
         "import subprocess\nsay('ready')\nmark = os.environ['SM_HP_MARK']\n"
         "while not os.path.exists(mark): time.sleep(0.05)\n"

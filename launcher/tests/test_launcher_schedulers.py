@@ -102,8 +102,18 @@ REFUSED: dict[str, dict[str, str]] = {
         "COBALT_JOBSIZE": "2",
     },
     "PBS": {"PBS_JOBID": "5.srv", "PBS_NODEFILE": "/var/spool/nodes", "PBS_NUM_NODES": "2"},
-    "PBS Pro": {"PBS_JOBID": "5.srv", "PBS_NODEFILE": "/var/spool/nodes", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
-    "LSF": {"LSB_JOBID": "5", "LSB_HOSTS": "h1 h2", "LSB_DJOB_HOSTFILE": "/x", "LSB_DJOB_NUMPROC": "2"},
+    "PBS Pro": {
+        "PBS_JOBID": "5.srv",
+        "PBS_NODEFILE": "/var/spool/nodes",
+        "PBS_NODENUM": "0",
+        "PBS_TASKNUM": "1",
+    },
+    "LSF": {
+        "LSB_JOBID": "5",
+        "LSB_HOSTS": "h1 h2",
+        "LSB_DJOB_HOSTFILE": "/x",
+        "LSB_DJOB_NUMPROC": "2",
+    },
     "Fujitsu": {
         "PJM_JOBID": "5",
         "PJM_NODE": "2",
@@ -120,8 +130,17 @@ REFUSED: dict[str, dict[str, str]] = {
         "NODE_IP_LIST": "10.0.0.1:8,10.0.0.2:8",
         "NODE_NUM": "2",
     },
-    "LoadLeveler": {"LOADL_PROCESSOR_LIST": "h1 h2", "LOADL_TOTAL_TASKS": "2", "LOADL_STEP_ID": "x.1.0"},
-    "TonY": {"JOB_NAME": "worker", "TASK_INDEX": "0", "TASK_NUM": "2", "CLUSTER_SPEC": '{"worker":["a:1","b:2"]}'},
+    "LoadLeveler": {
+        "LOADL_PROCESSOR_LIST": "h1 h2",
+        "LOADL_TOTAL_TASKS": "2",
+        "LOADL_STEP_ID": "x.1.0",
+    },
+    "TonY": {
+        "JOB_NAME": "worker",
+        "TASK_INDEX": "0",
+        "TASK_NUM": "2",
+        "CLUSTER_SPEC": '{"worker":["a:1","b:2"]}',
+    },
     "MXNet": {
         "DMLC_ROLE": "worker",
         "DMLC_NUM_WORKER": "2",
@@ -180,7 +199,10 @@ REFUSED: dict[str, dict[str, str]] = {
         "BATCH_COMPUTE_OSS_HOST": "x",
     },
     "Ray Train": {"RAY_TRAIN_WORLD_SIZE": "2", "RAY_TRAIN_WORLD_RANK": "0"},
-    "Azure Batch AI": {"AZ_BATCHAI_WORKER_HOSTS": "10.0.0.4:2222,10.0.0.5:2222", "AZ_BATCHAI_TASK_INDEX": "0"},
+    "Azure Batch AI": {
+        "AZ_BATCHAI_WORKER_HOSTS": "10.0.0.4:2222,10.0.0.5:2222",
+        "AZ_BATCHAI_TASK_INDEX": "0",
+    },
     "JAX on TPUs": {
         "CLOUD_TPU_TASK_ID": "1",
         "TPU_PROCESS_ADDRESSES": "10.0.0.1:8476,10.0.0.2:8476",
@@ -208,9 +230,19 @@ RANKS: dict[str, dict[str, str]] = {
         "HOROVOD_CROSS_RANK": "0",
     },
     "ALPS": {"ALPS_APP_PE": "1", "ALPS_APP_ID": "5", "ALPS_APP_DEPTH": "8"},
-    "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_LOCAL_RANK": "0"},
+    "MVAPICH": {
+        "MV2_COMM_WORLD_SIZE": "2",
+        "MV2_COMM_WORLD_RANK": "1",
+        "MV2_COMM_WORLD_LOCAL_RANK": "0",
+    },
     "PMI": {"PMI_SIZE": "2", "PMI_RANK": "1"},
-    "hydra": {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0", "PMI_FD": "9"},
+    "hydra": {
+        "PMI_SIZE": "2",
+        "PMI_RANK": "1",
+        "MPI_LOCALNRANKS": "1",
+        "MPI_LOCALRANKID": "0",
+        "PMI_FD": "9",
+    },
     "PMIx": {"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"},
     "Azure ML by mpirun": {
         "AZUREML_NODE_COUNT": "2",
@@ -237,7 +269,11 @@ ONE: dict[str, dict[str, str]] = {
         "SPARK_APPLICATION_ID": "a",
         "SPARK_EXECUTOR_CORES": "4",
     },
-    "Anyscale": {"ANYSCALE_CLUSTER_ID": "x", "RAY_ADDRESS": "auto", "ANYSCALE_NODE_IDENTIFIER": "k"},
+    "Anyscale": {
+        "ANYSCALE_CLUSTER_ID": "x",
+        "RAY_ADDRESS": "auto",
+        "ANYSCALE_NODE_IDENTIFIER": "k",
+    },
     "Argo": {
         "ARGO_NODE_ID": "wf-1",
         "ARGO_CONTAINER_NAME": "main",
@@ -245,12 +281,37 @@ ONE: dict[str, dict[str, str]] = {
         "ARGO_POD_UID": "u",
         "ARGO_INCLUDE_SCRIPT_OUTPUT": "false",
     },
-    "HF Jobs": {"JOB_ID": "x", "ACCELERATOR": "a10g", "CPU_CORES": "8", "MEMORY": "16Gi", "SPACE_ID": ""},
-    "Run:ai": {"RUNAI_NUM_OF_GPUS": "1", "RUNAI_JOB_NAME": "j", "reporterGatewayURL": "x", "podUUID": "u"},
-    "Bacalhau": {"BACALHAU_JOB_ID": "x", "BACALHAU_PARTITION_COUNT": "2", "BACALHAU_PARTITION_INDEX": "0"},
-    "LSF one": {"LSB_JOBID": "5", "LSB_HOSTS": "h1 h1 h1", "LSB_MCPU_HOSTS": "h1 3", "LSB_DJOB_NUMPROC": "3"},
+    "HF Jobs": {
+        "JOB_ID": "x",
+        "ACCELERATOR": "a10g",
+        "CPU_CORES": "8",
+        "MEMORY": "16Gi",
+        "SPACE_ID": "",
+    },
+    "Run:ai": {
+        "RUNAI_NUM_OF_GPUS": "1",
+        "RUNAI_JOB_NAME": "j",
+        "reporterGatewayURL": "x",
+        "podUUID": "u",
+    },
+    "Bacalhau": {
+        "BACALHAU_JOB_ID": "x",
+        "BACALHAU_PARTITION_COUNT": "2",
+        "BACALHAU_PARTITION_INDEX": "0",
+    },
+    "LSF one": {
+        "LSB_JOBID": "5",
+        "LSB_HOSTS": "h1 h1 h1",
+        "LSB_MCPU_HOSTS": "h1 3",
+        "LSB_DJOB_NUMPROC": "3",
+    },
     "Lepton one": {"LEPTON_JOB_TOTAL_WORKERS": "1", "LEPTON_JOB_WORKER_INDEX": "0"},
-    "RunPod one": {"RUNPOD_POD_ID": "x", "RUNPOD_GPU_COUNT": "8", "RUNPOD_CPU_COUNT": "64", "RUNPOD_DC_ID": "EU"},
+    "RunPod one": {
+        "RUNPOD_POD_ID": "x",
+        "RUNPOD_GPU_COUNT": "8",
+        "RUNPOD_CPU_COUNT": "64",
+        "RUNPOD_DC_ID": "EU",
+    },
     "Vast": {"VAST_CONTAINERLABEL": "C.1", "GPU_COUNT": "4", "VAST_TCP_PORT_22": "1"},
     "NGC one": {
         "NGC_JOB_ID": "12",
@@ -259,7 +320,11 @@ ONE: dict[str, dict[str, str]] = {
         "NGC_GPUS_PER_NODE": "8",
         "NGC_TOTAL_NUM_GPUS": "8",
     },
-    "Paddle one": {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0", "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170"},
+    "Paddle one": {
+        "PADDLE_TRAINERS_NUM": "1",
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170",
+    },
     "a Kubeflow notebook": {"NB_PREFIX": "/notebook/x", "JUPYTER_SERVER_ROOT": "/"},
     "HTCondor vanilla": {
         "_CONDOR_SLOT": "slot1_2",
@@ -271,7 +336,12 @@ ONE: dict[str, dict[str, str]] = {
     "SageMaker notebook": {"NUM_GPUS": "4", "REGION_NAME": "x"},
     "GitHub matrix": {"MATRIX_INDEX": "2", "MATRIX_TOTAL": "4", "GITHUB_RUN_ID": "1"},
     "Optuna": {"WORKER_ID": "3", "TRIAL_NUMBER": "2"},
-    "gunicorn": {"WEB_CONCURRENCY": "4", "WORKERS": "4", "WORKERS_PER_CORE": "1", "MAX_WORKERS": "8"},
+    "gunicorn": {
+        "WEB_CONCURRENCY": "4",
+        "WORKERS": "4",
+        "WORKERS_PER_CORE": "1",
+        "MAX_WORKERS": "8",
+    },
     "nextflow": {"NXF_TASK_WORKDIR": "/x", "TASK_ATTEMPT": "2", "TASK_INDEX": "4"},
     "LoadLeveler one": {"LOADL_PROCESSOR_LIST": "h1 h1 h1"},
     "TPU of one host": {
@@ -286,7 +356,9 @@ ONE: dict[str, dict[str, str]] = {
 
 
 def described(variables: Mapping[str, str]) -> Description:
-    return platforms.describe(Given(variables, hostname="box", read=lambda path: "vm-0\nvm-1\n" if path else ""))
+    return platforms.describe(
+        Given(variables, hostname="box", read=lambda path: "vm-0\nvm-1\n" if path else "")
+    )
 
 
 def test_there_are_as_many_as_promised() -> None:
@@ -314,10 +386,14 @@ def test_a_rank_starts_no_ranks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_one_host_stays_one_without_a_word(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_stays_one_without_a_word(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    read = read_environment({"PATH": "/usr/bin:/bin", **ONE[name]}, Invocation(("train.py",), "none"))
+    read = read_environment(
+        {"PATH": "/usr/bin:/bin", **ONE[name]}, Invocation(("train.py",), "none")
+    )
     assert read.problems == ()
     assert len(make_job(read).placement.hosts) == 1
     assert not [line for line in read.warnings if "this host is planned" in line]

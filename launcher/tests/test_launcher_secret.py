@@ -23,7 +23,8 @@ from trainworks_testing.ports import free_port
 SECRET = "canary-0123456789abcdef0123456789"
 USER = 61234
 needs_root = pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("setpriv") is None, reason="NOT TESTED: needs root and setpriv for another user"
+    os.getuid() != 0 or shutil.which("setpriv") is None,
+    reason="NOT TESTED: needs root and setpriv for another user",
 )
 AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
 READY = """
@@ -56,7 +57,9 @@ for name in os.listdir("/proc"):
 """
 
 
-def launcher_of_user(base: Path, script: str, hyperparameters: dict[str, Json] | None = None, **given: str) -> Launcher:
+def launcher_of_user(
+    base: Path, script: str, hyperparameters: dict[str, Json] | None = None, **given: str
+) -> Launcher:
     """A launcher that runs as another user than this one, from a copy that this user can read."""
     write_inputs(base, script, hyperparameters or {}, {})
     shutil.copytree(LAUNCHER / "trainworks_launcher", base / "launcher/trainworks_launcher")
@@ -93,7 +96,9 @@ def test_another_process_of_the_user_reads_the_secret_nowhere(tmp_path: Path) ->
 
 @needs_root
 def test_a_job_with_a_secret_runs_as_a_user_and_its_files_in_proc_serve(tmp_path: Path) -> None:
-    script = "import os, sys; print('has', 'TRAINWORKS_JOB_SECRET' in os.environ); sys.exit('the cause')"
+    script = (
+        "import os, sys; print('has', 'TRAINWORKS_JOB_SECRET' in os.environ); sys.exit('the cause')"
+    )
     with launcher_of_user(tmp_path, script, TRAINWORKS_JOB_SECRET=SECRET) as launcher:
         assert launcher.wait() == 1, launcher.text
     assert "has False" in launcher.text
@@ -102,12 +107,16 @@ def test_a_job_with_a_secret_runs_as_a_user_and_its_files_in_proc_serve(tmp_path
 
 
 @needs_root
-def test_ranks_of_a_user_report_and_their_stacks_are_read_while_the_launcher_holds_a_secret(tmp_path: Path) -> None:
+def test_ranks_of_a_user_report_and_their_stacks_are_read_while_the_launcher_holds_a_secret(
+    tmp_path: Path,
+) -> None:
     """torchrun is a stand-in; the hang watch is the real one, and asks each rank for its stacks."""
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(f"#!/usr/bin/python3\n{STARTER}", encoding="utf-8")
     torchrun.chmod(0o755)
-    image = write_manifest(tmp_path / "image.json", {"python": "/usr/bin/python3", "torchrun": str(torchrun)})
+    image = write_manifest(
+        tmp_path / "image.json", {"python": "/usr/bin/python3", "torchrun": str(torchrun)}
+    )
     asked: dict[str, Json] = {
         "sagemaker_torch_distributed_enabled": "true",
         "sagemaker_mpi_num_of_processes_per_host": "2",
@@ -128,7 +137,11 @@ def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:
     by_file = {"TRAINWORKS_JOB_SECRET_FILE": str(path)}
     made = []
     for host, variables in zip(hosts, (by_file, {"TRAINWORKS_JOB_SECRET": SECRET}), strict=True):
-        config: dict[str, Json] = {"hosts": list(hosts), "current_host": host, "network_interface_name": "lo"}
+        config: dict[str, Json] = {
+            "hosts": list(hosts),
+            "current_host": host,
+            "network_interface_name": "lo",
+        }
         write_inputs(tmp_path / host, "print('trains')", {}, config)
         made.append(Launcher(tmp_path / host, variables={**shared, **variables}))
     with made[0], made[1]:
@@ -137,14 +150,17 @@ def test_hosts_agree_on_a_secret_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot be read"), ("", "is empty"), (" \n", "is empty"), ("short", "can be guessed")]
+    ("content", "said"),
+    [(None, "cannot be read"), ("", "is empty"), (" \n", "is empty"), ("short", "can be guessed")],
 )
 def test_a_file_without_a_secret_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_text(content, encoding="utf-8")
     write_inputs(tmp_path / "job", "print('trains')", {}, {})
-    with Launcher(tmp_path / "job", variables={"TRAINWORKS_JOB_SECRET_FILE": str(path)}) as launcher:
+    with Launcher(
+        tmp_path / "job", variables={"TRAINWORKS_JOB_SECRET_FILE": str(path)}
+    ) as launcher:
         assert launcher.wait() == 64
     assert said in launcher.text
     assert "trains" not in launcher.text

@@ -22,21 +22,38 @@ FILE = "vm-0.c.project.internal\nvm-1.c.project.internal\n"
 TAKEN: dict[str, tuple[dict[str, str], str, int]] = {
     # kubeflow/training-operator, pkg/controller.v1/jax/envvar.go
     "JAXJob": (
-        {"NUM_PROCESSES": "2", "PROCESS_ID": "1", "COORDINATOR_ADDRESS": "j-worker-0", "COORDINATOR_PORT": "6666"},
+        {
+            "NUM_PROCESSES": "2",
+            "PROCESS_ID": "1",
+            "COORDINATOR_ADDRESS": "j-worker-0",
+            "COORDINATOR_PORT": "6666",
+        },
         "j-worker-0",
         1,
     ),
     # kubeflow/trainer, pkg/runtime/framework/plugins/jax
     "TrainJob for JAX": (
-        {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "j-node-0-0.j:6666"},
+        {
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": "0",
+            "JAX_COORDINATOR_ADDRESS": "j-node-0-0.j:6666",
+        },
         "j-node-0-0.j",
         0,
     ),
     # docs.baseten.co, training, multinode
-    "Baseten": ({"BT_GROUP_SIZE": "2", "BT_NODE_RANK": "1", "BT_LEADER_ADDR": "10.0.0.2"}, "10.0.0.2", 1),
+    "Baseten": (
+        {"BT_GROUP_SIZE": "2", "BT_NODE_RANK": "1", "BT_LEADER_ADDR": "10.0.0.2"},
+        "10.0.0.2",
+        1,
+    ),
     # beaker-docs.apps.allenai.org, distributed training
     "Beaker": (
-        {"BEAKER_REPLICA_COUNT": "2", "BEAKER_REPLICA_RANK": "1", "BEAKER_LEADER_REPLICA_HOSTNAME": "l1"},
+        {
+            "BEAKER_REPLICA_COUNT": "2",
+            "BEAKER_REPLICA_RANK": "1",
+            "BEAKER_LEADER_REPLICA_HOSTNAME": "l1",
+        },
         "l1",
         1,
     ),
@@ -48,7 +65,11 @@ TAKEN: dict[str, tuple[dict[str, str], str, int]] = {
         "",
         1,
     ),
-    "an unknown maker": ({"ACME_NNODES": "3", "ACME_NODEID": "2", "ACME_MASTER_IP": "10.0.0.2"}, "10.0.0.2", 2),
+    "an unknown maker": (
+        {"ACME_NNODES": "3", "ACME_NODEID": "2", "ACME_MASTER_IP": "10.0.0.2"},
+        "10.0.0.2",
+        2,
+    ),
     "an unknown list": ({"ACME_NODE_IPS": "10.0.0.2 10.0.0.3", "ACME_NODE_INDEX": "0"}, "", 0),
 }
 
@@ -69,7 +90,10 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "TRAINWORKS_HOSTS=10.0.0.4,10.0.0.5",
     ),
     # cloud.google.com/batch, TaskGroup, without requireHostsFile
-    "Google Batch": ({"BATCH_TASK_COUNT": "2", "BATCH_TASK_INDEX": "0", "BATCH_JOB_UID": "j"}, "BATCH_TASK_INDEX"),
+    "Google Batch": (
+        {"BATCH_TASK_COUNT": "2", "BATCH_TASK_INDEX": "0", "BATCH_JOB_UID": "j"},
+        "BATCH_TASK_INDEX",
+    ),
     # Tencent Cloud, Batch compute, environment variables
     "Tencent Batch": (
         {"BATCH_TASK_INSTANCE_NUM": "2", "BATCH_TASK_INSTANCE_INDEX": "0", "BATCH_TASK_NAME": "t"},
@@ -86,11 +110,19 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     # flux-environment(7)
     "Flux on two nodes": (
-        {"FLUX_JOB_NNODES": "2", "FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "0"},
+        {
+            "FLUX_JOB_NNODES": "2",
+            "FLUX_JOB_SIZE": "2",
+            "FLUX_TASK_RANK": "1",
+            "FLUX_TASK_LOCAL_ID": "0",
+        },
         "the job has 2 nodes",
     ),
     # docs.lepton.ai, batch jobs
-    "Lepton": ({"LEPTON_JOB_TOTAL_WORKERS": "2", "LEPTON_JOB_WORKER_INDEX": "0"}, "TRAINWORKS_HOSTS"),
+    "Lepton": (
+        {"LEPTON_JOB_TOTAL_WORKERS": "2", "LEPTON_JOB_WORKER_INDEX": "0"},
+        "TRAINWORKS_HOSTS",
+    ),
     # docs.metaflow.org, distributed training on Kubernetes, a worker
     "Metaflow": ({"MF_WORLD_SIZE": "2", "MF_WORKER_REPLICA_INDEX": "0"}, "TRAINWORKS_HOSTS"),
     # openpai.readthedocs.io, environment variables of a task role
@@ -105,8 +137,14 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"MASTER_ADDR": "$(MASTER_ADDR)", "WORLD_SIZE": "2", "RANK": "0"},
         "'$(MASTER_ADDR)' is not the name or address of a host",
     ),
-    "braces": ({"MASTER_ADDR": "${MASTER}", "NNODES": "2", "NODE_RANK": "0"}, "is not the name or address"),
-    "white space": ({"MASTER_ADDR": "a b", "NNODES": "2", "NODE_RANK": "0"}, "is not the name or address"),
+    "braces": (
+        {"MASTER_ADDR": "${MASTER}", "NNODES": "2", "NODE_RANK": "0"},
+        "is not the name or address",
+    ),
+    "white space": (
+        {"MASTER_ADDR": "a b", "NNODES": "2", "NODE_RANK": "0"},
+        "is not the name or address",
+    ),
     "processes or hosts": (
         {"MASTER_ADDR": "10.0.0.2", "WORLD_SIZE": "16", "NPROC_PER_NODE": "8", "RANK": "0"},
         "set NNODES to the number of hosts (2, or 16)",
@@ -124,18 +162,39 @@ ONE = {
     },
     "AWS Batch array": {"AWS_BATCH_JOB_ARRAY_SIZE": "10", "AWS_BATCH_JOB_ARRAY_INDEX": "3"},
     "PBS array": {"PBS_JOBID": "5[3].srv", "PBS_ARRAY_INDEX": "3", "PBS_NUM_NODES": "1"},
-    "LSF array": {"LSB_JOBID": "5", "LSB_JOBINDEX": "3", "LSB_JOBINDEX_END": "9", "LSB_MCPU_HOSTS": "n01 8"},
-    "Grid Engine array": {"SGE_TASK_ID": "3", "SGE_TASK_LAST": "9", "SGE_TASK_STEPSIZE": "1", "NHOSTS": "1"},
+    "LSF array": {
+        "LSB_JOBID": "5",
+        "LSB_JOBINDEX": "3",
+        "LSB_JOBINDEX_END": "9",
+        "LSB_MCPU_HOSTS": "n01 8",
+    },
+    "Grid Engine array": {
+        "SGE_TASK_ID": "3",
+        "SGE_TASK_LAST": "9",
+        "SGE_TASK_STEPSIZE": "1",
+        "NHOSTS": "1",
+    },
     "Cloud Run": {"CLOUD_RUN_TASK_COUNT": "3", "CLOUD_RUN_TASK_INDEX": "1", "CLOUD_RUN_JOB": "j"},
     "GitLab": {"CI_NODE_TOTAL": "4", "CI_NODE_INDEX": "2", "CI_JOB_ID": "7"},
     "CircleCI": {"CIRCLE_NODE_TOTAL": "4", "CIRCLE_NODE_INDEX": "2"},
     "Buildkite": {"BUILDKITE_PARALLEL_JOB_COUNT": "4", "BUILDKITE_PARALLEL_JOB": "2"},
     "pytest-xdist": {"PYTEST_XDIST_WORKER_COUNT": "4", "PYTEST_XDIST_WORKER": "gw1"},
     "Bazel": {"TEST_TOTAL_SHARDS": "4", "TEST_SHARD_INDEX": "1"},
-    "devices": {"GPU_COUNT": "8", "GPU_INDEX": "1", "NVIDIA_VISIBLE_DEVICES": "0,1", "OMP_NUM_THREADS": "8"},
+    "devices": {
+        "GPU_COUNT": "8",
+        "GPU_INDEX": "1",
+        "NVIDIA_VISIBLE_DEVICES": "0,1",
+        "OMP_NUM_THREADS": "8",
+    },
     "groups": {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0", "TP_SIZE": "8", "TP_RANK": "1"},
     "a loader": {"NUM_WORKERS": "8", "DATALOADER_NUM_WORKERS": "8"},
-    "a sweep": {"NUM_TRIALS": "8", "TRIAL_ID": "2", "BATCH_SIZE": "32", "BATCH_INDEX": "1", "N_FOLDS": "5"},
+    "a sweep": {
+        "NUM_TRIALS": "8",
+        "TRIAL_ID": "2",
+        "BATCH_SIZE": "32",
+        "BATCH_INDEX": "1",
+        "N_FOLDS": "5",
+    },
     "services": {
         "KAFKA_HOSTS": "a,b",
         "ETCD_ENDPOINTS": "a:2379,b:2379",
@@ -151,8 +210,17 @@ ONE = {
     "JAXJob of one": {"NUM_PROCESSES": "1", "PROCESS_ID": "0", "COORDINATOR_ADDRESS": "j-worker-0"},
     "Azure Batch of one": {"AZ_BATCH_HOST_LIST": "10.0.0.4", "AZ_BATCH_NODE_LIST": "10.0.0.4"},
     "Google Batch of one": {"BATCH_TASK_COUNT": "1", "BATCH_TASK_INDEX": "0", "BATCH_JOB_UID": "j"},
-    "Flux of one": {"FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0", "FLUX_TASK_LOCAL_ID": "0"},
-    "mpirun of one": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+    "Flux of one": {
+        "FLUX_JOB_NNODES": "1",
+        "FLUX_JOB_SIZE": "1",
+        "FLUX_TASK_RANK": "0",
+        "FLUX_TASK_LOCAL_ID": "0",
+    },
+    "mpirun of one": {
+        "OMPI_COMM_WORLD_SIZE": "1",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    },
     "Semaphore": {"SEMAPHORE_JOB_COUNT": "4", "SEMAPHORE_JOB_INDEX": "1"},
     "Travis": {"TRAVIS_NUM_JOBS": "2", "TRAVIS_JOB_ID": "1"},
     "GitHub": {"GITHUB_RUN_NUMBER": "12", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "test"},
@@ -194,7 +262,12 @@ CONTRADICTS = {
         "WORLD_SIZE": "2",
         "RANK": "1",
     },
-    "slurm and counted": {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n", "NUM_NODES": "2"},
+    "slurm and counted": {
+        "SLURM_JOB_ID": "9",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURMD_NODENAME": "n",
+        "NUM_NODES": "2",
+    },
     "slurm and environment": {
         "SLURM_JOB_ID": "9",
         "SLURM_JOB_NUM_NODES": "1",
@@ -205,12 +278,18 @@ CONTRADICTS = {
     },
     "environment and lsf": {"NNODES": "1", "LSB_JOBID": "5", "LSB_MCPU_HOSTS": "h1 8 h2 8"},
     "counted and several": {"NUM_NODES": "1", "ACME_TASK_COUNT": "2", "ACME_TASK_INDEX": "0"},
-    "leader_worker_set and several": {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0", "ACME_HOST_LIST": "a,b"},
+    "leader_worker_set and several": {
+        "LWS_GROUP_SIZE": "1",
+        "LWS_WORKER_INDEX": "0",
+        "ACME_HOST_LIST": "a,b",
+    },
 }
 
 
 def described(variables: Mapping[str, str], hostname: str = "box", file: str = FILE) -> Description:
-    return platforms.describe(Given(variables, hostname=hostname, read=lambda path: file if path else ""))
+    return platforms.describe(
+        Given(variables, hostname=hostname, read=lambda path: file if path else "")
+    )
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -231,7 +310,10 @@ def test_a_scheduler_without_addresses_is_refused_with_one_way_out(name: str) ->
     assert words in "\n".join(map(str, problems))
     assert len(problems) == 1
     for index in ("0", "1"):  # on each of the hosts
-        moved = {key: index if key.endswith(("INDEX", "PROCNO")) else value for key, value in variables.items()}
+        moved = {
+            key: index if key.endswith(("INDEX", "PROCNO")) else value
+            for key, value in variables.items()
+        }
         assert described(moved).problems
 
 
@@ -241,11 +323,15 @@ def test_what_only_looks_like_several_hosts_stays_one_without_a_word(
 ) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    read = read_environment({"PATH": "/usr/bin:/bin", **ONE[name]}, Invocation(("train.py",), "none"))
+    read = read_environment(
+        {"PATH": "/usr/bin:/bin", **ONE[name]}, Invocation(("train.py",), "none")
+    )
     assert read.problems == ()
     assert len(make_job(read).placement.hosts) == 1
     said = [line for line in read.warnings if "this host is planned" in line]
-    assert len(said) == (name == "a step of one node in a job of two"), "the other node may be meant"
+    assert len(said) == (name == "a step of one node in a job of two"), (
+        "the other node may be meant"
+    )
 
 
 @pytest.mark.parametrize("name", CONTRADICTS)
@@ -281,7 +367,9 @@ def test_google_batchs_file_of_hosts_is_read_and_a_host_finds_itself_in_it(index
     assert found.resource_config == {"hosts": FILE.split(), "current_host": FILE.split()[1]}
     assert described(given, "stranger").problems
     assert described({**given, "BATCH_TASK_COUNT": "4"}, "vm-1").problems, "two tasks on each host"
-    by_address = Given(given, hostname="box", read=lambda _: "10.0.0.1\n10.0.0.2\n", address=lambda: "10.0.0.2")
+    by_address = Given(
+        given, hostname="box", read=lambda _: "10.0.0.1\n10.0.0.2\n", address=lambda: "10.0.0.2"
+    )
     assert platforms.describe(by_address).resource_config["current_host"] == "10.0.0.2"
 
 
@@ -300,12 +388,28 @@ def test_tasks_of_flux_on_one_node_are_ranks() -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "localhost"}, "leads every host"),
         (
-            {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "g-0.g", "MASTER_ADDR": "127.0.0.1"},
+            {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "localhost"},
             "leads every host",
         ),
-        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "$(A)", "PET_MASTER_PORT": "1"}, "'$(A)'"),
+        (
+            {
+                "LWS_GROUP_SIZE": "2",
+                "LWS_WORKER_INDEX": "1",
+                "LWS_LEADER_ADDRESS": "g-0.g",
+                "MASTER_ADDR": "127.0.0.1",
+            },
+            "leads every host",
+        ),
+        (
+            {
+                "PET_NNODES": "2",
+                "PET_NODE_RANK": "1",
+                "PET_MASTER_ADDR": "$(A)",
+                "PET_MASTER_PORT": "1",
+            },
+            "'$(A)'",
+        ),
         ({"AZUREML_NODE_COUNT": "2", "NODE_RANK": "1", "MASTER_ADDR": "{{ip}}"}, "'{{ip}}'"),
     ],
 )

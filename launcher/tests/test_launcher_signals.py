@@ -42,7 +42,9 @@ while True: signal.pause()
 
 
 def saves(numbers: Sequence[int], handler_after: str = "") -> str:
-    script = SAVES.replace("NUMBERS", repr([int(number) for number in numbers])).replace("LAST", str(int(numbers[-1])))
+    script = SAVES.replace("NUMBERS", repr([int(number) for number in numbers])).replace(
+        "LAST", str(int(numbers[-1]))
+    )
     return script.replace("HANDLER_AFTER", repr(handler_after))
 
 
@@ -52,7 +54,9 @@ def send(made: Launcher, number: int, prefix: Sequence[str] = ()) -> None:
 
 # ------------------------------------------------------------------------------------------------ passed on, no stop
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
-def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(tmp_path: Path, prefix: tuple[str, ...]) -> None:
+def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(
+    tmp_path: Path, prefix: tuple[str, ...]
+) -> None:
     if prefix and subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     numbers = (signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU, signal.SIGRTMIN + 3, signal.SIGUSR2)
@@ -71,7 +75,19 @@ def test_a_schedulers_signal_reaches_the_script_once_and_stops_nothing(tmp_path:
 
 def test_every_signal_that_would_end_the_launcher_without_a_word_is_handled() -> None:
     faults = {"ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"}
-    left_alone = {"KILL", "CHLD", "PIPE", "XFSZ", "CONT", "WINCH", "URG", "TSTP", "TTIN", "TTOU", "STOP"}
+    left_alone = {
+        "KILL",
+        "CHLD",
+        "PIPE",
+        "XFSZ",
+        "CONT",
+        "WINCH",
+        "URG",
+        "TSTP",
+        "TTIN",
+        "TTOU",
+        "STOP",
+    }
     spared = {getattr(signal, f"SIG{name}") for name in faults | left_alone}
     assert signal.valid_signals() - spared == set(handled()) == {*STOP_SIGNALS, *PASSED_ON}
 
@@ -79,7 +95,9 @@ def test_every_signal_that_would_end_the_launcher_without_a_word_is_handled() ->
 def test_a_shell_in_front_of_the_script_does_not_die_of_it(tmp_path: Path) -> None:
     """A shell without a trap would; the script behind it has the handler."""
     write_inputs(tmp_path, saves([signal.SIGUSR1]), {"sagemaker_program": "run.sh"}, {})
-    (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\n{sys.executable} train.py\necho code $?\n", encoding="utf-8")
+    (tmp_path / "code/run.sh").write_text(
+        f"#!/bin/bash\n{sys.executable} train.py\necho code $?\n", encoding="utf-8"
+    )
     with Launcher(tmp_path) as made:
         made.read_until("ready")
         send(made, signal.SIGUSR1)
@@ -118,7 +136,9 @@ def test_a_signal_that_comes_while_the_host_is_probed_waits_too(tmp_path: Path) 
 # ------------------------------------------------------------------------------------------------------ stops like TERM
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("prefix", [(), PID_ONE], ids=["child", "process one"])
-def test_a_hangup_stops_the_job_as_term_does(tmp_path: Path, number: signal.Signals, prefix: tuple[str, ...]) -> None:
+def test_a_hangup_stops_the_job_as_term_does(
+    tmp_path: Path, number: signal.Signals, prefix: tuple[str, ...]
+) -> None:
     if prefix and subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
         pytest.skip("no PID namespace can be made here")
     write_inputs(tmp_path, saves([signal.SIGTERM]), {}, {})
@@ -183,7 +203,9 @@ def test_whatever_the_job_started_ends_with_a_launcher_that_is_killed(tmp_path: 
         made.process.kill()
         wait_for_ends(pids)
         made.wait()  # its guard has closed the output, too
-        assert "the launcher has died; the processes of its job on this host were killed" in made.text
+        assert (
+            "the launcher has died; the processes of its job on this host were killed" in made.text
+        )
         assert pids_with_variable("SAGEMAKER_BASE_DIR", str(tmp_path)) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -196,7 +218,10 @@ def test_a_script_that_overwrites_its_environment_ends_too(tmp_path: Path) -> No
     program.chmod(0o755)
     image = write_manifest(tmp_path / "image.json", {"python": str(program)})
     write_inputs(
-        tmp_path, "import os, signal\nprint('pid', os.getpid(), 'ready', flush=True)\nsignal.pause()\n", {}, {}
+        tmp_path,
+        "import os, signal\nprint('pid', os.getpid(), 'ready', flush=True)\nsignal.pause()\n",
+        {},
+        {},
     )
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as made:
         made.read_until("ready")

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import BECOME_HOST, PREFIX, Host, Network, engine_manifest, job_on, need, network_of
+from launcher_network import (
+    BECOME_HOST,
+    PREFIX,
+    Host,
+    Network,
+    engine_manifest,
+    job_on,
+    need,
+    network_of,
+)
 from launcher_support import TIME_OUT, Launcher, pids_with_variable, write_inputs
 
 from trainworks_launcher.contract.values import Json
@@ -67,7 +76,9 @@ def shared() -> Iterator[Network]:
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
-def test_each_host_hands_a_signal_to_its_own_ranks(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+def test_each_host_hands_a_signal_to_its_own_ranks(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str
+) -> None:
     with job_on(shared, tmp_path, SAVES, MODES[mode], manifest=manifest) as hosts:
         for host in hosts:
             host.read_until("ready", 2)
@@ -80,7 +91,9 @@ def test_each_host_hands_a_signal_to_its_own_ranks(shared: Network, manifest: Pa
 
 
 @pytest.mark.parametrize("mode", list(STARTERS))
-def test_ranks_of_the_scripts_own_starter_get_it_too(manifest: Path, tmp_path: Path, mode: str) -> None:
+def test_ranks_of_the_scripts_own_starter_get_it_too(
+    manifest: Path, tmp_path: Path, mode: str
+) -> None:
     """torchrun would die of it, and is passed over; mpirun passes it on itself."""
     write_inputs(tmp_path, SAVES, MODES[mode], {})
     (tmp_path / "code/run.sh").write_text(f"#!/bin/bash\n{STARTERS[mode]}\n", encoding="ascii")
@@ -107,7 +120,9 @@ def wait_for_ends(pids: list[int]) -> float:
     return time.monotonic()
 
 
-def test_torchruns_ranks_and_their_data_loaders_end_with_the_launcher(manifest: Path, tmp_path: Path) -> None:
+def test_torchruns_ranks_and_their_data_loaders_end_with_the_launcher(
+    manifest: Path, tmp_path: Path
+) -> None:
     write_inputs(tmp_path, LOADS, MODES["torch_distributed"], {})
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
         made.read_until("ready", 2)
@@ -130,8 +145,20 @@ def test_mpiruns_ranks_on_both_hosts_end_with_a_launcher(
     with contextlib.ExitStack() as stack:
         for name in shared.hosts:
             base = tmp_path / name
-            write_inputs(base, script, MODES["mpi"], {"hosts": list(shared.hosts), "current_host": name})
-            own = ("unshare", "--mount", "--uts", "sh", "-c", BECOME_HOST, "sh", name, str(tmp_path))
+            write_inputs(
+                base, script, MODES["mpi"], {"hosts": list(shared.hosts), "current_host": name}
+            )
+            own = (
+                "unshare",
+                "--mount",
+                "--uts",
+                "sh",
+                "-c",
+                BECOME_HOST,
+                "sh",
+                name,
+                str(tmp_path),
+            )
             variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
             hosts.append(Host(base, variables=variables, prefix=shared.inside(name, *own)))
             stack.enter_context(hosts[-1])

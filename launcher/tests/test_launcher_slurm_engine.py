@@ -81,20 +81,36 @@ def manifest(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def srun(slurm: Slurm, tmp_path: Path, variables: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def srun(
+    slurm: Slurm, tmp_path: Path, variables: dict[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
     return slurm.run("srun", f"--chdir={tmp_path}", *words, variables=variables)
 
 
 @pytest.mark.parametrize(
-    "listed", ["one", "fn[1-12]", "gpu[08-10,020]", "a,b[2,4],c", "r[1-2]n[0-1]", "g[009-011]-ib[0-1],h7"]
+    "listed",
+    ["one", "fn[1-12]", "gpu[08-10,020]", "a,b[2,4],c", "r[1-2]n[0-1]", "g[009-011]-ib[0-1],h7"],
 )
 def test_node_lists_are_read_as_slurm_reads_them(slurm: Slurm, listed: str) -> None:
-    assert slurm.run("scontrol", "show", "hostnames", listed).stdout.split() == list(expand_nodes(listed))
+    assert slurm.run("scontrol", "show", "hostnames", listed).stdout.split() == list(
+        expand_nodes(listed)
+    )
 
 
-def test_torchrun_trains_on_two_nodes(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
+def test_torchrun_trains_on_two_nodes(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+) -> None:
     (tmp_path / "train.py").write_text(TORCH)
-    asked = ("--mode", "torch_distributed", "--processes-per-host", "2", "--", "train.py", "--lr", "0.05")
+    asked = (
+        "--mode",
+        "torch_distributed",
+        "--processes-per-host",
+        "2",
+        "--",
+        "train.py",
+        "--lr",
+        "0.05",
+    )
     ended = srun(slurm, tmp_path, manifest, *ONE_PER_NODE, *TRAIN, *asked)
     assert ended.returncode == 0, ended.stdout
     for rank in range(4):
@@ -111,10 +127,14 @@ def test_mpirun_trains_on_two_nodes(slurm: Slurm, tmp_path: Path, manifest: dict
     assert ended.returncode == 0, ended.stdout
     for rank in range(4):
         node = f"algo-{1 + rank // 2}"
-        assert f"[{node} rank {rank}] rank {rank} of 4 sum 6 node {node}\n" in ended.stdout, ended.stdout
+        assert f"[{node} rank {rank}] rank {rank} of 4 sum 6 node {node}\n" in ended.stdout, (
+            ended.stdout
+        )
 
 
-def test_each_task_trains_as_one_rank(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
+def test_each_task_trains_as_one_rank(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+) -> None:
     (tmp_path / "train.py").write_text(TORCH)
     words = ("--nodes=2", "--ntasks-per-node=2")
     ended = srun(slurm, tmp_path, manifest, *words, *TRAIN, "--", "train.py", "--lr", "0.05")
@@ -139,7 +159,9 @@ def test_status_and_cause_of_a_failed_task_end_the_step_on_both_nodes(
     assert ended.returncode == 42, ended.stdout
     # A status of the script's own says nothing of its last words: they are shown in the text.
     said = re.findall(
-        r"^(\d+): .*job failed \(exit status 42, host algo-2\): .*exit status 42$", ended.stdout, re.MULTILINE
+        r"^(\d+): .*job failed \(exit status 42, host algo-2\): .*exit status 42$",
+        ended.stdout,
+        re.MULTILINE,
     )
     assert sorted(said) == [str(task) for task in range(2 * per_node)], ended.stdout
     assert "the disk is on fire" in (tmp_path / "output/failure").read_text()
@@ -166,7 +188,9 @@ def test_a_cancelled_job_stops_every_rank(
         "train.py",
     )
     inside = slurm.network.inside(slurm.network.hosts[0], *words)
-    with subprocess.Popen(inside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        inside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         text = ""
         while text.count("waits") < 2:
@@ -179,7 +203,9 @@ def test_a_cancelled_job_stops_every_rank(
     assert "job stopped" in text
 
 
-def test_a_batch_script_without_srun_is_refused(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
+def test_a_batch_script_without_srun_is_refused(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+) -> None:
     """It runs on the first node only: as one host of a job of two it would train alone, and end with 0."""
     (tmp_path / "train.py").write_text("print('trained alone')")
     batch = tmp_path / "batch.sh"
@@ -196,7 +222,9 @@ def scripts_of_the_page() -> list[str]:
     return re.findall(r"```sh\n(#!/bin/bash\n.*?)```", page, re.DOTALL)
 
 
-def run_batch(slurm: Slurm, tmp_path: Path, manifest: dict[str, str], batch: str, script: str) -> tuple[int, str]:
+def run_batch(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str], batch: str, script: str
+) -> tuple[int, str]:
     """Run a batch script that starts ``train``, and this train.py."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
@@ -208,10 +236,14 @@ def run_batch(slurm: Slurm, tmp_path: Path, manifest: dict[str, str], batch: str
     return slurm.batch(tmp_path / "job.sh", f"--chdir={tmp_path}", variables=variables)
 
 
-def test_the_batch_script_of_the_page(slurm: Slurm, tmp_path: Path, manifest: dict[str, str]) -> None:
+def test_the_batch_script_of_the_page(
+    slurm: Slurm, tmp_path: Path, manifest: dict[str, str]
+) -> None:
     """docs/platforms/slurm.md, without the options of a container, and with two processes on each CPU node."""
     batch = re.sub(r"#SBATCH --gpus\S*.*\n", "", scripts_of_the_page()[0])
-    batch = re.sub(r" *--container[^\n]*\\\n", "", batch).replace("--mode", "--processes-per-host 2 --mode")
+    batch = re.sub(r" *--container[^\n]*\\\n", "", batch).replace(
+        "--mode", "--processes-per-host 2 --mode"
+    )
     status, text = run_batch(slurm, tmp_path, manifest, batch, TORCH)
     assert status == 0, text
     assert text.count("equal True") == 4, text

@@ -24,13 +24,24 @@ DRIVERS_LINE = (
 )
 """As the driver of sagemaker-train 1.27.0 has it, without what matters here to nobody."""
 
-PROGRAM = ("/opt/venv/bin/python3", "-m", "mpi4py", "train.py", "-np", "1", "-x", "NCCL_SOCKET_IFNAME=ethwe")
+PROGRAM = (
+    "/opt/venv/bin/python3",
+    "-m",
+    "mpi4py",
+    "train.py",
+    "-np",
+    "1",
+    "-x",
+    "NCCL_SOCKET_IFNAME=ethwe",
+)
 
 
 def test_a_missing_interface_is_replaced_in_mpiruns_options_and_not_in_the_programs() -> None:
     words, notes = corrected((*DRIVERS_LINE, *PROGRAM), "ethwe", "eth0")
     assert words == [word.replace("ethwe", "eth0") for word in DRIVERS_LINE] + list(PROGRAM)
-    assert notes[0] == "the network interface 'ethwe' does not exist on this host; mpirun gets 'eth0'"
+    assert (
+        notes[0] == "the network interface 'ethwe' does not exist on this host; mpirun gets 'eth0'"
+    )
 
 
 def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_better() -> None:
@@ -50,7 +61,9 @@ def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_b
         ("algo-1:2,algo-2:2", "4", ""),
     ],
 )
-def test_a_world_that_is_too_small_is_said_and_left_as_it_is(hosts: str, ranks: str, said: str) -> None:
+def test_a_world_that_is_too_small_is_said_and_left_as_it_is(
+    hosts: str, ranks: str, said: str
+) -> None:
     given = ["--host", hosts, "-np", ranks, *PROGRAM]
     words, notes = corrected(given, "", "")
     assert words == given
@@ -58,7 +71,9 @@ def test_a_world_that_is_too_small_is_said_and_left_as_it_is(hosts: str, ranks: 
     assert len(notes) == bool(said)
 
 
-@pytest.mark.parametrize("given", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]])
+@pytest.mark.parametrize(
+    "given", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]]
+)
 def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(given: list[str]) -> None:
     assert corrected(given, "ethwe", "eth0") == (given, ())
 
@@ -80,7 +95,11 @@ def installed(tmp_path: Path) -> Path:
     real.chmod(0o755)
     shim = tmp_path / "libhostname.so"
     shim.touch()
-    manifest = {"schema": 1, "programs": {"mpirun": str(real), "sshd": str(real)}, "hostname_shim": str(shim)}
+    manifest = {
+        "schema": 1,
+        "programs": {"mpirun": str(real), "sshd": str(real)},
+        "hostname_shim": str(shim),
+    }
     (tmp_path / "image.json").write_text(json.dumps(manifest), encoding="utf-8")
     for name in ("mpirun", "sshd"):
         (tmp_path / name).symlink_to(library / "stand-in")
@@ -89,7 +108,9 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def called(folder: Path, caller: str, *words: str, hosts: int = 2) -> subprocess.CompletedProcess[str]:
+def called(
+    folder: Path, caller: str, *words: str, hosts: int = 2
+) -> subprocess.CompletedProcess[str]:
     """Let a caller run one of the links, as the SDK's script would have prepared it."""
     return subprocess.run(
         (sys.executable, "-I", str(folder / caller), str(folder / words[0]), *words[1:]),
@@ -109,16 +130,25 @@ def called(folder: Path, caller: str, *words: str, hosts: int = 2) -> subprocess
     )
 
 
-def test_the_driver_gets_the_interface_that_reaches_the_leader_and_its_host_its_name(installed: Path) -> None:
-    done = called(installed, "mpi_driver.py", "mpirun", "-mca", "btl_tcp_if_include", "ethwe", "hostname")
+def test_the_driver_gets_the_interface_that_reaches_the_leader_and_its_host_its_name(
+    installed: Path,
+) -> None:
+    done = called(
+        installed, "mpi_driver.py", "mpirun", "-mca", "btl_tcp_if_include", "ethwe", "hostname"
+    )
     assert "['-mca', 'btl_tcp_if_include', 'lo', 'hostname'] algo-2 " in done.stdout
     assert f"{installed}/libhostname.so" in done.stdout
-    assert "trainworks: the network interface 'ethwe' does not exist on this host; mpirun gets 'lo'" in done.stderr
+    assert (
+        "trainworks: the network interface 'ethwe' does not exist on this host; mpirun gets 'lo'"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("program", ["mpirun", "sshd"])
 def test_anybody_else_gets_the_real_program_with_his_words(installed: Path, program: str) -> None:
-    done = called(installed, "somebody_else.py", program, "-mca", "btl_tcp_if_include", "ethwe", "a b", "")
+    done = called(
+        installed, "somebody_else.py", program, "-mca", "btl_tcp_if_include", "ethwe", "a b", ""
+    )
     assert done.stdout == "['-mca', 'btl_tcp_if_include', 'ethwe', 'a b', ''] None None\n"
     assert done.stderr == ""
 
@@ -172,6 +202,8 @@ def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
         ("-V",),
     ],
 )
-def test_an_sshd_whose_keys_are_chosen_already_gets_none(installed: Path, given: tuple[str, ...]) -> None:
+def test_an_sshd_whose_keys_are_chosen_already_gets_none(
+    installed: Path, given: tuple[str, ...]
+) -> None:
     done = called(installed, "somebody_else.py", "sshd", *given)
     assert (done.stdout, done.stderr) == (f"{[*given]} None None\n", "")

@@ -36,7 +36,9 @@ def network() -> Iterator[Network]:
         yield made
 
 
-def drop(network: Network, host: str, *rule: str, target: str = "DROP", chain: str = "INPUT") -> None:
+def drop(
+    network: Network, host: str, *rule: str, target: str = "DROP", chain: str = "INPUT"
+) -> None:
     call(*network.inside(host, "iptables", "-A", chain, *rule, "-j", target))
 
 
@@ -72,7 +74,9 @@ def job(
     (folder / "train.py").write_text(script, encoding="ascii")
     own = variables or {}
     with contextlib.ExitStack() as stack:
-        started = [train(network, folder, host, **own.get(host, {})) for host in hosts or network.hosts]
+        started = [
+            train(network, folder, host, **own.get(host, {})) for host in hosts or network.hosts
+        ]
         for host in started:
             stack.enter_context(host)
         yield started
@@ -93,7 +97,9 @@ def test_a_healthy_job_says_nothing_of_its_data_path(network: Network, tmp_path:
 
 
 @pytest.mark.parametrize("deaf", ["algo-1", "algo-2"])
-def test_a_firewall_with_two_open_ports_is_named(network: Network, tmp_path: Path, deaf: str) -> None:
+def test_a_firewall_with_two_open_ports_is_named(
+    network: Network, tmp_path: Path, deaf: str
+) -> None:
     """The commonest security group of a first cluster; in one direction only, too."""
     for port in (CONTROL_PORT, STORE_PORT):
         drop(network, deaf, "-p", "tcp", "--dport", str(port), target="ACCEPT")
@@ -115,7 +121,8 @@ def test_a_firewall_that_answers_no_is_named(network: Network, tmp_path: Path) -
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
     assert "the data path to algo-1 does not work" in hosts[1].text
     assert (
-        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port 7777" in hosts[1].text
+        f"rank 0's store on algo-1 does not work: algo-2 tried {network.address('algo-1')} port 7777"
+        in hosts[1].text
     )
 
 
@@ -136,16 +143,25 @@ def test_a_port_of_the_store_that_is_taken_is_named(network: Network, tmp_path: 
         with job(network, tmp_path) as hosts:
             assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
         other.kill()
-    assert "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use" in hosts[0].text
+    assert (
+        "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use"
+        in hosts[0].text
+    )
     assert "set MASTER_PORT to another port" in hosts[0].text
 
 
-def test_a_host_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
+def test_a_host_that_never_comes_is_named_long_before_the_limit(
+    network: Network, tmp_path: Path
+) -> None:
     with job(network, tmp_path, hosts=["algo-1"]) as (leader,):
-        leader.read_until("still waiting for algo-2 after 20 s: nothing has come to port 7780 of algo-1")
+        leader.read_until(
+            "still waiting for algo-2 after 20 s: nothing has come to port 7780 of algo-1"
+        )
 
 
-def test_who_has_not_come_is_named_again_where_the_job_is_stopped(network: Network, tmp_path: Path) -> None:
+def test_who_has_not_come_is_named_again_where_the_job_is_stopped(
+    network: Network, tmp_path: Path
+) -> None:
     for host, words in (
         ("algo-1", "still waiting for algo-2 after "),
         ("algo-2", "not joined after "),
@@ -157,7 +173,9 @@ def test_who_has_not_come_is_named_again_where_the_job_is_stopped(network: Netwo
         assert words in alone.text
 
 
-def test_a_leader_that_never_comes_is_named_long_before_the_limit(network: Network, tmp_path: Path) -> None:
+def test_a_leader_that_never_comes_is_named_long_before_the_limit(
+    network: Network, tmp_path: Path
+) -> None:
     with job(network, tmp_path, hosts=["algo-2"]) as (worker,):
         worker.read_until("not joined after 20 s: algo-1 (10.77.0.1) port 7780: ")
         worker.read_until("check that the leader algo-1 is started")
@@ -168,15 +186,17 @@ def test_two_leaders_end_with_the_names_of_both(network: Network, tmp_path: Path
     with job(network, tmp_path, both) as hosts:
         assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
     for host in hosts:
-        assert host.failure.startswith("two hosts lead this job: algo-1, which is this host, and algo-1 (10.77.0."), (
-            host.failure
-        )
+        assert host.failure.startswith(
+            "two hosts lead this job: algo-1, which is this host, and algo-1 (10.77.0."
+        ), host.failure
 
 
 @contextlib.contextmanager
 def program(network: Network, host: str, *words: str, until: str = "") -> Iterator[None]:
     """Run another program on a host, and wait until it listens on the port ``until``."""
-    with subprocess.Popen(network.inside(host, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+    with subprocess.Popen(
+        network.inside(host, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as other:
         try:
             listens = ("sh", "-c", f"until ss -Hltn 'sport = :{until}' | grep -q .; do :; done")
             call(*network.inside(host, *listens))
@@ -185,33 +205,52 @@ def program(network: Network, host: str, *words: str, until: str = "") -> Iterat
             other.kill()
 
 
-def test_another_program_at_the_leaders_port_ends_both_hosts(network: Network, tmp_path: Path) -> None:
+def test_another_program_at_the_leaders_port_ends_both_hosts(
+    network: Network, tmp_path: Path
+) -> None:
     """The leader ends at once, and the other host long before the join limit: what answers is no launcher."""
     need("ss")
     serve = (sys.executable, "-m", "http.server", str(CONTROL_PORT), "--directory", str(tmp_path))
-    with program(network, "algo-1", *serve, until=str(CONTROL_PORT)), job(network, tmp_path) as hosts:
+    with (
+        program(network, "algo-1", *serve, until=str(CONTROL_PORT)),
+        job(network, tmp_path) as hosts,
+    ):
         assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
-    assert "cannot listen on port 7780: Address already in use" in hosts[0].failure.replace("[Errno 98] ", "")
-    assert hosts[1].failure.startswith("the leader algo-1 did not let this host in on port 7780: another program has")
+    assert "cannot listen on port 7780: Address already in use" in hosts[0].failure.replace(
+        "[Errno 98] ", ""
+    )
+    assert hosts[1].failure.startswith(
+        "the leader algo-1 did not let this host in on port 7780: another program has"
+    )
     assert "set TRAINWORKS_CONTROL_PORT on every host" in hosts[1].failure
 
 
 @pytest.mark.parametrize("old", ["algo-1", "algo-2"])
-def test_a_launcher_of_another_version_ends_both_hosts(network: Network, tmp_path: Path, old: str) -> None:
+def test_a_launcher_of_another_version_ends_both_hosts(
+    network: Network, tmp_path: Path, old: str
+) -> None:
     copy = tmp_path / "old" / "trainworks_launcher"
     shutil.copytree(LAUNCHER / "trainworks_launcher", copy)
     messages = copy / "supervise/control/messages.py"
     text = messages.read_text(encoding="utf-8")
-    messages.write_text(text.replace(f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {PROTOCOL + 1}\n"), encoding="utf-8")
+    messages.write_text(
+        text.replace(f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {PROTOCOL + 1}\n"),
+        encoding="utf-8",
+    )
     (tmp_path / "train.py").write_text(SCRIPT, encoding="ascii")
     older = (sys.executable, "-IS", str(copy / "__main__.py"))
     with contextlib.ExitStack() as stack:
-        hosts = [train(network, tmp_path, host, program=older if host == old else TRAIN) for host in network.hosts]
+        hosts = [
+            train(network, tmp_path, host, program=older if host == old else TRAIN)
+            for host in network.hosts
+        ]
         for host in hosts:
             stack.enter_context(host)
         assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
     for host in hosts:
-        assert "it runs another version of the launcher: use one image" in host.failure, texts(hosts)
+        assert "it runs another version of the launcher: use one image" in host.failure, texts(
+            hosts
+        )
 
 
 SEARCHES = """
@@ -230,22 +269,30 @@ time.sleep(1000)
 """
 
 
-def test_ranks_that_do_not_find_each_other_are_named_after_a_minute(network: Network, tmp_path: Path) -> None:
+def test_ranks_that_do_not_find_each_other_are_named_after_a_minute(
+    network: Network, tmp_path: Path
+) -> None:
     """A port of the script's own is closed: torch would repeat its warning for half an hour."""
     drop(network, "algo-1", "-p", "tcp", "--dport", "7791")
     with job(network, tmp_path, script=SEARCHES) as hosts:
         leader = hosts[0]
         leader.read_until("60 s after the start the ranks have not found each other: ")
-        line = next(line for line in leader.text.splitlines() if "have not found each other" in line)
+        line = next(
+            line for line in leader.text.splitlines() if "have not found each other" in line
+        )
         assert "algo-2 " in line
         assert "connects to 10.77.0.1 port 7791, which does not answer" in line
         assert "algo-1 is in" in line
         leader.signal_process_one(signal.SIGTERM)
         assert [host.wait() for host in hosts] == [143, 143], texts(hosts)
     for host in hosts:
-        assert "s after the start the ranks had not found each other: " in host.failure, host.failure
+        assert "s after the start the ranks had not found each other: " in host.failure, (
+            host.failure
+        )
         assert "connects to 10.77.0.1 port 7791, which does not answer" in host.failure
-    assert leader.text.count("connects to 10.77.0.1 port 7791") == 2, "once after a minute, and again at the end"
+    assert leader.text.count("connects to 10.77.0.1 port 7791") == 2, (
+        "once after a minute, and again at the end"
+    )
 
 
 MEETS_LATE = """

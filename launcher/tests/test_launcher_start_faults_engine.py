@@ -57,7 +57,9 @@ def names_on(network: Network, host: str, **addresses: str) -> None:
     lines = ["127.0.0.1 localhost"]
     lines += [f"{addresses['own']} {host}"] if "own" in addresses else []
     lines += [f"{addresses['peer']} {other}"] if "peer" in addresses else []
-    Path("/etc/netns", network.space(host), "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+    Path("/etc/netns", network.space(host), "hosts").write_text(
+        "\n".join(lines) + "\n", encoding="ascii"
+    )
 
 
 def own_names(network: Network, address: str = "") -> None:
@@ -71,7 +73,11 @@ def own_names(network: Network, address: str = "") -> None:
 def second_interface(network: Network, subnet: str = "10.99.1", *, plugged: bool = True) -> None:
     """Give each host an eth1 that reaches nobody, with an address of one subnet, as two bridges for containers are."""
     for number, host in enumerate(network.hosts, 1):
-        call(*network.inside(host, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1"))
+        call(
+            *network.inside(
+                host, "ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1"
+            )
+        )
         call(*network.inside(host, "ip", "address", "add", f"{subnet}.{number}/24", "dev", "eth1"))
         call(*network.inside(host, "ip", "link", "set", "eth1", "up"))
         if plugged:
@@ -88,7 +94,11 @@ def own_names_on_eth1(network: Network) -> None:
 def only_ipv6(network: Network) -> None:
     for number, host in enumerate(network.hosts, 1):
         call(*network.inside(host, "ip", "address", "flush", "dev", "eth0"))
-        call(*network.inside(host, "ip", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"))
+        call(
+            *network.inside(
+                host, "ip", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad"
+            )
+        )
     for number, host in enumerate(network.hosts, 1):
         names_on(network, host, own=f"fd77::{number}", peer=f"fd77::{3 - number}")
 
@@ -99,7 +109,9 @@ STARTS: Mapping[str, Fault] = {
     "own name to a dead address": lambda network: own_names(network, DEAD),
     "own name unknown": own_names,
     "a second interface that reaches nobody": second_interface,
-    "a second interface without a carrier": lambda network: second_interface(network, plugged=False),
+    "a second interface without a carrier": lambda network: second_interface(
+        network, plugged=False
+    ),
     "own name on an interface that reaches nobody": own_names_on_eth1,
     "IPv6 only": only_ipv6,
 }
@@ -107,7 +119,11 @@ STARTS: Mapping[str, Fault] = {
 
 @contextlib.contextmanager
 def job(
-    network: Network, folder: Path, mode: str, told: Mapping[str, Mapping[str, str]], hosts: Sequence[str] = ()
+    network: Network,
+    folder: Path,
+    mode: str,
+    told: Mapping[str, Mapping[str, str]],
+    hosts: Sequence[str] = (),
 ) -> Iterator[list[Host]]:
     """A job of one process on each host. told: further variables, by host."""
     (folder / "train.py").write_text(MEET[mode], encoding="ascii")
@@ -135,7 +151,9 @@ def test_a_job_starts_all_the_same(network: Network, tmp_path: Path, fault: str,
 
 
 @pytest.mark.parametrize("fault", ["nothing", "own name to a dead address", "own name unknown"])
-def test_a_job_that_may_restart_starts_all_the_same(network: Network, tmp_path: Path, fault: str) -> None:
+def test_a_job_that_may_restart_starts_all_the_same(
+    network: Network, tmp_path: Path, fault: str
+) -> None:
     """Its hosts meet by c10d, which tells the ranks where rank 0 is."""
     STARTS[fault](network)
     told = {host: {"TRAINWORKS_MAX_RESTARTS": "1"} for host in network.hosts}
@@ -143,21 +161,33 @@ def test_a_job_that_may_restart_starts_all_the_same(network: Network, tmp_path: 
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
 
 
-def test_a_store_port_that_another_program_has_ends_both_hosts(network: Network, tmp_path: Path) -> None:
+def test_a_store_port_that_another_program_has_ends_both_hosts(
+    network: Network, tmp_path: Path
+) -> None:
     need("ss")
     serve = (sys.executable, "-m", "http.server", "7777", "--directory", str(tmp_path))
-    with program(network, "algo-1", *serve, until="7777"), job(network, tmp_path, "torch_distributed", {}) as hosts:
+    with (
+        program(network, "algo-1", *serve, until="7777"),
+        job(network, tmp_path, "torch_distributed", {}) as hosts,
+    ):
         assert [host.wait() for host in hosts] == [66, 66], texts(hosts)
     for host in hosts:
-        assert "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use" in host.failure
+        assert (
+            "port 7777 of rank 0's store cannot be opened on algo-1: Address already in use"
+            in host.failure
+        )
         assert "set MASTER_PORT to another port" in host.failure
 
 
-PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY"), f"http://{DEAD}:3128")
+PROXIES = dict.fromkeys(
+    ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "HTTP_PROXY"), f"http://{DEAD}:3128"
+)
 
 
 @pytest.mark.parametrize("mode", list(MEET))
-def test_a_proxy_that_nobody_answers_at_catches_nothing(network: Network, tmp_path: Path, mode: str) -> None:
+def test_a_proxy_that_nobody_answers_at_catches_nothing(
+    network: Network, tmp_path: Path, mode: str
+) -> None:
     with job(network, tmp_path, mode, dict.fromkeys(network.hosts, PROXIES)) as hosts:
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
 
@@ -181,7 +211,11 @@ def closed(network: Network, host: str, *rule: str) -> None:
 def one_open_port(network: Network) -> None:
     """The commonest security group: the port that the documentation names, and no other one."""
     for host in network.hosts:
-        call(*network.inside(host, "iptables", "-A", "INPUT", "-p", "tcp", "--dport", "7780", "-j", "ACCEPT"))
+        call(
+            *network.inside(
+                host, "iptables", "-A", "INPUT", "-p", "tcp", "--dport", "7780", "-j", "ACCEPT"
+            )
+        )
         closed(network, host, "-i", "eth0", "-p", "tcp", "--syn")
 
 
@@ -197,27 +231,49 @@ NAMED: Mapping[str, tuple[Fault, str, str]] = {
         "not joined after 20 s: algo-1 (10.77.0.2) port 7780: Connection refused",
     ),
     "the leader's name is unknown": (unknown_peer, "algo-2", "cannot resolve the name algo-1"),
-    "the other side of it": (unknown_peer, "algo-1", "still waiting for algo-2 after 20 s: nothing has come to port"),
+    "the other side of it": (
+        unknown_peer,
+        "algo-1",
+        "still waiting for algo-2 after 20 s: nothing has come to port",
+    ),
     "dropped SYN": (
         lambda network: closed(network, "algo-1", "-p", "tcp", "--dport", "7780", "--syn"),
         "algo-2",
         "not joined after 20 s: algo-1 (10.77.0.1) port 7780: it does not answer",
     ),
-    "a cable that is out": (lambda network: network.cut("algo-2"), "algo-1", "still waiting for algo-2 after 20 s"),
-    "the host with that cable": (lambda network: network.cut("algo-2"), "algo-2", "eth0 has no carrier"),
-    "the leader's cable": (lambda network: network.cut("algo-1"), "algo-1", "the network interface eth0 is down"),
+    "a cable that is out": (
+        lambda network: network.cut("algo-2"),
+        "algo-1",
+        "still waiting for algo-2 after 20 s",
+    ),
+    "the host with that cable": (
+        lambda network: network.cut("algo-2"),
+        "algo-2",
+        "eth0 has no carrier",
+    ),
+    "the leader's cable": (
+        lambda network: network.cut("algo-1"),
+        "algo-1",
+        "the network interface eth0 is down",
+    ),
 }
 """Of the join, which is the same in each mode: the fault, the host whose log names it, and its words."""
 
 OF_PATHS: Mapping[str, tuple[Fault, str, str]] = {
-    "one open port": (one_open_port, "algo-1", "the data path to algo-2 does not work: algo-1 tried 10.77.0.2 port"),
+    "one open port": (
+        one_open_port,
+        "algo-1",
+        "the data path to algo-2 does not work: algo-1 tried 10.77.0.2 port",
+    ),
     "one open port, the other way": (
         one_open_port,
         "algo-2",
         "the data path to algo-1 does not work: algo-2 tried 10.77.0.1 port",
     ),
     "large packets are dropped": (
-        lambda network: closed(network, "algo-2", "-p", "tcp", "-m", "length", "--length", "1400:65535"),
+        lambda network: closed(
+            network, "algo-2", "-p", "tcp", "-m", "length", "--length", "1400:65535"
+        ),
         "algo-1",
         "the connection opens, and 9,000 bytes do not arrive",
     ),
@@ -229,7 +285,9 @@ OF_PATHS: Mapping[str, tuple[Fault, str, str]] = {
     ("fault", "mode"),
     [*((fault, "none") for fault in NAMED), *itertools.product(OF_PATHS, MEET)],
 )
-def test_what_is_in_the_way_is_named(network: Network, tmp_path: Path, fault: str, mode: str) -> None:
+def test_what_is_in_the_way_is_named(
+    network: Network, tmp_path: Path, fault: str, mode: str
+) -> None:
     """Within a minute; ``read_until`` fails if the job ends before it was said."""
     need("iptables")
     plant, where, words = {**NAMED, **OF_PATHS}[fault]
@@ -242,7 +300,9 @@ PORT_80 = "port 80 of rank 0's store cannot be opened on algo-1: Permission deni
 
 
 @pytest.mark.parametrize("port", ["80", "29500"])
-def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(network: Network, tmp_path: Path, port: str) -> None:
+def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(
+    network: Network, tmp_path: Path, port: str
+) -> None:
     need("setpriv")
     # As any user but root, who could not read the tests' own Python.
     user = ("setpriv", "--bounding-set", "-net_bind_service")
@@ -250,7 +310,9 @@ def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(network: Netw
     told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path)), "MASTER_PORT": port}
     words = ("--mode", "torch_distributed", "--processes-per-host", "1")
     with contextlib.ExitStack() as stack:
-        hosts = [train(network, tmp_path, host, words=words, user=user, **told) for host in network.hosts]
+        hosts = [
+            train(network, tmp_path, host, words=words, user=user, **told) for host in network.hosts
+        ]
         for host in hosts:
             stack.enter_context(host)
         status = [host.wait() for host in hosts]
@@ -263,7 +325,9 @@ def test_a_port_that_a_user_may_not_open_is_named_with_the_way_out(network: Netw
         assert "set MASTER_PORT to another port, from 1024 on, on every host" in host.failure
 
 
-def test_an_interface_that_the_user_names_and_that_has_no_carrier_is_named(network: Network, tmp_path: Path) -> None:
+def test_an_interface_that_the_user_names_and_that_has_no_carrier_is_named(
+    network: Network, tmp_path: Path
+) -> None:
     second_interface(network, plugged=False)
     told = {host: {"GLOO_SOCKET_IFNAME": "eth1"} for host in network.hosts}
     with job(network, tmp_path, "torch_distributed", told) as hosts:
@@ -289,7 +353,9 @@ def test_lists_in_another_order_are_two_leaders(network: Network, tmp_path: Path
         assert host.failure.startswith("two hosts lead this job: "), host.failure
 
 
-def test_the_address_that_open_mpi_could_not_reach_is_the_cause(network: Network, tmp_path: Path) -> None:
+def test_the_address_that_open_mpi_could_not_reach_is_the_cause(
+    network: Network, tmp_path: Path
+) -> None:
     """The user names an interface that reaches nobody: the rank itself ends with 14, and says nothing."""
     second_interface(network)
     wrong = {"OMPI_MCA_btl_tcp_if_include": "eth1"}
@@ -301,7 +367,9 @@ def test_the_address_that_open_mpi_could_not_reach_is_the_cause(network: Network
 
 
 @pytest.mark.parametrize("mode", list(MEET))
-def test_a_clock_that_is_a_day_behind_stops_no_start(network: Network, tmp_path: Path, mode: str) -> None:
+def test_a_clock_that_is_a_day_behind_stops_no_start(
+    network: Network, tmp_path: Path, mode: str
+) -> None:
     need("faketime")
     (tmp_path / "train.py").write_text(MEET[mode], encoding="ascii")
     told = {"TRAINWORKS_IMAGE_MANIFEST": str(engine_manifest(tmp_path))}
@@ -310,7 +378,9 @@ def test_a_clock_that_is_a_day_behind_stops_no_start(network: Network, tmp_path:
     with contextlib.ExitStack() as stack:
         hosts = []
         for host in network.hosts:
-            hosts.append(train(network, tmp_path, host, words=words, user=behind.get(host, ()), **told))
+            hosts.append(
+                train(network, tmp_path, host, words=words, user=behind.get(host, ()), **told)
+            )
             stack.enter_context(hosts[-1])
         assert [host.wait() for host in hosts] == [0, 0], texts(hosts)
     assert "the clock of algo-2 is 86" in texts(hosts), texts(hosts)

@@ -22,10 +22,16 @@ from trainworks_launcher.plan.plan import NodePlan
         (("torchrun", "--nproc-per-node", "2", "train.py"), "torchrun"),
         (("/opt/venv/bin/torchrun", "train.py"), "torchrun"),
         (("python", "-m", "torch.distributed.run", "train.py"), "python -m torch.distributed.run"),
-        (("python3.11", "-u", "-m", "torch.distributed.launch", "train.py"), "python -m torch.distributed.launch"),
+        (
+            ("python3.11", "-u", "-m", "torch.distributed.launch", "train.py"),
+            "python -m torch.distributed.launch",
+        ),
         (("/usr/bin/python3", "/opt/venv/bin/torchrun", "train.py"), "torchrun"),
         (("accelerate", "launch", "train.py"), "accelerate launch"),
-        (("python", "-m", "accelerate.commands.launch", "train.py"), "python -m accelerate.commands.launch"),
+        (
+            ("python", "-m", "accelerate.commands.launch", "train.py"),
+            "python -m accelerate.commands.launch",
+        ),
         (("python", "-m", "accelerate", "launch", "train.py"), "accelerate launch"),
         (("deepspeed", "--num_gpus", "2", "train.py"), "deepspeed"),
         (("mpirun", "-np", "2", "python", "train.py"), "mpirun"),
@@ -40,7 +46,10 @@ from trainworks_launcher.plan.plan import NodePlan
         (("numactl", "--interleave=all", "torchrun", "train.py"), "torchrun"),
         (("bash", "-c", "torchrun --nproc-per-node 2 train.py"), "torchrun"),
         (("bash", "-lc", "cd /work && A=1 exec torchrun train.py"), "torchrun"),
-        (("sh", "-euc", "set -x; pip list; accelerate launch train.py | tee log"), "accelerate launch"),
+        (
+            ("sh", "-euc", "set -x; pip list; accelerate launch train.py | tee log"),
+            "accelerate launch",
+        ),
         (("train.py",), ""),
         (("python", "train.py", "torchrun"), ""),
         (("python", "-c", "import torch.distributed.run"), ""),
@@ -61,11 +70,26 @@ def test_a_starter_is_found_in_a_command_line(line: tuple[str, ...], name: str) 
 
 
 def planned(
-    words: tuple[str, ...], mode: str = "torch_distributed", variables: dict[str, str] | None = None, **changes: object
+    words: tuple[str, ...],
+    mode: str = "torch_distributed",
+    variables: dict[str, str] | None = None,
+    **changes: object,
 ) -> NodePlan:
     asked = Invocation(words, mode)
-    known = ("torchrun", "mpirun", "deepspeed", "env", "bash", "accelerate", "hello.py", "hyperpodrun", "train.py")
-    code = Code("/work", entries=known, executable=tuple(name for name in known if not name.endswith(".py")))
+    known = (
+        "torchrun",
+        "mpirun",
+        "deepspeed",
+        "env",
+        "bash",
+        "accelerate",
+        "hello.py",
+        "hyperpodrun",
+        "train.py",
+    )
+    code = Code(
+        "/work", entries=known, executable=tuple(name for name in known if not name.endswith(".py"))
+    )
     made = environment(dict(asked.hyperparameters), variables=variables, instance_type="local")
     return plan(made._replace(invocation=asked, code=code, **changes))  # type: ignore[arg-type]
 
@@ -80,7 +104,9 @@ def planned(
         ("bash", "-c", "torchrun --nproc-per-node 2 hello.py --lr 1"),
     ],
 )
-def test_a_starter_behind_a_starter_is_refused_with_the_two_lines(mode: str, words: tuple[str, ...]) -> None:
+def test_a_starter_behind_a_starter_is_refused_with_the_two_lines(
+    mode: str, words: tuple[str, ...]
+) -> None:
     with pytest.raises(RefusalError) as refused:
         planned(words, mode)
     assert refused.value.status == 64
@@ -102,8 +128,14 @@ def test_a_starter_is_refused_without_a_mode_where_the_platform_asks_for_one() -
         "PET_MASTER_PORT": "23456",
     }
     found = platforms.describe(platforms.Given(given, hostname="p-master-0"))
-    changes = {"platform": found, "resource_config": found.resource_config, "hostname": "p-master-0"}
-    with pytest.raises(RefusalError, match="mode torch_distributed starts the ranks, and the program torchrun"):
+    changes = {
+        "platform": found,
+        "resource_config": found.resource_config,
+        "hostname": "p-master-0",
+    }
+    with pytest.raises(
+        RefusalError, match="mode torch_distributed starts the ranks, and the program torchrun"
+    ):
         planned(("torchrun", "hello.py"), "", given, **changes)
     assert planned(("hello.py",), "", given, **changes).mode == "torch_distributed"
     assert planned(("torchrun", "hello.py"), "none", given, **changes).mode == "none"
@@ -131,12 +163,16 @@ def test_several_gpus_and_one_process_are_said() -> None:
     assert said(planned(("train.py",), "none", devices=EIGHT)) == ["stay idle"]
     assert said(planned(("train.py",), "none", devices=NO_GPU._replace(gpus=1))) == []
     assert said(planned(("train.py",), devices=EIGHT)) == []
-    assert said(planned(("torchrun", "train.py"), "none", devices=EIGHT)) == [], "it starts one on each"
+    assert said(planned(("torchrun", "train.py"), "none", devices=EIGHT)) == [], (
+        "it starts one on each"
+    )
 
 
 def test_hosts_that_each_run_the_whole_program_are_said_by_the_first() -> None:
     config = {"hosts": ["a", "b"], "current_host": "a"}
-    assert said(planned(("train.py",), "none", resource_config=config)) == ["runs the whole program"]
+    assert said(planned(("train.py",), "none", resource_config=config)) == [
+        "runs the whole program"
+    ]
     config = {"hosts": ["a", "b"], "current_host": "b"}
     assert said(planned(("train.py",), "none", resource_config=config)) == []
     assert said(planned(("train.py",), resource_config=config)) == []
@@ -157,7 +193,13 @@ def test_an_image_for_cuda_that_sees_no_gpu_says_what_to_do(
     made = environment()
     with_cuda = made.manifest._replace(components={**made.manifest.components, "cuda": "12.1"})
     for mode in ("none", "torch_distributed"):
-        found = planned(("train.py",), mode, {"PATH": "/usr/bin", **variables}, devices=devices, manifest=with_cuda)
+        found = planned(
+            ("train.py",),
+            mode,
+            {"PATH": "/usr/bin", **variables},
+            devices=devices,
+            manifest=with_cuda,
+        )
         assert ("sees no GPU" in said(found)) is warned
         assert any("--gpus all" in line for line in found.warnings) is warned
     assert said(planned(("train.py",), devices=NO_GPU)) == [], "an image for CPUs"
@@ -167,7 +209,9 @@ def test_an_image_without_neuron_is_refused_on_its_cores() -> None:
     asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": True}
     made = environment(asked, instance_type="ml.neuron.xlarge", hosts=("algo-1",))
     assert "--nproc-per-node=32" in plan(made).argv
-    without = {name: version for name, version in made.manifest.components.items() if "neuron" not in name}
+    without = {
+        name: version for name, version in made.manifest.components.items() if "neuron" not in name
+    }
     with pytest.raises(RefusalError, match="has Neuron cores, and the image has no Neuron"):
         plan(made._replace(manifest=made.manifest._replace(components=without)))
 
@@ -197,11 +241,22 @@ def test_a_rank_of_a_starter_inside_a_script_says_that_it_is_not_the_planned_one
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(f"#!{sys.executable}\n{STARTER}", encoding="utf-8")
     torchrun.chmod(0o755)
-    image = write_manifest(tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)})
+    image = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
+    )
     starts = f'"{torchrun}" --nproc-per-node {inner} --no-python' if inner else ""
-    write_inputs(tmp_path, "", {"sagemaker_program": "run.sh", "sagemaker_torch_distributed_enabled": "true"}, {})
-    (tmp_path / "code/ranks.py").write_text("import os\nprint('world', os.environ['WORLD_SIZE'])\n", encoding="utf-8")
-    (tmp_path / "code/run.sh").write_text(f"exec {starts} {sys.executable} ranks.py\n", encoding="utf-8")
+    write_inputs(
+        tmp_path,
+        "",
+        {"sagemaker_program": "run.sh", "sagemaker_torch_distributed_enabled": "true"},
+        {},
+    )
+    (tmp_path / "code/ranks.py").write_text(
+        "import os\nprint('world', os.environ['WORLD_SIZE'])\n", encoding="utf-8"
+    )
+    (tmp_path / "code/run.sh").write_text(
+        f"exec {starts} {sys.executable} ranks.py\n", encoding="utf-8"
+    )
     asked = {"sagemaker_program": "run.sh", "sagemaker_mpi_num_of_processes_per_host": "2"}
     write_inputs(tmp_path, "", {**asked, "sagemaker_torch_distributed_enabled": "true"}, {})
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(image)}) as launcher:

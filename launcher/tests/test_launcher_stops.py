@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, TIME_OUT, TRAIN, Launcher, environment, plan, write_inputs, write_manifest
+from launcher_support import (
+    LAUNCHER,
+    TIME_OUT,
+    TRAIN,
+    Launcher,
+    environment,
+    plan,
+    write_inputs,
+    write_manifest,
+)
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.masking import Masker
@@ -52,7 +61,9 @@ def test_a_stop_signal_while_the_host_is_probed_ends_the_job_at_once(
     slow.write_text(f"#!/bin/sh\ntouch {probing}\nexec sleep 100\n", encoding="utf-8")
     slow.chmod(0o755)
     write_inputs(tmp_path, "print('ran')", {}, {})
-    with Launcher(tmp_path, variables={"PATH": f"{slow.parent}:{os.environ['PATH']}"}, prefix=prefix) as made:
+    with Launcher(
+        tmp_path, variables={"PATH": f"{slow.parent}:{os.environ['PATH']}"}, prefix=prefix
+    ) as made:
         wait_for(probing)
         stopped = time.monotonic()
         if prefix:
@@ -108,8 +119,12 @@ signal.pause()
         (False, 3, "", False),  # it is not known where checkpoints would be
     ],
 )
-def test_a_stop_without_a_checkpoint_is_said(tmp_path: Path, saves: bool, status: int, place: str, said: bool) -> None:
-    write_inputs(tmp_path, SAVES_OR_NOT.replace("SAVES", str(saves)).replace("STATUS", str(status)), {}, {})
+def test_a_stop_without_a_checkpoint_is_said(
+    tmp_path: Path, saves: bool, status: int, place: str, said: bool
+) -> None:
+    write_inputs(
+        tmp_path, SAVES_OR_NOT.replace("SAVES", str(saves)).replace("STATUS", str(status)), {}, {}
+    )
     variables = {}
     if place:
         (tmp_path / place).mkdir()
@@ -123,7 +138,9 @@ def test_a_stop_without_a_checkpoint_is_said(tmp_path: Path, saves: bool, status
         assert made.wait() == status
     words = f"; no checkpoint was written: no file in {tmp_path / place} is younger than the job"
     assert (words in made.text) is said
-    assert made.failure.partition("\n")[0] == ("" if status == 0 else f"stopped by SIGTERM{words if said else ''}")
+    assert made.failure.partition("\n")[0] == (
+        "" if status == 0 else f"stopped by SIGTERM{words if said else ''}"
+    )
 
 
 def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_path: Path) -> None:
@@ -141,8 +158,17 @@ def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_pa
 
 
 # --------------------------------------------------------------------------------- the platform's time, its restarts
-BATCH = {"AWS_BATCH_JOB_NUM_NODES": "1", "AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_NODEID": "0"}
+BATCH = {
+    "AWS_BATCH_JOB_NUM_NODES": "1",
+    "AWS_BATCH_JOB_NODE_INDEX": "0",
+    "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+}
+SLURM = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_NODEID": "0",
+}
 PLAIN = {"TRAINWORKS_HOSTS": "a", "TRAINWORKS_HOST": "a"}
 SET = {"TRAINWORKS_STOP_GRACE_SECONDS": "60"}
 SAGEMAKER: Mapping[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
@@ -159,7 +185,13 @@ SAGEMAKER: Mapping[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
         ({**SLURM, "SLURM_RESTART_COUNT": "x"}, {}, True, None, "0"),
         ({**BATCH, "AWS_BATCH_JOB_ATTEMPT": "1"}, {}, True, None, "0"),
         ({**BATCH, "AWS_BATCH_JOB_ATTEMPT": "3"}, {}, True, None, "2"),
-        ({}, {}, False, names.STOP_SECONDS, "0"),  # a shell on a machine: nothing but us would end it
+        (
+            {},
+            {},
+            False,
+            names.STOP_SECONDS,
+            "0",
+        ),  # a shell on a machine: nothing but us would end it
         (PLAIN, {}, False, names.STOP_SECONDS, "0"),
         ({"MASTER_ADDR": "a", "RANK": "0", "WORLD_SIZE": "1"}, {}, False, names.STOP_SECONDS, "0"),
         (SET, {}, True, 60, "0"),
@@ -167,10 +199,16 @@ SAGEMAKER: Mapping[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
     ],
 )
 def test_a_bound_of_ours_exists_only_where_nothing_else_would_end_the_job(
-    variables: Mapping[str, str], config: Mapping[str, Json], contained: bool, grace: float | None, restarts: str
+    variables: Mapping[str, str],
+    config: Mapping[str, Json],
+    contained: bool,
+    grace: float | None,
+    restarts: str,
 ) -> None:
     platform = platforms.describe(platforms.Given(variables, config, "box"))
-    made = plan(environment(variables={"PATH": "/bin", **variables}, platform=platform, contained=contained))
+    made = plan(
+        environment(variables={"PATH": "/bin", **variables}, platform=platform, contained=contained)
+    )
     assert made.limits.stop_grace == grace
     assert made.env["TRAINWORKS_RESTART_COUNT"] == restarts
 
@@ -179,12 +217,16 @@ def test_a_process_of_a_container_is_known_by_its_namespace() -> None:
     """Read where this test runs and in a namespace of its own; one of the two is always a container's."""
     code = f"import sys; sys.path.insert(0, {str(LAUNCHER)!r})\n"
     code += "from trainworks_launcher.given import limits; print(limits.is_contained())"
-    inside = subprocess.run((*PID_ONE, sys.executable, "-c", code), check=False, capture_output=True, text=True)
+    inside = subprocess.run(
+        (*PID_ONE, sys.executable, "-c", code), check=False, capture_output=True, text=True
+    )
     if inside.returncode:
         pytest.skip(f"no PID namespace can be made here: {inside.stderr}")
     assert inside.stdout.strip() == "True"
     own = str(Path("/proc/self/ns/pid").readlink())
-    outside = subprocess.run((sys.executable, "-c", code), check=True, capture_output=True, text=True)
+    outside = subprocess.run(
+        (sys.executable, "-c", code), check=True, capture_output=True, text=True
+    )
     assert outside.stdout.strip() == str(own != "pid:[4026531836]")
 
 
@@ -224,7 +266,11 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
         told = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
         assert (told["kind"], told["status"], told["retry"]) == ("stopped", 143, True)
         assert told["cause"] == made.failure == "stopped by SIGTERM, the ranks are saving"
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):  # no terminal: Slurm, or a proxy of signals
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGINT,
+        ):  # no terminal: Slurm, or a proxy of signals
             made.signal_process_one(number)
             made.read_until(f"{number.name} again: it changes nothing")
         (tmp_path / "code/enough").touch()
@@ -240,7 +286,12 @@ def test_the_ranks_have_all_the_time_that_the_platform_leaves(tmp_path: Path, st
 def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> None:
     """A pseudo-terminal, a launcher that it controls, and what Ctrl-C sends."""
     write_inputs(tmp_path, SAVES_LONG.replace("STATUS", "0"), {}, {})
-    variables = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path), "TRAINWORKS_IMAGE_MANIFEST": "", "TMPDIR": "/tmp"}
+    variables = {
+        **os.environ,
+        "SAGEMAKER_BASE_DIR": str(tmp_path),
+        "TRAINWORKS_IMAGE_MANIFEST": "",
+        "TMPDIR": "/tmp",
+    }
     child, terminal = pty.fork()
     if not child:
         os.execve(TRAIN[0], TRAIN, variables)
@@ -270,9 +321,13 @@ def test_a_second_interrupt_at_a_terminal_ends_the_ranks_now(tmp_path: Path) -> 
 def test_the_line_of_a_bound_names_its_setting(tmp_path: Path) -> None:
     """A starter of ranks that ignores SIGTERM is told again before it is killed, which takes longest."""
     torchrun = tmp_path / "torchrun"
-    torchrun.write_text("#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 100; done\n", encoding="utf-8")
+    torchrun.write_text(
+        "#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 100; done\n", encoding="utf-8"
+    )
     torchrun.chmod(0o755)
-    image = write_manifest(tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)})
+    image = write_manifest(
+        tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)}
+    )
     asked: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"}
     write_inputs(tmp_path, "", asked, {})
     variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TRAINWORKS_STOP_GRACE_SECONDS": "0.2"}

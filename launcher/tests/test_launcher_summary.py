@@ -32,13 +32,20 @@ WORKER = Figures(9.0, 1, 900.0, 61 << 30, (80,))
         (0.25, (Figures(),), "0.2 s on 1 host"),
         (700.0, (Figures(0.5),), "12 min on 1 host, first output after 0.5 s"),
         (36001.0, (Figures(), None), "10.0 h on 2 hosts"),
-        (1.0, (Figures(restarts=2, memory=1 << 29),), "1.0 s on 1 host, 2 restarts, at most 0.5 GiB of memory"),
+        (
+            1.0,
+            (Figures(restarts=2, memory=1 << 29),),
+            "1.0 s on 1 host, 2 restarts, at most 0.5 GiB of memory",
+        ),
         (1.0, (Figures(memory=38 << 20),), "1.0 s on 1 host, at most 38 MiB of memory"),
         (1.0, (Figures(memory=1),), "1.0 s on 1 host, at most 1 MiB of memory"),
     ],
 )
 def test_the_line(seconds: float, hosts: tuple[Figures | None, ...], said: str) -> None:
-    assert line(seconds, {f"algo-{number}": host for number, host in enumerate(hosts, 1)}) == f"summary: {said}"
+    assert (
+        line(seconds, {f"algo-{number}": host for number, host in enumerate(hosts, 1)})
+        == f"summary: {said}"
+    )
 
 
 def test_figures_survive_the_way_to_the_leader() -> None:
@@ -62,10 +69,17 @@ def test_what_another_host_says_is_bounded(message: dict[str, Json]) -> None:
 def gpu_host(tmp_path: Path, **more: str) -> dict[str, str]:
     """Variables of a host with two GPUs, of which the first gets busier."""
     stand_in(tmp_path)
-    return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NVML_USE": "1", "TRAINWORKS_CHECK": "off", **more}
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "NVML_USE": "1",
+        "TRAINWORKS_CHECK": "off",
+        **more,
+    }
 
 
-@pytest.mark.parametrize(("visible", "busy"), [("0,1", "the least busy one 50 %"), ("1", "busy 50 %"), ("", "")])
+@pytest.mark.parametrize(
+    ("visible", "busy"), [("0,1", "the least busy one 50 %"), ("1", "busy 50 %"), ("", "")]
+)
 def test_the_use_of_the_gpus_that_the_job_may_use(tmp_path: Path, visible: str, busy: str) -> None:
     """The script ends when the library has been asked for the second time."""
     asked = tmp_path / "asked"
@@ -102,7 +116,11 @@ def test_every_job_has_one(tmp_path: Path, script: str, status: int) -> None:
 def test_the_leader_gathers_what_the_hosts_know(tmp_path: Path) -> None:
     hosts = ["127.0.0.1", "127.0.0.2"]
     for host in hosts:
-        config: dict[str, Json] = {"hosts": [*hosts], "current_host": host, "network_interface_name": "lo"}
+        config: dict[str, Json] = {
+            "hosts": [*hosts],
+            "current_host": host,
+            "network_interface_name": "lo",
+        }
         # Only the worker prints: the line has its figure.
         script = f"import os\nif os.environ['SM_CURRENT_HOST'] == {hosts[1]!r}: print('it ran')\n"
         write_inputs(tmp_path / host, script, {}, config)

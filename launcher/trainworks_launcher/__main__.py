@@ -6,7 +6,10 @@ import sys
 
 if not __package__:
     # Run by path: the package's parent is what has to be importable, not the package's own directory.
-    sys.path[:] = [__file__.rsplit("/", 2)[0], *(entry for entry in sys.path if entry != __file__.rsplit("/", 1)[0])]
+    sys.path[:] = [
+        __file__.rsplit("/", 2)[0],
+        *(entry for entry in sys.path if entry != __file__.rsplit("/", 1)[0]),
+    ]
 
 from trainworks_launcher.command.cli import main
 

@@ -45,7 +45,11 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
             )
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not row.smddp:
-            named = ", ".join(name for name, each in facts.instances.items() if each.smddp and not each.torchrun_only)
+            named = ", ".join(
+                name
+                for name, each in facts.instances.items()
+                if each.smddp and not each.torchrun_only
+            )
             why = f"the SDK lists it for {named}, not for {kind}; AWS's library refuses other types"
             advice = "use torch_distributed there, or an image with this project's smddp"
             yield Advice("smddp on this instance type", advice, why)
@@ -56,23 +60,37 @@ def advise(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
 
 
 def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
-    placement, instance, components = job.placement, row.instance, job.environment.manifest.components
+    placement, instance, components = (
+        job.placement,
+        row.instance,
+        job.environment.manifest.components,
+    )
     mode, kind, hosts = placement.mode, placement.instance_type, len(placement.distribution_hosts)
     if mode == "parameter_server" and instance.gpus > 1:
         why = f"a worker is one process per host, and {kind} has {instance.gpus} GPUs"
         yield Advice("idle GPUs", "take more hosts with one GPU each, or another distribution", why)
     per_host, one_per_host = placement.processes_per_host, MODES[mode].one_per_host
     for count, noun in ((instance.gpus, "GPUs"), (instance.neuron_cores, "Neuron cores")):
-        if not one_per_host and count > per_host:  # a mirrored strategy uses all GPUs with its one process
+        if (
+            not one_per_host and count > per_host
+        ):  # a mirrored strategy uses all GPUs with its one process
             why = f"{per_host} process(es) per host, and each uses one of {count}"
             text = f"{count - per_host} of {count} {noun} on each host are idle: give {count} processes per host"
             yield Advice(f"idle {noun}", text, why)
     if mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"
-        yield Advice("idle GPUs", "switch torch_distributed on, unless the script uses them all by itself", why)
+        yield Advice(
+            "idle GPUs",
+            "switch torch_distributed on, unless the script uses them all by itself",
+            why,
+        )
     if instance.gpus and components and idle.CUDA.isdisjoint(components):
-        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {kind} would be idle"
-        yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
+        why = (
+            f"the image was built without CUDA: the {instance.gpus} GPU(s) of {kind} would be idle"
+        )
+        yield Advice(
+            "image without CUDA", "take an image for CUDA, or an instance type without GPUs", why
+        )
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")
     accelerated = instance.gpus or instance.neuron_cores
     if facts.find(kind) is not None and mode in gpu_modes and not accelerated:
@@ -92,4 +110,7 @@ def _devices(job: Job, row: InstanceFacts, facts: Facts) -> Iterator[Advice]:
 
 def _alike(one: str, other: str) -> int:
     """Return how many first letters two instance types share: those of one family come first."""
-    return next((index for index, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
+    return next(
+        (index for index, pair in enumerate(zip(one, other)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )

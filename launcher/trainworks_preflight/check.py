@@ -36,7 +36,9 @@ from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
 from trainworks_preflight.tips import Tip, tips_for
 
-_COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
+_COMPONENT_OF: Mapping[str, str] = MappingProxyType(
+    {"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
+)
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
@@ -80,14 +82,19 @@ def check(parsed: Parsed) -> Result:
     folder, entry = inputs.entry()
     user = inputs.value("--hyperparameters")
     if not isinstance(user, dict):
-        inputs.problems.append(Problem("is not a dict", "option --hyperparameters", 'for example {"epochs": 3}'))
+        inputs.problems.append(
+            Problem("is not a dict", "option --hyperparameters", 'for example {"epochs": 3}')
+        )
         user = {}
     framework = value_of(parsed, "--framework", "pytorch")
     translation = translate(inputs.distribution(), groups, framework)
     usable = not inputs.problems and bool(groups)
     problems = [*inputs.problems, *translation.problems]
     if not usable:
-        return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
+        return Result(
+            problems=tuple(problems),
+            warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings),
+        )
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
     built_for = environment.manifest.architecture
@@ -118,7 +125,9 @@ def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
     found: list[str] = []
     if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
         text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
-        found.append(f"{text} {names.HYPERPARAMETERS_LIMIT}; put them into a file of the source directory or a channel")
+        found.append(
+            f"{text} {names.HYPERPARAMETERS_LIMIT}; put them into a file of the source directory or a channel"
+        )
     for name, value in sent.items():
         length = len(json.dumps(value))
         if length > names.HYPERPARAMETER_LENGTH_LIMIT:
@@ -131,19 +140,27 @@ _SDK_OWN = 5
 """Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name, region."""
 
 
-def _plan(environment: Environment, groups: Sequence[Group], facts: Facts, translation: Translation) -> Result:
+def _plan(
+    environment: Environment, groups: Sequence[Group], facts: Facts, translation: Translation
+) -> Result:
     """Return the plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
     try:
         job = make_job(environment)
         job = make_job(environment, job.placement.leader)
-        others = [*job.placement.distribution_hosts[1:2], *(members[0] for members in _host_names(groups))]
+        others = [
+            *job.placement.distribution_hosts[1:2],
+            *(members[0] for members in _host_names(groups)),
+        ]
         hosts = dict.fromkeys((job.placement.leader, *others))
         plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
     row = _row(facts, environment.manifest, job.placement.instance_type)
     return Result(
-        warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
+        warnings=(
+            *translation.warnings,
+            *dict.fromkeys(text for plan in plans for text in plan.warnings),
+        ),
         job=job,
         plans=plans,
         advice=tuple(advise(job, row, facts)),
@@ -155,7 +172,8 @@ def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of each group, numbered through as the platform does."""
     ends = [*accumulate(group.count for group in groups)]
     return tuple(
-        tuple(f"algo-{number}" for number in range(end - group.count + 1, end + 1)) for group, end in zip(groups, ends)
+        tuple(f"algo-{number}" for number in range(end - group.count + 1, end + 1))
+        for group, end in zip(groups, ends)
     )
 
 
@@ -166,7 +184,12 @@ def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
 
 
 def _environment(
-    parsed: Parsed, facts: Facts, groups: Sequence[Group], sent: Mapping[str, Json], folder: Path, entry: str
+    parsed: Parsed,
+    facts: Facts,
+    groups: Sequence[Group],
+    sent: Mapping[str, Json],
+    folder: Path,
+    entry: str,
 ) -> Environment:
     """Make the first host's environment: files read by the launcher's own reader, devices from the table."""
     hosts = _host_names(groups)
@@ -179,11 +202,17 @@ def _environment(
     if groups[0].name:
         config["current_group_name"] = groups[0].name
         config["instance_groups"] = [
-            {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": [*members]}
+            {
+                "instance_group_name": group.name,
+                "instance_type": group.instance_type,
+                "hosts": [*members],
+            }
             for group, members in zip(groups, hosts)
         ]
     # The SDK encodes each value; the program's name and place are settings of the job.
-    encoded: dict[str, Json] = {name: json.dumps(value) for name, value in {**sent, names.PROGRAM: entry}.items()}
+    encoded: dict[str, Json] = {
+        name: json.dumps(value) for name, value in {**sent, names.PROGRAM: entry}.items()
+    }
     with tempfile.TemporaryDirectory(prefix="trainworks-preflight-") as base:
         root = Path(base)
         (root / names.HYPERPARAMETERS_FILE).parent.mkdir(parents=True)
@@ -194,7 +223,10 @@ def _environment(
         else:
             (root / names.CODE_DIRECTORY).mkdir()
             (root / names.CODE_DIRECTORY / entry).write_bytes((folder / entry).read_bytes())
-        variables = {names.BASE_DIRECTORY_VARIABLE: base, "PATH": base}  # no program of this machine is looked at
+        variables = {
+            names.BASE_DIRECTORY_VARIABLE: base,
+            "PATH": base,
+        }  # no program of this machine is looked at
         if "--image-manifest" in parsed:
             variables[names.IMAGE_MANIFEST_VARIABLE] = value_of(parsed, "--image-manifest")
         read = read_environment(variables)
@@ -210,8 +242,12 @@ def _environment(
     return read._replace(
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
-        resource_config=MappingProxyType({**read.resource_config, "network_interface_name": names.INTERFACE}),
-        manifest=manifest._replace(instances=MappingProxyType({**known, **manifest.instances}), families=families),
+        resource_config=MappingProxyType(
+            {**read.resource_config, "network_interface_name": names.INTERFACE}
+        ),
+        manifest=manifest._replace(
+            instances=MappingProxyType({**known, **manifest.instances}), families=families
+        ),
         devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
         code=code,
         hostname=str(everyone[0]),
@@ -236,12 +272,20 @@ def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, 
         programs = manifest.programs
     else:
         newest = facts.image
-        programs = MappingProxyType({name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS})
+        programs = MappingProxyType(
+            {name: newest.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS}
+        )
         # The newest image's framework may be another one than the job's.
         others = set(_COMPONENT_OF.values()) - {component}
         versions = {name: each for name, each in newest.components.items() if name not in others}
-        components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **versions, **components}
-        manifest = manifest._replace(framework=manifest.framework or component, fabric=newest.fabric)
+        components = {
+            **dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""),
+            **versions,
+            **components,
+        }
+        manifest = manifest._replace(
+            framework=manifest.framework or component, fabric=newest.fabric
+        )
     if version:
         components[component] = version
     return manifest._replace(components=MappingProxyType(components)), programs
@@ -257,7 +301,9 @@ def _as_json(result: Result, masker: Masker | None) -> str:
         sent[name] = value if shown == text else shown  # its type is kept where there is no secret
     document: dict[str, Json] = {
         "ready": not result.problems,
-        "problems": [{**problem._asdict(), "what": hidden(problem.what)} for problem in result.problems],
+        "problems": [
+            {**problem._asdict(), "what": hidden(problem.what)} for problem in result.problems
+        ],
         "warnings": [hidden(warning) for warning in result.warnings],
         "hyperparameters": sent,
         "plans": [(plan.masked(masker) if masker else plan).document() for plan in result.plans],
@@ -274,7 +320,9 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
     hidden = masker.text if masker else str
     lines: list[str] = []
     if result.job is not None:
-        lines += _wrapped(f"{describe(result.job)}; hosts are {result.job.placement.instance_type}", width)
+        lines += _wrapped(
+            f"{describe(result.job)}; hosts are {result.job.placement.instance_type}", width
+        )
         ranks = rank_map(result.job.placement, result.job.environment.devices)
         lines += ["", *ranks] if ranks else []
     for heading, texts in (
@@ -306,7 +354,9 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
 
 def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
     """Lines of ``width``; options and names with hyphens stay whole."""
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False
+    )
 
 
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
@@ -314,14 +364,18 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     place = f"{plan.host} ({plan.role})"
     beside = [f"  beside it: {row.name}" for row in plan.auxiliaries]
     if not plan.argv:
-        why = next((reason.why for reason in plan.why if not reason.words), "another host starts its processes")
+        why = next(
+            (reason.why for reason in plan.why if not reason.words),
+            "another host starts its processes",
+        )
         return [*_wrapped(f"{place} runs no command: {why}", width, "", "  "), *beside]
     shown, leaders = _own_variables(plan), _own_variables(leader)
     if plan is not leader and len(plan.argv) == len(leader.argv) and shown.keys() >= leaders.keys():
         different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
         changed = {name: value for name, value in shown.items() if leaders.get(name) != value}
         different += [
-            f"{name}={value}" if len(value) < _SHORT else f"its own {name}" for name, value in changed.items()
+            f"{name}={value}" if len(value) < _SHORT else f"its own {name}"
+            for name, value in changed.items()
         ]
         if len(different) <= _FEW:
             but = f", but for {', '.join(different)}" if different else ""
@@ -344,7 +398,11 @@ _FEW = 4
 
 
 def _own_variables(plan: NodePlan) -> dict[str, str]:
-    return {name: value for name, value in sorted(plan.env.items()) if not name.startswith(_EVERY_SCRIPTS)}
+    return {
+        name: value
+        for name, value in sorted(plan.env.items())
+        if not name.startswith(_EVERY_SCRIPTS)
+    }
 
 
 _EVERY_SCRIPTS = ("SM_", "SAGEMAKER_", "CURRENT_HOST", "PYTHON", "MASTER_")

@@ -7,7 +7,14 @@ import sys
 from typing import Sequence
 
 from trainworks_launcher import __version__
-from trainworks_launcher.command.options import SECRETS, Command, Option, UsageError, options_help, parse
+from trainworks_launcher.command.options import (
+    SECRETS,
+    Command,
+    Option,
+    UsageError,
+    options_help,
+    parse,
+)
 from trainworks_launcher.contract import names
 from trainworks_preflight.check import preflight
 
@@ -18,15 +25,33 @@ COMMAND = Command(
         Option("--distribution", "FILE", "the SDK's dict, as JSON or as a Python literal"),
         Option("--instance-type", "TYPE", "instance type of every host"),
         Option("--instance-count", "N", "number of hosts; default: 1"),
-        Option("--instance-group", "NAME=TYPE:N", "an instance group, instead of type and count", repeated=True),
-        Option("--entry-point", "FILE", "the training script", needed=True),
-        Option("--source-dir", "DIR", "the folder of the training script; default: the script alone"),
-        Option("--hyperparameters", "FILE", "the job's hyperparameters, a dict as above"),
-        Option("--image-manifest", "FILE", "image.json of the image; without it, the image is assumed to have all"),
         Option(
-            "--framework", "NAME", "whose SDK estimator; default: pytorch", choices=("pytorch", "tensorflow", "mxnet")
+            "--instance-group",
+            "NAME=TYPE:N",
+            "an instance group, instead of type and count",
+            repeated=True,
         ),
-        Option("--framework-version", "VERSION", "version of the framework in the image, without a manifest"),
+        Option("--entry-point", "FILE", "the training script", needed=True),
+        Option(
+            "--source-dir", "DIR", "the folder of the training script; default: the script alone"
+        ),
+        Option("--hyperparameters", "FILE", "the job's hyperparameters, a dict as above"),
+        Option(
+            "--image-manifest",
+            "FILE",
+            "image.json of the image; without it, the image is assumed to have all",
+        ),
+        Option(
+            "--framework",
+            "NAME",
+            "whose SDK estimator; default: pytorch",
+            choices=("pytorch", "tensorflow", "mxnet"),
+        ),
+        Option(
+            "--framework-version",
+            "VERSION",
+            "version of the framework in the image, without a manifest",
+        ),
         Option("--format", "FORMAT", "text (default) or json", choices=("text", "json")),
         SECRETS,
     ),
@@ -60,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not {"--help", "-h"}.isdisjoint(words):
-        sys.stdout.write(_HELP.format(options=options_help((COMMAND,)), not_started=names.EXIT_NOT_STARTED))
+        sys.stdout.write(
+            _HELP.format(options=options_help((COMMAND,)), not_started=names.EXIT_NOT_STARTED)
+        )
         return 0
     if words == ["--version"]:
         sys.stdout.write(f"trainworks-preflight {__version__}\n")

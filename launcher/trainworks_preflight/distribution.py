@@ -37,7 +37,10 @@ _SMDISTRIBUTED_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"dataparallel": ("enabled", "custom_mpi_options"), "modelparallel": ("enabled", "parameters")}
 )
 _TRAINER_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"torchrun": ("process_count_per_node", "smp"), "mpi": ("process_count_per_node", "mpi_additional_options")}
+    {
+        "torchrun": ("process_count_per_node", "smp"),
+        "mpi": ("process_count_per_node", "mpi_additional_options"),
+    }
 )
 """Class of the third line, in small letters -> its fields (sagemaker.train.distributed)."""
 
@@ -62,7 +65,9 @@ class Translation(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def translate(distribution: Json, groups: Sequence[Group], framework: str = "pytorch") -> Translation:
+def translate(
+    distribution: Json, groups: Sequence[Group], framework: str = "pytorch"
+) -> Translation:
     """Translate a ``distribution``.
 
     Args:
@@ -75,14 +80,21 @@ def translate(distribution: Json, groups: Sequence[Group], framework: str = "pyt
         distribution = {}
     if not isinstance(distribution, dict):
         kind = type(distribution).__name__
-        problem = Problem(f"is a {kind}, not a dict", "distribution", 'for example {"torch_distributed": {...}}')
+        problem = Problem(
+            f"is a {kind}, not a dict", "distribution", 'for example {"torch_distributed": {...}}'
+        )
         return Translation(MappingProxyType({}), (problem,))
     if is_trainers(distribution):
         return _from_trainer(distribution)
     malformed = [
         Problem(f"is {value!r}, not a dict", _where(name), "write {'enabled': True}")
-        for name, value in (*distribution.items(), *mapping(distribution.get("smdistributed")).items())
-        if name != GROUPS and name in {**_KEYS, **_SMDISTRIBUTED_KEYS} and not isinstance(value, dict)
+        for name, value in (
+            *distribution.items(),
+            *mapping(distribution.get("smdistributed")).items(),
+        )
+        if name != GROUPS
+        and name in {**_KEYS, **_SMDISTRIBUTED_KEYS}
+        and not isinstance(value, dict)
     ]
     if malformed:
         return Translation(MappingProxyType({}), tuple(malformed))
@@ -114,9 +126,17 @@ def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
             continue
         if name not in _KEYS:
             inside = name in _SMDISTRIBUTED_KEYS
-            advice = f"write {{'smdistributed': {{{name!r}: ...}}}}" if inside else nearest(name, (*_KEYS, GROUPS))
+            advice = (
+                f"write {{'smdistributed': {{{name!r}: ...}}}}"
+                if inside
+                else nearest(name, (*_KEYS, GROUPS))
+            )
             problems.append(
-                Problem(f"the SDK does not know the strategy {name!r} and ignores it", _where(name), advice)
+                Problem(
+                    f"the SDK does not know the strategy {name!r} and ignores it",
+                    _where(name),
+                    advice,
+                )
             )
             continue
         table = mapping(value)
@@ -151,7 +171,9 @@ def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> lis
 class _Translator:
     """The SDK's way through one distribution that it takes."""
 
-    def __init__(self, distribution: Mapping[str, Json], groups: Sequence[Group], framework: str) -> None:
+    def __init__(
+        self, distribution: Mapping[str, Json], groups: Sequence[Group], framework: str
+    ) -> None:
         self._given = dict(distribution)
         self._groups = groups
         self._framework = framework
@@ -166,7 +188,9 @@ class _Translator:
             # pytorchddp is another name of smdistributed.dataparallel; its hyperparameter is not sent any more.
             given["smdistributed"] = {"dataparallel": given.pop("pytorchddp")}
         if self._framework == "pytorch" and "pytorchxla" in given:
-            self.warnings.append("pytorchxla: the SDK sends it only together with a TrainingCompilerConfig")
+            self.warnings.append(
+                "pytorchxla: the SDK sends it only together with a TrainingCompilerConfig"
+            )
         if self._named:
             asked = group_names(given) or (tuple(self._named) if len(self._named) == 1 else ())
             given[GROUPS] = list(asked)
@@ -219,7 +243,9 @@ class _Translator:
             made["sagemaker_distributed_dataparallel_enabled"] = table.get("enabled", False)
             made["sagemaker_instance_type"] = self._instance_type()
             if table.get("enabled", False):
-                made["sagemaker_distributed_dataparallel_custom_mpi_options"] = table.get("custom_mpi_options", "")
+                made["sagemaker_distributed_dataparallel_custom_mpi_options"] = table.get(
+                    "custom_mpi_options", ""
+                )
         return made
 
     def _mpi(self, table: Mapping[str, Json]) -> dict[str, Json]:
@@ -241,14 +267,22 @@ class _Translator:
         parameters = table.get("parameters", {})
         if not isinstance(parameters, dict):
             advice = "give a dict, or the path of a JSON file"
-            self.problems.append(Problem(f"'parameters' is {parameters!r}, not a dict", place, advice))
+            self.problems.append(
+                Problem(f"'parameters' is {parameters!r}, not a dict", place, advice)
+            )
             return {}
         if not parameters:
             text = "'parameters' is missing or empty, and without them model parallelism is not switched on"
-            self.problems.append(Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}"))
-        if not self._on("torch_distributed") and not self._on("mpi"):  # with torchrun: the library's second version
+            self.problems.append(
+                Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}")
+            )
+        if not self._on("torch_distributed") and not self._on(
+            "mpi"
+        ):  # with torchrun: the library's second version
             advice = "add 'mpi': {'enabled': True, 'processes_per_host': 8}"
-            self.problems.append(Problem("model parallelism goes with mpi, which is not on", _where("mpi"), advice))
+            self.problems.append(
+                Problem("model parallelism goes with mpi, which is not on", _where("mpi"), advice)
+            )
         return parameters
 
 
@@ -263,18 +297,26 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
     problems: list[Problem] = []
     if len(distribution) > 1:
         both = " and ".join(distribution)
-        problems.append(Problem(f"{both} are both given", "distribution", "ModelTrainer takes one of them"))
+        problems.append(
+            Problem(f"{both} are both given", "distribution", "ModelTrainer takes one of them")
+        )
     name = "torchrun" if "torchrun" in distribution else "mpi"
     value = distribution[name]
     if value is not None and not isinstance(value, dict):
-        problems.append(Problem(f"is {value!r}, not a dict", _where(name), "write {'process_count_per_node': 8}"))
+        problems.append(
+            Problem(
+                f"is {value!r}, not a dict", _where(name), "write {'process_count_per_node': 8}"
+            )
+        )
     table = mapping(value)
     problems.extend(
         Problem(f"{name} has no field {key!r}", _where(name), nearest(key, _TRAINER_KEYS[name]))
         for key in table
         if key not in _TRAINER_KEYS[name]
     )
-    made: dict[str, Json] = {names.TORCH_DISTRIBUTED_ENABLED if name == "torchrun" else names.MPI_ENABLED: True}
+    made: dict[str, Json] = {
+        names.TORCH_DISTRIBUTED_ENABLED if name == "torchrun" else names.MPI_ENABLED: True
+    }
     if table.get("process_count_per_node") is not None:
         made[names.PROCESSES_PER_HOST] = table["process_count_per_node"]
     if name == "torchrun" and table.get("smp"):

@@ -12,7 +12,13 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.contract.values import decode, mapping, text, texts
-from trainworks_launcher.given.manifest import AMD64, Instance, Manifest, parse_manifest, read_instance
+from trainworks_launcher.given.manifest import (
+    AMD64,
+    Instance,
+    Manifest,
+    parse_manifest,
+    read_instance,
+)
 
 GENERIC = Manifest()
 """An image that says nothing of itself."""

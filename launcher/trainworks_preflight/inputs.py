@@ -32,7 +32,9 @@ class Inputs:
             return path.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self.problems.append(Problem(f"{path} cannot be read: {reason}", where, "give the path of a file"))
+            self.problems.append(
+                Problem(f"{path} cannot be read: {reason}", where, "give the path of a file")
+            )
             return ""
 
     def value(self, option: str) -> Json:
@@ -53,7 +55,9 @@ class Inputs:
             return decode(json.dumps(ast.literal_eval(text)))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             advice = "write JSON, or the dict as in Python, without names or calls"
-            self.problems.append(Problem(f"{name} is neither JSON nor a Python literal: {reason}", option, advice))
+            self.problems.append(
+                Problem(f"{name} is neither JSON nor a Python literal: {reason}", option, advice)
+            )
             return {}
 
     def distribution(self) -> Json:
@@ -67,7 +71,9 @@ class Inputs:
             try:
                 read = decode(self.text(folder / path, where) or "{}")
             except ValueError as error:
-                self.problems.append(Problem(f"{path} is not JSON: {error}", where, "write a JSON object"))
+                self.problems.append(
+                    Problem(f"{path} is not JSON: {error}", where, "write a JSON object")
+                )
                 read = {}
             return {**value, "smdistributed": {"modelparallel": {**parallel, "parameters": read}}}
         return value
@@ -77,7 +83,9 @@ class Inputs:
         if text.isdecimal() and 1 <= int(text) <= _HOSTS_LIMIT:
             return int(text)
         advice = f"give a whole number from 1 to {_HOSTS_LIMIT}"
-        self.problems.append(Problem(f"{text!r} is not a number of hosts", f"option {option}", advice))
+        self.problems.append(
+            Problem(f"{text!r} is not a number of hosts", f"option {option}", advice)
+        )
         return 1
 
     def groups(self) -> tuple[Group, ...]:
@@ -87,8 +95,16 @@ class Inputs:
             kind = value_of(self._parsed, "--instance-type")
             if not kind:
                 advice = "for example: --instance-type TYPE --instance-count 2"
-                self.problems.append(Problem("no instance type is given", "option --instance-type", advice))
-            groups = [Group("", kind, self.count(value_of(self._parsed, "--instance-count", "1"), "--instance-count"))]
+                self.problems.append(
+                    Problem("no instance type is given", "option --instance-type", advice)
+                )
+            groups = [
+                Group(
+                    "",
+                    kind,
+                    self.count(value_of(self._parsed, "--instance-count", "1"), "--instance-count"),
+                )
+            ]
         else:
             if "--instance-type" in self._parsed or "--instance-count" in self._parsed:
                 advice = "give groups, or type and count"
@@ -105,7 +121,9 @@ class Inputs:
                 kind, colon, count = rest.rpartition(":")
                 if not (name and equals and colon):
                     advice = "write NAME=TYPE:COUNT"
-                    self.problems.append(Problem(f"{text!r} is not a group", "option --instance-group", advice))
+                    self.problems.append(
+                        Problem(f"{text!r} is not a group", "option --instance-group", advice)
+                    )
                     continue
                 groups.append(Group(name, kind, self.count(count, "--instance-group")))
         for group in groups:
@@ -120,9 +138,15 @@ class Inputs:
         source = value_of(self._parsed, "--source-dir")
         if not source:
             if not script.is_file():
-                siblings = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
+                siblings = (
+                    [path.name for path in script.parent.glob("*.py")]
+                    if script.parent.is_dir()
+                    else []
+                )
                 advice = nearest(script.name, siblings)
-                self.problems.append(Problem(f"file not found: {str(script)!r}", "option --entry-point", advice))
+                self.problems.append(
+                    Problem(f"file not found: {str(script)!r}", "option --entry-point", advice)
+                )
             return script.parent, script.name
         folder = Path(source)
         if not folder.is_dir():
@@ -132,5 +156,7 @@ class Inputs:
                 script = script.resolve().relative_to(folder.resolve())
             except ValueError:
                 advice = "give its path inside that directory"
-                self.problems.append(Problem(f"{script} is not in {folder}", "option --entry-point", advice))
+                self.problems.append(
+                    Problem(f"{script} is not in {folder}", "option --entry-point", advice)
+                )
         return folder, script.as_posix()

@@ -38,17 +38,27 @@ def tips_for(job: Job, row: InstanceFacts) -> Iterator[Tip]:
     if placement.mode not in (*SMDDP_MODES, SMP_MODE):
         return
     if len(placement.distribution_hosts) > 1:
-        yield Tip("all hosts in one region and availability zone, with subnets of that zone", "hosts")
+        yield Tip(
+            "all hosts in one region and availability zone, with subnets of that zone", "hosts"
+        )
     elif placement.mode in SMDDP_MODES:
         yield Tip("smddp is made for two hosts or more", "hosts")
-    yield Tip("FSx for Lustre: the job's subnets and security group; throughput grows with its size", "data")
+    yield Tip(
+        "FSx for Lustre: the job's subnets and security group; throughput grows with its size",
+        "data",
+    )
     if placement.mode in SMDDP_MODES:
         yield Tip("preprocessing on CPUs competes with the exchange of gradients", "data")
-        yield Tip("the batch grows with the hosts; learning rate by linear scaling, with warm-up", "batch")
+        yield Tip(
+            "the batch grows with the hosts; learning rate by linear scaling, with warm-up", "batch"
+        )
     if placement.mode == SMP_MODE:
         if not row.smp_loader_workers and OPEN_LIBRARY not in job.environment.manifest.protected:
             yield Tip("data loaders: num_workers=0", "data")
         yield Tip("torch.cuda.set_device(smp.local_rank()) first", "script-for-smp")
-        yield Tip("in the step: forward and model.backward; outside: batches, optimizer.step()", "script-for-smp")
+        yield Tip(
+            "in the step: forward and model.backward; outside: batches, optimizer.step()",
+            "script-for-smp",
+        )
         yield Tip("layers that follow each other belong into a Sequential", "script-for-smp")
     yield Tip("the same number of batches on all replicas: drop_last=True", "batch")

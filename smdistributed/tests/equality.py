@@ -98,12 +98,16 @@ def compare(
         _, loss = train(model, x[here], y[here])
         reference_optimizer.zero_grad()
         losses = []
-        for xs, ys in zip(x.chunk(replicas * microbatches), y.chunk(replicas * microbatches), strict=True):
+        for xs, ys in zip(
+            x.chunk(replicas * microbatches), y.chunk(replicas * microbatches), strict=True
+        ):
             _, part = loss_of(reference, xs, ys)
             (part / microbatches / replicas).backward()  # type: ignore[no-untyped-call]
             losses.append(part.item())
         expected = losses[mine * microbatches : (mine + 1) * microbatches]
-        found.loss = max([found.loss, *(abs(a.item() - b) for a, b in zip(loss.outputs, expected, strict=True))])
+        found.loss = max(
+            [found.loss, *(abs(a.item() - b) for a, b in zip(loss.outputs, expected, strict=True))]
+        )
         gradients = {n: p.grad for n, p in reference.named_parameters()}
         for key, parameter in model.local_named_parameters():
             ours, theirs = parameter.grad, gradients[key]
@@ -128,7 +132,10 @@ def compare(
     assert list(merged) == list(whole)
     found.output = (out.concat() - plain_out).abs().max().item()
     found.parameter = max(
-        [0.0, *((merged[key].to(whole[key].device) - whole[key]).abs().max().item() for key in whole)]
+        [
+            0.0,
+            *((merged[key].to(whole[key].device) - whole[key]).abs().max().item() for key in whole),
+        ]
     )
     found.partitions = len(set(model.owner.values()))
     forget()

@@ -64,7 +64,9 @@ class Tagged(torch.Tensor):
 
 class ReadsTag(OwnCall):
     def forward(self, x: Any) -> Any:
-        return self.layer(x.as_subclass(torch.Tensor)) * (x.tag if isinstance(x, Tagged) else getattr(x, "gain", 1.0))
+        return self.layer(x.as_subclass(torch.Tensor)) * (
+            x.tag if isinstance(x, Tagged) else getattr(x, "gain", 1.0)
+        )
 
 
 def tagged(self: Any, x: torch.Tensor) -> Any:
@@ -104,7 +106,9 @@ EQUAL: dict[str, Callable[[], nn.Module]] = {
     "tensor subclass": lambda: Root(ReadsTag(), tagged),
     "tensor with an attribute": lambda: Root(ReadsTag(), attribute),
     "autograd.grad": lambda: Root(net(), force),
-    "autograd.grad that keeps the graph": lambda: Root(net(), lambda self, x: force(self, x, keep=True)),
+    "autograd.grad that keeps the graph": lambda: Root(
+        net(), lambda self, x: force(self, x, keep=True)
+    ),
 }
 
 SHARED: dict[str, Any] = {}
@@ -200,7 +204,9 @@ class Cell(nn.Module):
         self.state: Any = None
 
     def forward(self, x: torch.Tensor) -> Any:
-        self.state = self.cell(x, None if self.state is None else tuple(part.detach() for part in self.state))
+        self.state = self.cell(
+            x, None if self.state is None else tuple(part.detach() for part in self.state)
+        )
         return self.state[0]
 
 
@@ -224,7 +230,12 @@ class Draws(Layer):
     """Writes to arguments that are no containers."""
 
     def forward(
-        self, x: torch.Tensor, torchs: Any = None, pythons: Any = None, array: Any = None, raw: Any = b""
+        self,
+        x: torch.Tensor,
+        torchs: Any = None,
+        pythons: Any = None,
+        array: Any = None,
+        raw: Any = b"",
     ) -> Any:
         array *= 2
         raw.append(1)
@@ -232,7 +243,12 @@ class Draws(Layer):
 
 
 def gives_generators(self: Any, x: torch.Tensor) -> Any:
-    torchs, pythons, array, raw = torch.Generator().manual_seed(1), random.Random(1), numpy.ones(WIDTH), bytearray(b"a")
+    torchs, pythons, array, raw = (
+        torch.Generator().manual_seed(1),
+        random.Random(1),
+        numpy.ones(WIDTH),
+        bytearray(b"a"),
+    )
     h = self.b(self.a(x), torchs, pythons, array, raw)
     drawn = torch.rand(1, generator=torchs, dtype=x.dtype) + pythons.random()
     return self.c(h) * drawn * torch.from_numpy(array) * len(raw)
@@ -240,11 +256,15 @@ def gives_generators(self: Any, x: torch.Tensor) -> Any:
 
 EQUAL |= {
     "generators and arrays are arguments": lambda: Root(Draws(), gives_generators),
-    "what a module keeps is read": lambda: Root(Lends(), lambda self, x: self.c(self.b(self.a(x))[0])),
+    "what a module keeps is read": lambda: Root(
+        Lends(), lambda self, x: self.c(self.b(self.a(x))[0])
+    ),
     "one tensor is two arguments": lambda: Root(Doubles(), given_twice),
     "the result is an argument": lambda: Root(Doubles(), is_given),
     "iterators": lambda: Root(Turns(), lambda self, x: self.c(self.b(self.b(self.a(x))))),
-    "a tuple for the next microbatch": lambda: Root(Cell(), lambda self, x: self.c(self.b(self.a(x)))),
+    "a tuple for the next microbatch": lambda: Root(
+        Cell(), lambda self, x: self.c(self.b(self.a(x)))
+    ),
     "defaults of a class": lambda: Root(Defaults(), sets_default),
 }
 
@@ -264,7 +284,9 @@ class Held(Layer):
 class Holder(Root):
     """The caller of such a module."""
 
-    def __init__(self, held: Any, use: Callable[[Any, torch.Tensor], Any], forward: Forward) -> None:
+    def __init__(
+        self, held: Any, use: Callable[[Any, torch.Tensor], Any], forward: Forward
+    ) -> None:
         super().__init__(Held(held, use), forward)
         self.held = held
 
@@ -387,11 +409,19 @@ def makes_late(self: Any, x: torch.Tensor) -> Any:
 EQUAL |= {
     "a list that gets its 4096th item": lambda: Holder([0.1] * 4092, appends, reads_last),
     "5000 counts": lambda: Holder(dict.fromkeys(range(5000), 0), counts, reads_sum),
-    "300 dictionaries": lambda: Holder([{"value": 1.0} for _ in range(300)], writes_inner, reads_inner),
+    "300 dictionaries": lambda: Holder(
+        [{"value": 1.0} for _ in range(300)], writes_inner, reads_inner
+    ),
     "a dictionary nine deep": lambda: Holder(nested(9), writes_inner, reads_inner),
-    "an object of an installed class": lambda: Holder(argparse.Namespace(scale=1.0), scale, sets_scale),
-    "and what is put back": lambda: Holder(argparse.Namespace(scale=1.0), scale, sets_scale_and_back),
-    "a mapping of an installed class": lambda: Holder(collections.UserDict(scale=1.0), scale, sets_scale),
+    "an object of an installed class": lambda: Holder(
+        argparse.Namespace(scale=1.0), scale, sets_scale
+    ),
+    "and what is put back": lambda: Holder(
+        argparse.Namespace(scale=1.0), scale, sets_scale_and_back
+    ),
+    "a mapping of an installed class": lambda: Holder(
+        collections.UserDict(scale=1.0), scale, sets_scale
+    ),
     "an installed class at module level": lambda: Root(ReadsArguments(), sets_arguments),
     "a list and an object in a class": lambda: Root(ReadsScopes(), sets_scopes),
 }
@@ -424,9 +454,12 @@ EQUAL |= {
     "hooks that return what is saved": lambda: Root(
         net(), lambda self, x: within(self, x, saved_tensors_hooks(torch.clone, lambda t: t * 1.0))
     ),
-    "a device around a call": lambda: Root(net(), lambda self, x: within(self, x, torch.device("cpu"))),
+    "a device around a call": lambda: Root(
+        net(), lambda self, x: within(self, x, torch.device("cpu"))
+    ),
     "checkpoint around a call": lambda: Root(
-        net(), lambda self, x: self.c(checkpoint(lambda t: self.b(self.a(t)), x, use_reentrant=False))
+        net(),
+        lambda self, x: self.c(checkpoint(lambda t: self.b(self.a(t)), x, use_reentrant=False)),
     ),
 }
 
@@ -521,7 +554,10 @@ def remembered(self: Any, x: torch.Tensor) -> Any:
 WEAK = "attribute 'memo' of module b (Remembers) has tensors as weak keys"
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "gradients of gradients": (lambda: Root(net(), penalty), "create_graph=True: gradients of gradients do not go th"),
+    "gradients of gradients": (
+        lambda: Root(net(), penalty),
+        "create_graph=True: gradients of gradients do not go th",
+    ),
     "functional_call": (
         lambda: Root(net(), swapped),
         "parameter 'weight' of module 'b.0' (Linear) was replaced in a step",
@@ -557,12 +593,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "module b (Sequential) was called within Negated, and is on another partition",
     ),
     "hooks that change what is saved": (
-        lambda: Root(net(), lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5))),
+        lambda: Root(
+            net(),
+            lambda self, x: within(self, x, saved_tensors_hooks(lambda t: t, lambda t: t * 0.5)),
+        ),
         "module b (Sequential) was called within saved_tensors_hooks, and is on another partition",
     ),
     "an average that starts late": (
         lambda: StartsLate(averages_late),
         "attribute 'kept' of module the root module (StartsLate) was written by microbatch 0 after microbatch 1",
     ),
-    "an iterator": (lambda: Root(net(), iterator), "cannot send the arguments of module b (Sequential) to rank 1"),
+    "an iterator": (
+        lambda: Root(net(), iterator),
+        "cannot send the arguments of module b (Sequential) to rank 1",
+    ),
 }

@@ -167,7 +167,10 @@ ANY: dict[str, Kind] = {
     "dataclass with slots": (Slots, _attributes),
     "frozen dataclass with slots": (FrozenSlots, _attributes),
     "dataclass with a field that is no argument": (not_init, _attributes),
-    "dataclass that inherits": (lambda a, b: Child(a, None, inner=Plain(None, b)), lambda v: (v.a, v.inner.b)),
+    "dataclass that inherits": (
+        lambda a, b: Child(a, None, inner=Plain(None, b)),
+        lambda v: (v.a, v.inner.b),
+    ),
     "named tuple": (Pair, _attributes),
     "named tuple that inherits": (NamedPair, _attributes),
     "list": (lambda a, b: [a, b], _positions),
@@ -188,7 +191,10 @@ ANY: dict[str, Kind] = {
     "object with slots": (OnlySlots, _attributes),
     "namespace": (lambda a, b: types.SimpleNamespace(a=a, b=b), _attributes),
     "chain of maps": (lambda a, b: collections.ChainMap({"a": a}, {"b": b}), _keys),
-    "partial": (lambda a, b: functools.partial(dict, a, b=b), lambda v: (v.args[0], v.keywords["b"])),
+    "partial": (
+        lambda a, b: functools.partial(dict, a, b=b),
+        lambda v: (v.args[0], v.keywords["b"]),
+    ),
 }
 """Kinds that may hold anything."""
 

@@ -20,7 +20,12 @@ class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 8, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
         )
         self.head = nn.Sequential(nn.Linear(8 * 4 * 4, 16), nn.ReLU(), nn.Linear(16, 10))
 
@@ -61,7 +66,10 @@ class LanguageModel(nn.Module):
         else:
             h = self.blocks(h)
         logits = self.head(self.norm(h))
-        return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+        return {
+            "loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+            "logits": logits,
+        }
 
 
 class _Inner(nn.Module):
@@ -109,7 +117,12 @@ class Chain(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(
-            nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 10), nn.LogSoftmax(1)
+            nn.Linear(8, 8),
+            nn.Tanh(),
+            nn.Linear(8, 8),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, 10),
+            nn.LogSoftmax(1),
         )
 
 
@@ -118,9 +131,16 @@ class _Pair(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
-    def forward(self, x: torch.Tensor, *, extra: dict[str, Any], factor: float = 1.0) -> tuple[Any, ...]:
+    def forward(
+        self, x: torch.Tensor, *, extra: dict[str, Any], factor: float = 1.0
+    ) -> tuple[Any, ...]:
         unused = self.b(x)
-        return self.a(x + extra["shift"]) * factor, None, {"side": self.b(extra["shift"]).sigmoid(), "n": 3}, unused
+        return (
+            self.a(x + extra["shift"]) * factor,
+            None,
+            {"side": self.b(extra["shift"]).sigmoid(), "n": 3},
+            unused,
+        )
 
 
 class Arguments(nn.Module):
@@ -135,7 +155,9 @@ class Arguments(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y, _, side, _ = self.first(x, extra={"shift": x.tanh()})
-        z, nothing, other, unused = self.second(y, extra={"shift": side["side"], "unused": y}, factor=0.5 * side["n"])
+        z, nothing, other, unused = self.second(
+            y, extra={"shift": side["side"], "unused": y}, factor=0.5 * side["n"]
+        )
         assert nothing is None
         return functional.log_softmax(self.out(z + other["side"]), 1), unused
 
@@ -206,7 +228,9 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(8, 4)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4)
+        )
         self.out = nn.Linear(8, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -281,7 +305,9 @@ def _row(*parts: nn.Module) -> nn.Module:
 def _adapted() -> nn.Module:
     """Return frozen layers, each with an adapter beside it."""
     layers = [nn.Linear(8, 8).requires_grad_(False) for _ in range(4)]
-    return _row(*(_Beside(layer, nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8))) for layer in layers))
+    return _row(
+        *(_Beside(layer, nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8))) for layer in layers)
+    )
 
 
 class _Beside(nn.Module):
@@ -348,10 +374,14 @@ def data(name: str, seed: int, count: int, dtype: torch.dtype = torch.float64) -
         ids = torch.randint(0, 30, (count, 6), generator=generator)
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     shape = (count, 1, 12, 12) if name == "convolutions" else (count, 8)
-    return torch.randn(shape, generator=generator).to(dtype), torch.randint(0, 10, (count,), generator=generator)
+    return torch.randn(shape, generator=generator).to(dtype), torch.randint(
+        0, 10, (count,), generator=generator
+    )
 
 
-def loss_of(name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_of(
+    name: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the outputs and the loss."""
     if name in TEXT:
         out = model(input_ids=x, labels=y) if name == "gpt2" else model(x, labels=y)

@@ -80,7 +80,9 @@ def run_ranks(
     for rank in range(count):
         receiver, sender = _FORKS.Pipe(duplex=False)
         environment = {**rank_variables(rank, count, port), **(variables or {})}
-        process = _FORKS.Process(target=_body, args=(sender, environment, function, arguments), daemon=True)
+        process = _FORKS.Process(
+            target=_body, args=(sender, environment, function, arguments), daemon=True
+        )
         process.start()
         sender.close()
         processes.append(process)
@@ -95,7 +97,10 @@ def run_ranks(
                 results[rank] = pickle.loads(ready.recv_bytes())  # noqa: S301
             except EOFError:
                 processes[rank].join(10)
-                results[rank] = (False, f"ended without a result, status {processes[rank].exitcode}")
+                results[rank] = (
+                    False,
+                    f"ended without a result, status {processes[rank].exitcode}",
+                )
     late = sorted(ends.values())
     for process in processes:
         if not late:
@@ -103,7 +108,9 @@ def run_ranks(
         if process.is_alive():
             process.kill()
             process.join()
-    failed = [f"rank {rank}: {value}" for rank, (good, value) in sorted(results.items()) if not good]
+    failed = [
+        f"rank {rank}: {value}" for rank, (good, value) in sorted(results.items()) if not good
+    ]
     failed += [f"rank {rank}: still running after {limit} s" for rank in late]
     failed += [
         f"rank {rank}: returned, then ended with status {process.exitcode}{LOST if process.exitcode == 255 else ''}"
@@ -116,7 +123,11 @@ def run_ranks(
 
 
 def start_program(
-    count: int, command: Sequence[str], *, variables: Mapping[str, str] | None = None, folder: Path | None = None
+    count: int,
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> list[subprocess.Popen[str]]:
     """Start ``python COMMAND`` once for each rank, in ``folder``, with the variables that mpirun would set."""
     port = free_port()
@@ -151,7 +162,9 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) 
                 if other.poll() is None:
                     os.killpg(other.pid, signal.SIGKILL)
             texts = [
-                f"rank {n}: {p.communicate()}" for n, p in enumerate(processes) if not p.stdout or not p.stdout.closed
+                f"rank {n}: {p.communicate()}"
+                for n, p in enumerate(processes)
+                if not p.stdout or not p.stdout.closed
             ]
             raise RankError(f"rank {rank} still ran after {limit} s\n" + "\n".join(texts)) from None
         ended.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
@@ -200,7 +213,9 @@ def free_port() -> int:
             return port
 
 
-def _body(sender: Connection, environment: Mapping[str, str], function: Callable[..., Any], arguments: Any) -> None:
+def _body(
+    sender: Connection, environment: Mapping[str, str], function: Callable[..., Any], arguments: Any
+) -> None:
     os.environ.update(environment)
     faulthandler.enable()  # a rank that a signal kills says where it was
     import torch

@@ -39,7 +39,9 @@ class Place:
     stays: bool = False
 
 
-OWN = "class Own:\n    def __init__(self):\n        self.v = 0.0\n        self.items = [0.0] * SIZE\n"
+OWN = (
+    "class Own:\n    def __init__(self):\n        self.v = 0.0\n        self.items = [0.0] * SIZE\n"
+)
 CLASS = "class Own:\n    v = 0.0\n    items = [0.0] * SIZE\n"
 TENSOR = "class Own:\n    def __init__(self):\n        self.t = torch.zeros(()).double()\n"
 NESTED = '{"a": [{"b": {"c": [{"d": {"e": [{"v": 0.0}]}}]}}]}'
@@ -51,19 +53,43 @@ INSTALLED = "import argparse\n"
 OTHER_INSTALLED = "import optparse\n"
 
 PLACES: dict[str, Place] = {
-    "list, appended": Place("[0.0] * SIZE", "self.held[-1]", "self.held.append(VALUE)", sizes=SIZES),
+    "list, appended": Place(
+        "[0.0] * SIZE", "self.held[-1]", "self.held.append(VALUE)", sizes=SIZES
+    ),
     "list, replaced": Place("[0.0] * SIZE", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
-    "dictionary": Place("dict.fromkeys(range(SIZE), 0.0)", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES),
-    "new key": Place("dict.fromkeys(range(SIZE), 0.0)", 'self.held.get("v", 0.0)', 'self.held["v"] = VALUE', "", SIZES),
+    "dictionary": Place(
+        "dict.fromkeys(range(SIZE), 0.0)", "self.held[0]", "self.held[0] = VALUE", sizes=SIZES
+    ),
+    "new key": Place(
+        "dict.fromkeys(range(SIZE), 0.0)",
+        'self.held.get("v", 0.0)',
+        'self.held["v"] = VALUE',
+        "",
+        SIZES,
+    ),
     "deep": Place(NESTED, DEEP, f"{DEEP} = VALUE"),
-    "many containers": Place("[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", SIZES),
+    "many containers": Place(
+        "[[0.0] for _ in range(SIZE)]", "self.held[-1][0]", "self.held[-1][0] = VALUE", "", SIZES
+    ),
     "own object": Place("Own()", "self.held.v", "self.held.v = VALUE", OWN),
-    "list of an own object": Place("Own()", "self.held.items[-1]", "self.held.items.append(VALUE)", OWN, SIZES),
-    "namespace": Place("argparse.Namespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import argparse\n"),
-    "simple namespace": Place("types.SimpleNamespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import types\n"),
-    "counter": Place("collections.Counter()", 'self.held["v"]', 'self.held["v"] = VALUE', "import collections\n"),
+    "list of an own object": Place(
+        "Own()", "self.held.items[-1]", "self.held.items.append(VALUE)", OWN, SIZES
+    ),
+    "namespace": Place(
+        "argparse.Namespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import argparse\n"
+    ),
+    "simple namespace": Place(
+        "types.SimpleNamespace(v=0.0)", "self.held.v", "self.held.v = VALUE", "import types\n"
+    ),
+    "counter": Place(
+        "collections.Counter()", 'self.held["v"]', 'self.held["v"] = VALUE', "import collections\n"
+    ),
     "deque": Place(
-        "collections.deque([0.0] * SIZE)", "self.held[-1]", "self.held.append(VALUE)", "import collections\n", SIZES
+        "collections.deque([0.0] * SIZE)",
+        "self.held[-1]",
+        "self.held.append(VALUE)",
+        "import collections\n",
+        SIZES,
     ),
     "class attribute": Place("None", "Own.v", "Own.v = VALUE", CLASS),
     "list of a class": Place("None", "Own.items[-1]", "Own.items.append(VALUE)", CLASS, SIZES),
@@ -74,7 +100,9 @@ PLACES: dict[str, Place] = {
         "import types\nclass Own:\n    inner = types.SimpleNamespace(v=0.0)\n",
     ),
     "global number": Place("None", "NUMBER", "NUMBER = VALUE", "NUMBER = 0.0\n"),
-    "global list": Place("None", "ITEMS[-1]", "ITEMS.append(VALUE)", "ITEMS = [0.0] * SIZE\n", SIZES),
+    "global list": Place(
+        "None", "ITEMS[-1]", "ITEMS.append(VALUE)", "ITEMS = [0.0] * SIZE\n", SIZES
+    ),
     "global dictionary": Place("None", 'TABLE["v"]', 'TABLE["v"] = VALUE', 'TABLE = {"v": 0.0}\n'),
     "global object": Place("None", "STATE.v", "STATE.v = VALUE", f"{OWN}STATE = Own()\n"),
     "attribute of the remote module": Place("None", "BODY.v", "BODY.v = VALUE"),
@@ -108,19 +136,28 @@ PLACES: dict[str, Place] = {
         SIZES,
     ),
     "global tensor": Place(
-        "None", "float(TENSOR)", "TENSOR.fill_(VALUE)", "TENSOR = torch.zeros((), dtype=torch.float64)\n"
+        "None",
+        "float(TENSOR)",
+        "TENSOR.fill_(VALUE)",
+        "TENSOR = torch.zeros((), dtype=torch.float64)\n",
     ),
     "array": Place("numpy.zeros(1)", "self.held[0]", "self.held[0] = VALUE", "import numpy\n"),
     "tensor": Place("torch.zeros(()).double()", "float(self.held)", "self.held.fill_(VALUE)"),
-    "tensor of an own object": Place("Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR),
+    "tensor of an own object": Place(
+        "Own()", "float(self.held.t)", "self.held.t.fill_(VALUE)", TENSOR
+    ),
     "tensor of an installed object": Place(
         "argparse.Namespace(t=torch.zeros(()).double())",
         "float(self.held.t)",
         "self.held.t.fill_(VALUE)",
         INSTALLED,
     ),
-    "buffer of the remote module": Place("None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)", stays=True),
-    "buffer of the root": Place("None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)", stays=True),
+    "buffer of the remote module": Place(
+        "None", "float(BODY.buffer)", "BODY.buffer.fill_(VALUE)", stays=True
+    ),
+    "buffer of the root": Place(
+        "None", "float(ROOT.buffer)", "ROOT.buffer.fill_(VALUE)", stays=True
+    ),
 }
 
 COUNTED = "class Own:\n    n = 0\n    def __init__(self):\n        self.n = 0\n"
@@ -128,13 +165,17 @@ COUNTED = "class Own:\n    n = 0\n    def __init__(self):\n        self.n = 0\n"
 # Whole numbers that are only counted up.
 PLACES |= {
     "count in a dictionary": Place('{"n": 0}', 'self.held["n"]', 'self.held["n"] += 1'),
-    "count under a new key": Place("{}", 'self.held.get("n", 0)', 'self.held["n"] = self.held.get("n", 0) + 1'),
+    "count under a new key": Place(
+        "{}", 'self.held.get("n", 0)', 'self.held["n"] = self.held.get("n", 0) + 1'
+    ),
     "count in a list": Place("[0] * SIZE", "self.held[0]", "self.held[0] += 1", sizes=SIZES),
     "count in an own object": Place("Own()", "self.held.n", "self.held.n += 1", COUNTED),
     "count in a class": Place("None", "Own.n", "Own.n += 1", COUNTED),
     "count in the remote module": Place("None", "BODY.n", "BODY.n += 1"),
     "count in the root": Place("None", "ROOT.n", "ROOT.n += 1"),
-    "count in an array": Place("numpy.zeros(2, int)", "int(self.held[1])", "self.held[1] += 1", "import numpy\n"),
+    "count in an array": Place(
+        "numpy.zeros(2, int)", "int(self.held[1])", "self.held[1] += 1", "import numpy\n"
+    ),
 }
 
 TEXT = """\
@@ -208,7 +249,10 @@ class Program:
             lines = []
             value = f"0.5 * {read} + float(h.detach().mean())"
             if self.writer == where:
-                lines += [f"{indent}if step >= {self.first}:", f"{indent}    {write.replace('VALUE', value)}"]
+                lines += [
+                    f"{indent}if step >= {self.first}:",
+                    f"{indent}    {write.replace('VALUE', value)}",
+                ]
             if self.reader == where:
                 lines += [f"{indent}gain = 0.1 * {read}"]
             return "\n".join(lines) or f"{indent}pass"
@@ -217,7 +261,9 @@ class Program:
             prelude=place.prelude.replace("SIZE", str(self.size)),
             made=place.made.replace("SIZE", str(self.size)),
             scope="\n        global NUMBER" if self.place == "global number" else "",
-            hook="\n        self.body.register_forward_hook(self.note)" if self.writer == "hook" else "",
+            hook="\n        self.body.register_forward_hook(self.note)"
+            if self.writer == "hook"
+            else "",
             body=at("body"),
             noted=at("hook"),
             before=at("root before"),
@@ -229,7 +275,17 @@ def drawn(chance: random.Random) -> Program:
     """Return a program."""
     name = chance.choice(sorted(PLACES))
     # The remote module has no name for the root.
-    writers = [each for each in WRITERS if not (name.endswith(("of the root", "in the root")) and each == "body")]
-    readers = [each for each in READERS if not (name.endswith(("of the root", "in the root")) and each == "body")]
+    writers = [
+        each
+        for each in WRITERS
+        if not (name.endswith(("of the root", "in the root")) and each == "body")
+    ]
+    readers = [
+        each
+        for each in READERS
+        if not (name.endswith(("of the root", "in the root")) and each == "body")
+    ]
     size = chance.choice(PLACES[name].sizes)
-    return Program(name, chance.choice(writers), chance.choice(readers), chance.choice(FIRST_STEPS), size)
+    return Program(
+        name, chance.choice(writers), chance.choice(readers), chance.choice(FIRST_STEPS), size
+    )

@@ -95,7 +95,11 @@ class Body(nn.Module):
 class Net(nn.Module):
     def __init__(self, body: nn.Module | None = None) -> None:
         super().__init__()
-        self.first, self.body, self.last = nn.Linear(WIDTH, WIDTH), body or Body(), nn.Linear(WIDTH, WIDTH)
+        self.first, self.body, self.last = (
+            nn.Linear(WIDTH, WIDTH),
+            body or Body(),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.last(self.body(self.first(x)))
@@ -178,7 +182,9 @@ class LazyPositions(Body):
     def forward(self, x: torch.Tensor) -> Any:
         if x.shape[0] > self.longest:
             self.longest = x.shape[0]
-            self.register_buffer("table", torch.linspace(0, 1, self.longest).to(x)[:, None], persistent=False)
+            self.register_buffer(
+                "table", torch.linspace(0, 1, self.longest).to(x)[:, None], persistent=False
+            )
         return super().forward(x + self.table[: x.shape[0]])
 
 

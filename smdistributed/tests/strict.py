@@ -89,7 +89,9 @@ class Strict(dist.ProcessGroup):
 
     def _launch(self, tensor: torch.Tensor, call: Callable[[], None]) -> Work:
         if tensor.dtype not in NCCL_TYPES:
-            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}")
+            raise TypeError(
+                f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}"
+            )
         work = Launched(call)
         self._calls.put(work)
         return work

@@ -40,11 +40,16 @@ class Model(nn.Module):
         self.by_call = by_call
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint, checkpoint_sequential
+        from smdistributed.modelparallel.torch.patches.checkpoint import (
+            checkpoint,
+            checkpoint_sequential,
+        )
 
         pair = (x, torch.full_like(x, 0.5))
         if self.by_call:
-            pair = checkpoint_sequential(self.chain, pair, strategy=self.by_call, pack_args_as_tuple=True)
+            pair = checkpoint_sequential(
+                self.chain, pair, strategy=self.by_call, pack_args_as_tuple=True
+            )
         else:
             pair = self.chain(pair)
         for layer in self.layers:
@@ -64,7 +69,8 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
         torch.manual_seed(1)
         # The order in which microbatches arrive at a partition, and so what they draw, differs from step to step.
         module = Model(
-            0.5 if smp.pp_size() == 1 else 0.0, case.removeprefix("call ") if case.startswith("call ") else None
+            0.5 if smp.pp_size() == 1 else 0.0,
+            case.removeprefix("call ") if case.startswith("call ") else None,
         )
         for layer, part in zip([*module.chain, *module.layers], cuts, strict=True):
             smp.set_partition(layer, part)
@@ -90,8 +96,14 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
         torch.manual_seed(2)
         step(model, x)
         results[case] = {
-            "gradients": {n: p.grad.numpy() for n, p in model.local_named_parameters() if p.grad is not None},
-            "runs": {n: m.runs // MICROBATCHES for n, m in model.local_named_modules() if isinstance(m, Layer)},
+            "gradients": {
+                n: p.grad.numpy() for n, p in model.local_named_parameters() if p.grad is not None
+            },
+            "runs": {
+                n: m.runs // MICROBATCHES
+                for n, m in model.local_named_modules()
+                if isinstance(m, Layer)
+            },
         }
     return results
 
@@ -104,7 +116,9 @@ def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     ],
     ids=["one", "two"],
 )
-def test_gradients_are_bitwise_those_without(ranks: int, config: dict[str, Any], cuts: list[int]) -> None:
+def test_gradients_are_bitwise_those_without(
+    ranks: int, config: dict[str, Any], cuts: list[int]
+) -> None:
     for rank, result in enumerate(run_ranks(ranks, _cases, config, cuts)):
         plain = result.pop("none")
         mine = [index for index, part in enumerate(cuts) if part == rank]
@@ -124,7 +138,9 @@ def _kept() -> dict[str, int]:
     smp.init({"offload_activations": True})
     kept = {}
     for strategy in ("none", "each", "contiguous"):
-        module = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(4)))
+        module = nn.Sequential(
+            *(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(4))
+        )
         if strategy != "none":
             smp.set_activation_checkpointing(module, strategy=strategy)
         sizes: dict[int, int] = {}
@@ -151,7 +167,14 @@ def test_fewer_activations_are_kept() -> None:
 def _split(automatic: bool) -> list[str]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "auto_partition": automatic, "default_partition": 0, "microbatches": 2})
+    smp.init(
+        {
+            "pipeline_parallel_degree": 2,
+            "auto_partition": automatic,
+            "default_partition": 0,
+            "microbatches": 2,
+        }
+    )
     layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]
     module = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
     smp.set_partition(layers[2], 1)
@@ -171,13 +194,18 @@ def test_a_module_on_two_partitions() -> None:
     first, second = run_ranks(2, _split, True)
     assert len(first) + len(second) == 1
     assert "on partitions [0, 1], so its activations are kept" in (first + second)[0]
-    with pytest.raises(RankError, match=r"checkpointing of 1: it is on partitions \[0, 1\]. Put it on one with"):
+    with pytest.raises(
+        RankError, match=r"checkpointing of 1: it is on partitions \[0, 1\]. Put it on one with"
+    ):
         run_ranks(2, _split, False)
 
 
 def _mistakes() -> list[str]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint, checkpoint_sequential
+    from smdistributed.modelparallel.torch.patches.checkpoint import (
+        checkpoint,
+        checkpoint_sequential,
+    )
 
     smp.init({})
     errors = []
@@ -224,14 +252,19 @@ def _wrapped_by_the_script(cuts: list[int]) -> dict[bool, dict[str, Any]]:
         model = smp.DistributedModel(module)
         step = train_step(lambda model, x: model(x))
         step(model, torch.linspace(-1, 1, SAMPLES * WIDTH).view(SAMPLES, WIDTH))
-        gradients[wraps] = {n: p.grad.numpy() for n, p in model.local_named_parameters() if p.grad is not None}
+        gradients[wraps] = {
+            n: p.grad.numpy() for n, p in model.local_named_parameters() if p.grad is not None
+        }
     return gradients
 
 
 def test_a_script_may_wrap_with_torch() -> None:
     for with_and_without in run_ranks(2, _wrapped_by_the_script, [0, 0, 0, 1, 1, 0, 1]):
         plain, wrapped = with_and_without[False], with_and_without[True]
-        unwrapped = {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in wrapped.items()}
+        unwrapped = {
+            name.replace("_checkpoint_wrapped_module.", ""): value
+            for name, value in wrapped.items()
+        }
         assert unwrapped.keys() == plain.keys()
         assert all((unwrapped[name] == value).all() for name, value in plain.items())
 
@@ -273,7 +306,9 @@ def test_what_the_wrapper_of_torch_does_otherwise() -> None:
     cache_with_torch: list[bool] = []
 
     class WithCache(nn.Module):
-        def forward(self, x: torch.Tensor, past_key_values: list[bool] | None = None) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, past_key_values: list[bool] | None = None
+        ) -> torch.Tensor:
             if past_key_values is not None:
                 past_key_values.append(True)
             return torch.tanh(x)

@@ -64,7 +64,9 @@ def start(config: dict[str, Any], dtype: torch.dtype = torch.float64) -> tuple[A
     )
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
-    forward = train_step(lambda model, ids, labels: nn.functional.cross_entropy(model(ids).float(), labels))
+    forward = train_step(
+        lambda model, ids, labels: nn.functional.cross_entropy(model(ids).float(), labels)
+    )
 
     def train(number: int) -> float:
         optimizer.zero_grad()
@@ -129,9 +131,13 @@ def _save(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list[f
     for number in range(3):
         train(number)
     content = {"scheduler": scheduler.state_dict(), "where": Path("somewhere")}
-    smp.save_checkpoint(path, tag="steps3", partial=True, model=model, optimizer=optimizer, user_content=content)
+    smp.save_checkpoint(
+        path, tag="steps3", partial=True, model=model, optimizer=optimizer, user_content=content
+    )
     smp.save_checkpoint(path, tag="whole.pt", partial=False, model=model, user_content={"steps": 3})
-    smp.save_checkpoint(path, tag="steps3", model=model, optimizer=optimizer, user_content=content)  # again
+    smp.save_checkpoint(
+        path, tag="steps3", model=model, optimizer=optimizer, user_content=content
+    )  # again
     owner = [str(value) for value in model.owner.items()]
     return [train(number) for number in range(3, 7)], owner
 
@@ -156,12 +162,22 @@ def _resume(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list
     [
         pytest.param(2, BY_HAND, torch.float64, [], marks=pytest.mark.core),
         (2, TENSOR, torch.float32, []),
-        (2, {**BY_HAND, "fp16": True}, torch.float16, ["fp16_states_0_0_0.pt", "fp16_states_1_0_0.pt"]),
+        (
+            2,
+            {**BY_HAND, "fp16": True},
+            torch.float16,
+            ["fp16_states_0_0_0.pt", "fp16_states_1_0_0.pt"],
+        ),
         (
             4,
             {**BY_HAND, "ddp": True, "bf16": True, "shard_optimizer_state": True},
             torch.bfloat16,
-            [f"{name}_{pp}_0_{rdp}.pt" for name in ("fp16_states", "optimizer") for pp in (0, 1) for rdp in (0, 1)],
+            [
+                f"{name}_{pp}_0_{rdp}.pt"
+                for name in ("fp16_states", "optimizer")
+                for pp in (0, 1)
+                for rdp in (0, 1)
+            ],
         ),
     ],
     ids=["pipeline", "tensor", "fp16", "bf16-sharded"],
@@ -171,7 +187,10 @@ def test_resumed_training_is_bitwise_the_same(
 ) -> None:
     saved = run_ranks(ranks, _save, str(tmp_path), {**config, "auto_partition": True}, dtype)
     second = "0_1_0" if config is TENSOR else "1_0_0"
-    parts = {*(f"{name}_{info}.pt" for name in ("model", "optimizer") for info in ("0_0_0", second)), *more}
+    parts = {
+        *(f"{name}_{info}.pt" for name in ("model", "optimizer") for info in ("0_0_0", second)),
+        *more,
+    }
     parts |= {"partition.pt", "user_content.pt"}
     assert files(tmp_path) == sorted(
         ["newest", "user_content_whole.pt", "whole.pt", *(f"steps3_partial/{one}" for one in parts)]
@@ -207,7 +226,10 @@ def _full(path: str, config: dict[str, Any]) -> list[float]:
 
     _, optimizer, _, train = start(config)
     if smp.pp_size() != 2:
-        with pytest.raises(SMPRuntimeError, match=r"pipeline_parallel_degree 2, and this job has \d. .*partial=False"):
+        with pytest.raises(
+            SMPRuntimeError,
+            match=r"pipeline_parallel_degree 2, and this job has \d. .*partial=False",
+        ):
             smp.resume_from_checkpoint(path, "steps3", partial=True)
     assert smp.resume_from_checkpoint(path, "whole.pt", partial=False) == {"steps": 3}
     assert not optimizer.state
@@ -319,7 +341,9 @@ def _kept(path: str) -> None:
     model, optimizer, _, train = start(BY_HAND)
     for number in range(5):
         train(number)
-        smp.save_checkpoint(path, f"t{number}", model=model, optimizer=optimizer, num_kept_partial_checkpoints=2)
+        smp.save_checkpoint(
+            path, f"t{number}", model=model, optimizer=optimizer, num_kept_partial_checkpoints=2
+        )
     with pytest.raises(ValueError, match="at least 1"):
         smp.save_checkpoint(path, "t9", model=model, num_kept_partial_checkpoints=0)
     with pytest.raises(SMPRuntimeError, match="the tag must be the same on all ranks"):
@@ -352,7 +376,9 @@ def killed(path: str, where: str) -> None:
     model, optimizer, scheduler, train = start(BY_HAND)
     for number in range(2):
         train(number)
-    smp.save_checkpoint(path, "good", model=model, optimizer=optimizer, user_content=scheduler.state_dict())
+    smp.save_checkpoint(
+        path, "good", model=model, optimizer=optimizer, user_content=scheduler.state_dict()
+    )
     print([train(number) for number in range(2, 4)], flush=True)
     if where == "optimizer" and smp.rank() == 1:
         next(iter(optimizer.state.values()))["bomb"] = Bomb()
@@ -384,7 +410,11 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
     assert any(".saving-" in name for name in files(folder))  # it was killed in the middle
     resumed = run_ranks(2, _after_the_kill, str(folder))
     assert str(resumed[0]) == ended[0].out.splitlines()[-1]
-    assert sorted(one.name for one in folder.iterdir()) == ["good_partial", "later_partial", "newest"]
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "good_partial",
+        "later_partial",
+        "newest",
+    ]
 
 
 def test_a_job_killed_between_the_two_renames_is_found(tmp_path: Path) -> None:
@@ -405,7 +435,9 @@ def _incomplete(path: str) -> None:
 def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "t_partial").mkdir()
     (tmp_path / "newest").write_text("t\n")
-    with pytest.raises(RankError, match=r"partition.pt is missing or empty. The checkpoint is not complete"):
+    with pytest.raises(
+        RankError, match=r"partition.pt is missing or empty. The checkpoint is not complete"
+    ):
         run_ranks(2, _incomplete, str(tmp_path))
     (tmp_path / "newest").unlink()
     with pytest.raises(RankError, match=r"newest is missing\. Give a tag"):

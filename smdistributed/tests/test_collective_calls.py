@@ -36,7 +36,10 @@ def in_model(number: int, name: str) -> Call:
 EQUAL = {
     "the same calls": [report(model=["step", "step"]), report(model=["step", "step"])],
     "one rank is a call further": [report(model=["step", "state_dict"]), report(model=["step"])],
-    "one is in a call and the other is not yet": [report(in_model(1, "step"), model=["step"]), report()],
+    "one is in a call and the other is not yet": [
+        report(in_model(1, "step"), model=["step"]),
+        report(),
+    ],
     "ranks of two models": [
         Report(Call("MP_GROUP/0", 1, "step"), {"MP_GROUP/0": 1}, {"MP_GROUP/0": ["step"]}),
         Report(Call("MP_GROUP/2", 1, "barrier"), {"MP_GROUP/2": 1}, {"MP_GROUP/2": ["barrier"]}),
@@ -61,7 +64,10 @@ DIFFERENT = {
         "it called state_dict, where rank 0 called step",
     ),
     "each waits for the other": (
-        [report(in_model(1, "step"), model=["step"]), report(Call(WORLD, 1, "barrier"), world=["barrier"])],
+        [
+            report(in_model(1, "step"), model=["step"]),
+            report(Call(WORLD, 1, "barrier"), world=["barrier"]),
+        ],
         "it is in barrier, where rank 0 is in step",
     ),
 }
@@ -156,7 +162,9 @@ def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
     """Run a job of two ranks; return the statuses and what both wrote."""
     port = free_port()
     processes = [
-        _FORKS.Process(target=as_process, args=(r, port, str(folder), train, (str(folder), mistake), 2))
+        _FORKS.Process(
+            target=as_process, args=(r, port, str(folder), train, (str(folder), mistake), 2)
+        )
         for r in range(2)
     ]
     for process in processes:
@@ -168,7 +176,9 @@ def run(folder: Path, mistake: str) -> tuple[list[int | None], str]:
     for process in processes:
         process.kill()
         process.join()
-    written = [(folder / f"{name}{rank}").read_text() for rank in range(2) for name in ("stdout", "stderr")]
+    written = [
+        (folder / f"{name}{rank}").read_text() for rank in range(2) for name in ("stdout", "stderr")
+    ]
     return statuses, "\n".join(written)
 
 
@@ -183,14 +193,20 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(
-    "mistake", [pytest.param(each, marks=[pytest.mark.core] if each == "state_dict" else []) for each in MISTAKES]
+    "mistake",
+    [
+        pytest.param(each, marks=[pytest.mark.core] if each == "state_dict" else [])
+        for each in MISTAKES
+    ],
 )
 def test_a_call_on_one_rank_only_ends_the_job(mistake: str, tmp_path: Path) -> None:
     statuses, written = run(tmp_path, mistake)
     here, there = MISTAKES[mistake]
     assert statuses == [1, 1], written
     assert "the end was reached" not in written
-    (line,) = {each.partition(" ends: ")[2] for each in written.splitlines() if each.startswith("smp: ")}
+    (line,) = {
+        each.partition(" ends: ")[2] for each in written.splitlines() if each.startswith("smp: ")
+    }
     assert line.startswith("rank 1"), written
     assert here in line, written
     assert f"where rank 0 called {there}" in line or f"where rank 0 is in {there}" in line, written
@@ -219,13 +235,18 @@ def configurations(other: dict[str, Any]) -> str:
     [
         ({"microbatches": 4}, "microbatches = 2 and 4"),
         ({"pipeline_parallel_degree": 1, "ddp": True}, "pipeline_parallel_degree = 2 and 1"),
-        ({"pipeline_parallel_degree": 1, "tensor_parallel_degree": 2, "ddp": True}, "tensor_parallel_degree = 1 and 2"),
+        (
+            {"pipeline_parallel_degree": 1, "tensor_parallel_degree": 2, "ddp": True},
+            "tensor_parallel_degree = 1 and 2",
+        ),
         ({"pipeline": "simple"}, "pipeline = 'interleaved' and 'simple'"),
     ],
 )
 def test_ranks_with_different_configurations_are_told(other: dict[str, Any], words: str) -> None:
     for text in run_ranks(2, configurations, other):
-        assert text.startswith("SMPConfigError: rank 0 and rank 1 have different configurations: "), text
+        assert text.startswith(
+            "SMPConfigError: rank 0 and rank 1 have different configurations: "
+        ), text
         assert words in text
 
 
@@ -258,7 +279,9 @@ def batches(config: dict[str, Any], number: int) -> list[str]:
         ({"tensor_parallel_degree": 2, "ddp": True, "microbatches": 2}, 2, {}),
     ],
 )
-def test_batches_of_two_sizes_are_told(config: dict[str, Any], number: int, variables: dict[str, str]) -> None:
+def test_batches_of_two_sizes_are_told(
+    config: dict[str, Any], number: int, variables: dict[str, str]
+) -> None:
     found = run_ranks(2, batches, config, number, variables=variables)
     assert found[1][-1].startswith(
         "StepError: smp.step: function batches.<locals>.step, argument x['rows']: rank 0 was given a tensor of shape "

@@ -41,7 +41,14 @@ def _ranks_and_groups() -> dict[str, Any]:
     assert list(smp.CommGroup) == list(kinds)
     for kind in kinds:
         smp.barrier(kind)
-    for barrier in (smp.barrier, smp.dp_barrier, smp.mp_barrier, smp.pp_barrier, smp.tp_barrier, smp.rdp_barrier):
+    for barrier in (
+        smp.barrier,
+        smp.dp_barrier,
+        smp.mp_barrier,
+        smp.pp_barrier,
+        smp.tp_barrier,
+        smp.rdp_barrier,
+    ):
         barrier()
     return {
         "rank": (smp.rank(), smp.size(), smp.local_rank(), smp.local_size()),
@@ -61,7 +68,9 @@ def _ranks_and_groups() -> dict[str, Any]:
 def _objects() -> None:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"pipeline_parallel_degree": 2, "ddp": True})  # mp groups (0, 1) and (2, 3), dp groups (0, 2) and (1, 3)
+    smp.init(
+        {"pipeline_parallel_degree": 2, "ddp": True}
+    )  # mp groups (0, 1) and (2, 3), dp groups (0, 2) and (1, 3)
     me = smp.rank()
     objects = [
         None,
@@ -79,7 +88,11 @@ def _objects() -> None:
         if isinstance(one, Point):
             return one.x == other.x and same(one.tensor, other.tensor)
         if isinstance(one, torch.Tensor):
-            return one.dtype == other.dtype and one.requires_grad == other.requires_grad and torch.equal(one, other)
+            return (
+                one.dtype == other.dtype
+                and one.requires_grad == other.requires_grad
+                and torch.equal(one, other)
+            )
         return bool(one == other)
 
     # To one rank, counted in three ways; sender and receiver may count differently.
@@ -109,7 +122,9 @@ def _objects() -> None:
     assert smp.allgather(("me", me)) == [("me", rank) for rank in range(4)]
     assert smp.allgather(me, smp.CommGroup.DP_GROUP) == smp.get_dp_group()
     gathered = smp.allgather(torch.full((me + 1,), float(me)), smp.CommGroup.MP_GROUP)
-    assert [each.tolist() for each in gathered] == [[float(rank)] * (rank + 1) for rank in smp.get_mp_group()]
+    assert [each.tolist() for each in gathered] == [
+        [float(rank)] * (rank + 1) for rank in smp.get_mp_group()
+    ]
     # Ranks 0 and 2 talk while 1 and 3 are in a barrier of another group, and 3 does not wait for them.
     for round_ in range(20):
         if me in (0, 2):
@@ -131,7 +146,9 @@ def _mistakes() -> None:
         smp.send(1, 0, smp.RankType.DP_RANK)
     with pytest.raises(ValueError, match="WORLD_RANK = 1: must be an integer from 0 to 0"):
         smp.recv_from(1, smp.RankType.WORLD_RANK)
-    with pytest.raises(TypeError, match=r"rank_type = <CommGroup\.WORLD: 0>: must be one of smp\.RankType"):
+    with pytest.raises(
+        TypeError, match=r"rank_type = <CommGroup\.WORLD: 0>: must be one of smp\.RankType"
+    ):
         smp.recv_from(0, smp.CommGroup.WORLD)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"group = 'world': must be one of smp\.CommGroup"):
         smp.barrier("world")  # type: ignore[arg-type]
@@ -148,7 +165,12 @@ def _init(config: dict[str, Any]) -> None:
 def test_ranks_and_groups_of_two_pipelines() -> None:
     found = run_ranks(4, _ranks_and_groups)
     assert [each["rank"] for each in found] == [(rank, 4, rank, 4) for rank in range(4)]
-    assert [each["ranks"] for each in found] == [(0, 0, 0, 0, 0), (1, 0, 0, 1, 0), (0, 0, 1, 0, 1), (1, 0, 1, 1, 1)]
+    assert [each["ranks"] for each in found] == [
+        (0, 0, 0, 0, 0),
+        (1, 0, 0, 1, 0),
+        (0, 0, 1, 0, 1),
+        (1, 0, 1, 1, 1),
+    ]
     assert all(each["sizes"] == (2, 1, 2, 2, 2) for each in found)
     assert found[3]["groups"] == ([2, 3], [3], [1, 3], [2, 3], [1, 3])
     assert found[3]["sums"] == {"world": 6, "pp": 5, "tp": 3, "rdp": 4, "mp": 5, "dp": 4}
@@ -182,4 +204,6 @@ def test_torchruns_variables_win_over_open_mpis() -> None:
 def test_a_configuration_that_does_not_fit_the_ranks_ends_every_rank() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, _init, {"pipeline_parallel_degree": 3})
-    assert str(caught.value).count("their product 3 must divide the number of ranks, which is 2") == 2
+    assert (
+        str(caught.value).count("their product 3 must divide the number of ranks, which is 2") == 2
+    )

@@ -34,7 +34,9 @@ class Net(nn.Module):
 
         super().__init__()
         self.first, self.middle, self.out = nn.Linear(WIDTH, WIDTH), Middle(), nn.Linear(WIDTH, 10)
-        for module, index in zip([self.first, self.middle, *self.middle.children()], where, strict=True):
+        for module, index in zip(
+            [self.first, self.middle, *self.middle.children()], where, strict=True
+        ):
             smp.set_partition(module, index)
         if compiled == "in place":
             self.middle.compile(backend="eager")
@@ -44,7 +46,9 @@ class Net(nn.Module):
         self.compiled = compiled
 
     def forward(self, x: torch.Tensor) -> Any:
-        return nn.functional.log_softmax((_traced if self.compiled == "function" else _inner)(self, x), 1)
+        return nn.functional.log_softmax(
+            (_traced if self.compiled == "function" else _inner)(self, x), 1
+        )
 
 
 def _inner(net: Net, x: torch.Tensor) -> Any:
@@ -69,6 +73,10 @@ def _compiled(where: tuple[int, int, int, int, int], compiled: str) -> float:
 
 
 @pytest.mark.parametrize("compiled", ["in place", "around", "function"])
-@pytest.mark.parametrize("where", [(0, 1, 1, 1, 1), (0, 0, 0, 1, 0), (1, 1, 1, 0, 1)], ids=["whole", "over", "back"])
-def test_compiled_parts_equal_one_process(where: tuple[int, int, int, int, int], compiled: str) -> None:
+@pytest.mark.parametrize(
+    "where", [(0, 1, 1, 1, 1), (0, 0, 0, 1, 0), (1, 1, 1, 0, 1)], ids=["whole", "over", "back"]
+)
+def test_compiled_parts_equal_one_process(
+    where: tuple[int, int, int, int, int], compiled: str
+) -> None:
     assert max(run_ranks(2, _compiled, where, compiled)) <= 1e-9

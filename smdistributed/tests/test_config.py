@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from smdistributed.modelparallel.torch.job.config import IGNORED, ORDERS, RANGES, REFUSED, Config, SMPConfigError
+from smdistributed.modelparallel.torch.job.config import (
+    IGNORED,
+    ORDERS,
+    RANGES,
+    REFUSED,
+    Config,
+    SMPConfigError,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/smdistributed-names.md"
 
@@ -27,8 +34,18 @@ NEEDS: dict[str, dict[str, Any]] = {
 """What has to be there beside a key."""
 
 TAKEN: list[tuple[str, Any]] = [
-    *((key, boolean) for key in BOOLS for boolean in (True, False) if not (boolean and key in REFUSED)),
-    *((key, value) for key, each in RANGES.items() if each.kind is int for value in (each.least, 7)),
+    *(
+        (key, boolean)
+        for key in BOOLS
+        for boolean in (True, False)
+        if not (boolean and key in REFUSED)
+    ),
+    *(
+        (key, value)
+        for key, each in RANGES.items()
+        if each.kind is int
+        for value in (each.least, 7)
+    ),
     *(("pipeline", value) for value in ("interleaved", "simple", "_only_forward")),
     *(("optimize", value) for value in ("memory", "speed")),
     *(("placement_strategy", value) for value in ("cluster", "spread", *ORDERS)),
@@ -60,14 +77,18 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-def resolve(given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None) -> Config:
+def resolve(
+    given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
+) -> Config:
     variables = {} if launcher is None else {"SM_HP_MP_PARAMETERS": json.dumps(launcher)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return Config.resolve(given, variables, world)
 
 
-def refused(given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None) -> str:
+def refused(
+    given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None
+) -> str:
     with pytest.raises(SMPConfigError) as caught:
         resolve(given, launcher, world)
     assert isinstance(caught.value, ValueError)
@@ -85,7 +106,10 @@ def test_the_page_has_each_key_with_its_range_and_default() -> None:
         assert f"\n| `{each.name}` | {RANGES[each.name]} | {default} | " in page, each.name
     table = page.partition("\n## Parameters\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RANGES.keys()
-    assert set(re.findall(r"`(\w+)`", table.partition("\n| ")[0])) == IGNORED | {"distribution", "parameters"}
+    assert set(re.findall(r"`(\w+)`", table.partition("\n| ")[0])) == IGNORED | {
+        "distribution",
+        "parameters",
+    }
 
 
 @pytest.mark.parametrize(("key", "value"), TAKEN)
@@ -96,14 +120,21 @@ def test_a_value_in_the_range_is_taken(key: str, value: Any) -> None:
 @pytest.mark.parametrize(("key", "value"), WRONG)
 def test_a_value_past_the_range_is_refused_with_key_value_and_range(key: str, value: Any) -> None:
     # The script and the launcher are read with the same rules.
-    for error in (refused({**NEEDS.get(key, {}), key: value}), refused(NEEDS.get(key, {}), {key: value})):
+    for error in (
+        refused({**NEEDS.get(key, {}), key: value}),
+        refused(NEEDS.get(key, {}), {key: value}),
+    ):
         assert error.startswith(f"{key} = {value!r}: must be {RANGES[key]}")
 
 
 def test_defaults() -> None:
     config = resolve({})
     assert (config.pipeline_parallel_degree, config.microbatches, config.placement) == (1, 1, "DPT")
-    assert (config.active_microbatches, config.memory_weight, config.auto_partition) == (3, 0.8, True)
+    assert (config.active_microbatches, config.memory_weight, config.auto_partition) == (
+        3,
+        0.8,
+        True,
+    )
     assert resolve({"pipeline_parallel_degree": 4}).active_microbatches == 6
     assert resolve({"optimize": "speed"}).memory_weight == 0.2
     assert resolve({"active_microbatches": None, "memory_weight": None, "ddp_port": None}) == config
@@ -112,7 +143,8 @@ def test_defaults() -> None:
 
 def test_the_launcher_wins_over_the_script_key_by_key() -> None:
     config = resolve(
-        {"microbatches": 2, "partitions": 2, "ddp": True}, {"pipeline_parallel_degree": 4, "partitions": 4}
+        {"microbatches": 2, "partitions": 2, "ddp": True},
+        {"pipeline_parallel_degree": 4, "partitions": 4},
     )
     assert (config.microbatches, config.pipeline_parallel_degree, config.ddp) == (2, 4, True)
 
@@ -121,19 +153,28 @@ def test_the_old_name_of_the_degree() -> None:
     assert resolve({"partitions": 3}).pipeline_parallel_degree == 3
     assert resolve({"partitions": 3, "pipeline_parallel_degree": 3}).pipeline_parallel_degree == 3
     error = refused({"partitions": 3, "pipeline_parallel_degree": 2})
-    assert error == "partitions = 3 and pipeline_parallel_degree = 2: must be the same, they are two names of one key"
+    assert (
+        error
+        == "partitions = 3 and pipeline_parallel_degree = 2: must be the same, they are two names of one key"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"auto_partition": False}, "auto_partition = False: needs default_partition, an integer of at least 0"),
+        (
+            {"auto_partition": False},
+            "auto_partition = False: needs default_partition, an integer of at least 0",
+        ),
         (
             {"pipeline_parallel_degree": 2, "default_partition": 2},
             "default_partition = 2: must be an integer from 0 to 1, below pipeline_parallel_degree = 2",
         ),
         ({"ddp_port": 5000}, "ddp_port = 5000: needs ddp = True, which is not set"),
-        ({"ddp_dist_backend": "nccl", "ddp": False}, "ddp_dist_backend = 'nccl': needs ddp = True, which is not set"),
+        (
+            {"ddp_dist_backend": "nccl", "ddp": False},
+            "ddp_dist_backend = 'nccl': needs ddp = True, which is not set",
+        ),
         (
             {"tensor_parallel_degree": 2},
             "tensor_parallel_degree = 2: more than 1 needs ddp = True, which is not set",
@@ -178,7 +219,12 @@ def test_rules_about_the_number_of_ranks() -> None:
 
 
 def test_parameters_of_sharding_that_do_nothing_are_said_once() -> None:
-    given = {"sharded_data_parallel_degree": 2, "ddp": True, "sdp_reduce_bucket_size": 5, "sdp_gradient_clipping": 1.0}
+    given = {
+        "sharded_data_parallel_degree": 2,
+        "ddp": True,
+        "sdp_reduce_bucket_size": 5,
+        "sdp_gradient_clipping": 1.0,
+    }
     with pytest.warns(UserWarning, match="have no effect: sdp_reduce_bucket_size$"):
         assert Config.resolve(given, {}, 4).sdp_gradient_clipping == 1.0
     with warnings.catch_warnings():
@@ -187,7 +233,9 @@ def test_parameters_of_sharding_that_do_nothing_are_said_once() -> None:
 
 
 def test_one_error_has_all_problems() -> None:
-    error = refused({"microbatches": 0, "pipeline": "gpipe", "tensor_parallel_degree": 2}, {"fp16": 1})
+    error = refused(
+        {"microbatches": 0, "pipeline": "gpipe", "tensor_parallel_degree": 2}, {"fp16": 1}
+    )
     assert error == (
         "the configuration has 4 problems\n"
         "  microbatches = 0: must be an integer of at least 1\n"
@@ -228,11 +276,16 @@ def test_keys_without_effect_are_one_warning() -> None:
     with pytest.warns(UserWarning, match="no effect") as caught:
         config = Config.resolve(dict.fromkeys(IGNORED, True), {})
     (warning,) = caught
-    assert str(warning.message) == f"these keys of smp's configuration have no effect: {', '.join(sorted(IGNORED))}"
+    assert (
+        str(warning.message)
+        == f"these keys of smp's configuration have no effect: {', '.join(sorted(IGNORED))}"
+    )
     assert config == Config()
 
 
 def test_no_warning_without_a_reason() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Config.resolve({key: getattr(Config(), key) for key in RANGES if key != "ddp_dist_backend"}, {}, 1)
+        Config.resolve(
+            {key: getattr(Config(), key) for key in RANGES if key != "ddp_dist_backend"}, {}, 1
+        )

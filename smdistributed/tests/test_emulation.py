@@ -134,7 +134,12 @@ assert is_torch_cuda_available()
 def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LOCAL_WORLD_SIZE": "2", **variables}
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300, env=environment
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment,
     )
 
 

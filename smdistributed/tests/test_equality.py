@@ -21,7 +21,9 @@ PLAIN = tuple(name for name in networks.BUILD if name != "gpt2")
 BY_HAND = tuple(name for name, kind in networks.BUILD.items() if hasattr(kind, "places"))
 
 
-def compare(config: dict[str, Any], names: tuple[str, ...], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def compare(
+    config: dict[str, Any], names: tuple[str, ...], dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
     """Train each model on these ranks, and a copy in this process. Return the differences by model."""
     import smdistributed.modelparallel.torch as smp
 
@@ -117,14 +119,23 @@ def test_single_precision_is_close() -> None:
 FULL = [
     case
     for case in itertools.product(
-        (2, 3, 4), (1, 4, 8), ("interleaved", "simple"), ("1", "cluster", "spread"), (False, True), (False, True)
+        (2, 3, 4),
+        (1, 4, 8),
+        ("interleaved", "simple"),
+        ("1", "cluster", "spread"),
+        (False, True),
+        (False, True),
     )
     if case[3] != "1" or not case[4]
 ]
 
 
-@pytest.mark.skipif(os.environ.get("SMP_FULL_MATRIX") != "1", reason="takes half an hour: SMP_FULL_MATRIX=1 runs it")
+@pytest.mark.skipif(
+    os.environ.get("SMP_FULL_MATRIX") != "1", reason="takes half an hour: SMP_FULL_MATRIX=1 runs it"
+)
 @pytest.mark.parametrize(("degree", "microbatches", "pipeline", "replicas", "shard", "skip"), FULL)
-def test_full_matrix(degree: int, microbatches: int, pipeline: str, replicas: str, shard: bool, skip: bool) -> None:
+def test_full_matrix(
+    degree: int, microbatches: int, pipeline: str, replicas: str, shard: bool, skip: bool
+) -> None:
     world, config = _config(degree, microbatches, pipeline, replicas, shard=shard, skip=skip)
     check(world, config, tuple(networks.BUILD))

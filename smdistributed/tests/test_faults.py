@@ -173,7 +173,12 @@ def train(folder: str, fault: Fault) -> None:
 
 
 def as_process(
-    rank: int, port: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...], count: int = RANKS
+    rank: int,
+    port: int,
+    folder: str,
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
+    count: int = RANKS,
 ) -> None:
     """Run a function as the interpreter runs a script."""
     os.environ.update(rank_variables(rank, count, port))
@@ -191,11 +196,14 @@ def as_process(
         raise SystemExit(1) from None
 
 
-def run_ranks_to_their_end(folder: Path, function: Callable[..., None], *arguments: Any) -> list[int]:
+def run_ranks_to_their_end(
+    folder: Path, function: Callable[..., None], *arguments: Any
+) -> list[int]:
     """Run a job whose ranks write to ``folder``, and return the exit statuses by rank."""
     port = free_port()
     processes = [
-        _FORKS.Process(target=as_process, args=(rank, port, str(folder), function, arguments)) for rank in range(RANKS)
+        _FORKS.Process(target=as_process, args=(rank, port, str(folder), function, arguments))
+        for rank in range(RANKS)
     ]
     for process in processes:
         process.start()
@@ -210,7 +218,9 @@ def run_ranks_to_their_end(folder: Path, function: Callable[..., None], *argumen
     return [status for status in statuses if status is not None]
 
 
-def check_others(folder: Path, failing: int, how: str, function: Callable[..., None], *arguments: Any) -> None:
+def check_others(
+    folder: Path, failing: int, how: str, function: Callable[..., None], *arguments: Any
+) -> None:
     """Run a job of which a rank fails and notes the moment in ``folder``/failed; see how all ranks end.
 
     Args:
@@ -229,7 +239,9 @@ def check_others(folder: Path, failing: int, how: str, function: Callable[..., N
     quiet = [failing] if how in QUIET else []
     assert all(status for rank, status in enumerate(statuses) if rank not in quiet), told
     assert_within(10, now - seconds, now, told)
-    assert "the end was reached" not in "".join((folder / f"stdout{r}").read_text() for r in range(RANKS))
+    assert "the end was reached" not in "".join(
+        (folder / f"stdout{r}").read_text() for r in range(RANKS)
+    )
     raises = how.startswith("raise")
     for rank, text in enumerate(errors):
         if rank == failing:
@@ -238,7 +250,9 @@ def check_others(folder: Path, failing: int, how: str, function: Callable[..., N
             continue
         said = [line for line in text.splitlines() if line.startswith("smp: ")]
         assert len(said) == 1, told
-        assert re.search(rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", said[0]), told
+        assert re.search(
+            rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", said[0]
+        ), told
         assert "Traceback" not in text, told
         if raises:
             assert said[0].endswith("ValueError: the cause"), told
@@ -275,7 +289,9 @@ def test_programs_end_as_forked_ranks_do(tmp_path: Path) -> None:
 def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
     port = free_port()
     processes = [
-        _FORKS.Process(target=as_process, args=(rank, port, str(tmp_path), leave_early, (str(tmp_path),)))
+        _FORKS.Process(
+            target=as_process, args=(rank, port, str(tmp_path), leave_early, (str(tmp_path),))
+        )
         for rank in range(RANKS)
     ]
     for process in processes:
@@ -309,7 +325,9 @@ def lose_a_connection(folder: str) -> list[bool]:
 
     os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     pairs = {rank: socket.socketpair() for rank in (1, 2, 3)}
-    watch = Watch(0, {rank: mine for rank, (mine, _) in pairs.items()}, lambda rank: f"rank {rank}", grace=1e6)
+    watch = Watch(
+        0, {rank: mine for rank, (mine, _) in pairs.items()}, lambda rank: f"rank {rank}", grace=1e6
+    )
     pairs[3][1].close()
     assert watch.wait_for_failure(PATIENCE) is not None
     return [initialize._failed(watch, PeerError(1, "rank 1", "its connection was lost"))]
@@ -341,4 +359,7 @@ def wait_for_a_rank_whose_script_is_over(folder: str) -> list[bool]:
 def test_a_rank_that_waited_for_one_that_was_over_is_not_named(tmp_path: Path) -> None:
     assert run_ranks(1, wait_for_a_rank_whose_script_is_over, str(tmp_path)) == [[True, False]]
     (line,) = (tmp_path / "stderr").read_text().splitlines()
-    assert line == "smp: rank 2 ends: rank 1 failed: its script was over while rank 2 still waited for it"
+    assert (
+        line
+        == "smp: rank 2 ends: rank 1 failed: its script was over while rank 2 still waited for it"
+    )

@@ -108,7 +108,9 @@ def same_as_one_process(model: nn.Module, tolerance: float = 1e-6) -> None:
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert isinstance(mine.grad, DTensor)
         assert theirs.grad is not None
-        torch.testing.assert_close(mine.grad.full_tensor().float(), theirs.grad, atol=10 * tolerance, rtol=0)
+        torch.testing.assert_close(
+            mine.grad.full_tensor().float(), theirs.grad, atol=10 * tolerance, rtol=0
+        )
 
 
 # -- The lines --------------------------------------------------------------------------------------------------------
@@ -156,7 +158,11 @@ def shard() -> None:
 def tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(3)
@@ -177,7 +183,10 @@ def context_parallel() -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 2, 8, 4) for _ in range(3))
     whole = [tensor.clone() for tensor in (q, k, v)]
-    with pytest.raises(ValueError, match="seq_dims"), context_parallel(mesh["cp"], buffers=[q, k, v]):
+    with (
+        pytest.raises(ValueError, match="seq_dims"),
+        context_parallel(mesh["cp"], buffers=[q, k, v]),
+    ):
         pass
     with context_parallel(mesh["cp"], buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
         assert [tensor.shape[2] for tensor in (q, k, v)] == [4, 4, 4]
@@ -269,7 +278,12 @@ def load() -> None:
     optimizer.step()
     weights, moments = get_state_dict(model, optimizer)
     other = sharded()
-    set_state_dict(other, torch.optim.Adam(other.parameters()), model_state_dict=weights, optim_state_dict=moments)
+    set_state_dict(
+        other,
+        torch.optim.Adam(other.parameters()),
+        model_state_dict=weights,
+        optim_state_dict=moments,
+    )
     torch.testing.assert_close(other(batch()), model(batch()))
 
 
@@ -278,7 +292,9 @@ def full_checkpoint() -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     model = sharded()
-    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    full = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     expected = Layers().state_dict() if dist.get_rank() == 0 else {}
     assert full.keys() == expected.keys()
     for name, value in expected.items():
@@ -349,7 +365,9 @@ def test_every_line_is_run_and_every_program_has_a_line() -> None:
 
 @pytest.mark.parametrize("cell", PROGRAMS)
 def test_a_program_has_the_names_of_its_line(cell: str) -> None:
-    assert names(table()[cell]) - set(re.findall(r"\w+", inspect.getsource(PROGRAMS[cell]))) == set()
+    assert (
+        names(table()[cell]) - set(re.findall(r"\w+", inspect.getsource(PROGRAMS[cell]))) == set()
+    )
 
 
 def test_the_lines_run_on_two_ranks() -> None:

@@ -20,7 +20,9 @@ def train(names: list[str], config: dict[str, Any]) -> dict[str, equality.Differ
     import smdistributed.modelparallel.torch as smp
 
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, **config})
-    table: dict[str, Callable[[], nn.Module]] = idioms.EQUAL | {n: make for n, (make, _) in idioms.REFUSED.items()}
+    table: dict[str, Callable[[], nn.Module]] = idioms.EQUAL | {
+        n: make for n, (make, _) in idioms.REFUSED.items()
+    }
     found = {}
     for name in names:
         torch.manual_seed(3)
@@ -76,7 +78,9 @@ def attacks() -> None:
 
 
 def test_a_gradient_in_the_step_function_is_refused() -> None:
-    with pytest.raises(RankError, match=r"StepError: torch.autograd.grad was called in the step function"):
+    with pytest.raises(
+        RankError, match=r"StepError: torch.autograd.grad was called in the step function"
+    ):
         run_ranks(2, attacks)
 
 
@@ -102,4 +106,7 @@ def differs() -> list[str]:
 def test_a_place_of_another_kind_on_two_ranks_is_said_once() -> None:
     root, _ = run_ranks(2, differs)
     assert len(root) == 1
-    assert "attribute 'notes' of module b (Notes): something in it is of another kind on another rank" in root[0]
+    assert (
+        "attribute 'notes' of module b (Notes): something in it is of another kind on another rank"
+        in root[0]
+    )

@@ -29,7 +29,9 @@ def until(reached: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(params=["read by the thread that waits", "a thread for each connection"])
-def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Transport]]:
+def links(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Transport]]:
     """Three connected ranks, threads of this process."""
     if request.param == "a thread for each connection":
         monkeypatch.setattr("sys.platform", "darwin")
@@ -39,7 +41,9 @@ def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_messages_of_a_peer_keep_their_order_whoever_reads(links: list[Transport], seed: int) -> None:
+def test_messages_of_a_peer_keep_their_order_whoever_reads(
+    links: list[Transport], seed: int
+) -> None:
     sizes = (0, 1, 100, 5_000, 20_000, 300_000)
 
     def send(link: Transport) -> None:
@@ -67,20 +71,26 @@ def test_messages_of_a_peer_keep_their_order_whoever_reads(links: list[Transport
 
 def test_what_arrives_while_nobody_waits_is_read(links: list[Transport]) -> None:
     large = torch.randn(4 << 20)
-    links[1].send(0, "large", [large])  # more than the system buffers: returns when it has been read
+    links[1].send(
+        0, "large", [large]
+    )  # more than the system buffers: returns when it has been read
     until(lambda: not links[0].inbox.empty())
     tensor = links[0].inbox.get(timeout=0)[3][0]
     assert tensor is not None
     assert torch.equal(tensor, large)
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "meta"])
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "meta"]
+)
 def test_tensors_do_not_get_the_modes_of_the_thread_that_waits(
     links: list[Transport], mode: Callable[[], contextlib.AbstractContextManager[object]]
 ) -> None:
     for number in range(20):
         with mode():
-            sender = threading.Thread(target=links[1].send, args=(0, number, [torch.ones(2, device="cpu")]))
+            sender = threading.Thread(
+                target=links[1].send, args=(0, number, [torch.ones(2, device="cpu")])
+            )
             sender.start()
             tensor = links[0].inbox.get(timeout=300)[3][0]
             sender.join()

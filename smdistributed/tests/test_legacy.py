@@ -59,7 +59,9 @@ except ImportError:
 def run(script: str, *paths: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     start = f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
     command, environment = [sys.executable, "-c", start + script], {**os.environ, **variables}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -88,7 +90,10 @@ def test_amp_of_apex_is_refused_with_what_to_use() -> None:
     for line in ("from apex import amp", "import apex.amp"):
         done = run(f"import smdistributed.modelparallel.torch\n{line}")
         assert done.returncode == 1
-        assert "ImportError: apex is not installed, and smp does not work with apex.amp. Take it out" in done.stderr
+        assert (
+            "ImportError: apex is not installed, and smp does not work with apex.amp. Take it out"
+            in done.stderr
+        )
         assert "smp.model_creation(dtype=...)" in done.stderr
 
 
@@ -125,13 +130,21 @@ print("wrapped")
 """
     own = {**rank_variables(0, 1, free_port()), "CUDA_VISIBLE_DEVICES": ""}
     only_imported = run(script.replace("FIRST", "").replace("SECOND", ""), tmp_path, **own)
-    assert (only_imported.returncode, only_imported.stdout) == (0, "wrapped\n"), only_imported.stderr
+    assert (only_imported.returncode, only_imported.stdout) == (0, "wrapped\n"), (
+        only_imported.stderr
+    )
     call = "amp.initialize(model, optimizer)"
-    for where, refusing in (("FIRST", "smp.DistributedModel"), ("SECOND", "smp.DistributedOptimizer")):
+    for where, refusing in (
+        ("FIRST", "smp.DistributedModel"),
+        ("SECOND", "smp.DistributedOptimizer"),
+    ):
         changed = script.replace(where, call).replace("FIRST", "").replace("SECOND", "")
         done = run(changed, tmp_path, **own)
         assert done.returncode == 1
-        assert f"SMPConfigError: apex.amp is on, and {refusing} cannot divide what it has" in done.stderr
+        assert (
+            f"SMPConfigError: apex.amp is on, and {refusing} cannot divide what it has"
+            in done.stderr
+        )
 
 
 def test_a_real_module_wins(tmp_path: Path) -> None:
@@ -150,7 +163,9 @@ def test_only_a_process_that_imports_the_library_has_them() -> None:
 
 
 def test_in_a_job_of_smp_they_are_there_before_smp_is_imported() -> None:
-    done = run("import torch, amp_C\nfrom torch._six import inf", SM_HP_MP_PARAMETERS='{"partitions": 2}')
+    done = run(
+        "import torch, amp_C\nfrom torch._six import inf", SM_HP_MP_PARAMETERS='{"partitions": 2}'
+    )
     assert done.returncode == 0, done.stderr
     assert len(said(done)) == 2
 
@@ -161,7 +176,9 @@ def test_the_second_version_of_smp_is_refused_with_what_to_use() -> None:
             done = run(script + line, SM_HP_MP_PARAMETERS='{"hybrid_shard_degree": 2}')
             assert done.returncode == 1
             last = done.stderr.splitlines()[-1]
-            assert last.startswith("ModuleNotFoundError: No module named 'torch.sagemaker': it is smp's second version")
+            assert last.startswith(
+                "ModuleNotFoundError: No module named 'torch.sagemaker': it is smp's second version"
+            )
             assert "fully_shard" in last
     quiet = "import torch, smdistributed.modelparallel.torch, pkgutil, importlib.util\n"
     assert run(quiet + "assert importlib.util.find_spec('torch._seven') is None").returncode == 0

@@ -80,8 +80,13 @@ def two_models() -> str:
 
 def test_ranks_with_different_models_are_told() -> None:
     for text in run_ranks(2, two_models):
-        assert text.startswith("SMPConfigError: the models of the ranks differ: rank 0 has parameter 'second.weight' ")
-        assert "of shape (4, 4) on partition 1, rank 1 has parameter 'second.weight' of shape (5, 4)" in text
+        assert text.startswith(
+            "SMPConfigError: the models of the ranks differ: rank 0 has parameter 'second.weight' "
+        )
+        assert (
+            "of shape (4, 4) on partition 1, rank 1 has parameter 'second.weight' of shape (5, 4)"
+            in text
+        )
 
 
 class Inner(torch.autograd.Function):
@@ -149,12 +154,20 @@ def test_a_plain_backward_pass_in_a_step_is_refused(degree: int) -> None:
             assert found[allowed][0] == "nothing", allowed
         refused = ["loss.backward", "autograd.backward", *(["inputs"] if degree == 1 else [])]
         for name in refused:
-            assert "loss.backward() or torch.autograd.backward() was called in a function" in found[name][0], name
-        assert "optimizer.step() was called in a function decorated with smp.step" in found["optimizer.step"][0]
+            assert (
+                "loss.backward() or torch.autograd.backward() was called in a function"
+                in found[name][0]
+            ), name
+        assert (
+            "optimizer.step() was called in a function decorated with smp.step"
+            in found["optimizer.step"][0]
+        )
     # The rank that comes second says what the first one said, in a line.
     for name in refused:
         assert any("Call model.backward(loss) in its place." in found[name][0] for found in results)
-    assert any("Call it after the step function has" in found["optimizer.step"][0] for found in results)
+    assert any(
+        "Call it after the step function has" in found["optimizer.step"][0] for found in results
+    )
 
 
 def test_a_plain_backward_pass_that_makes_the_same_gradients_is_none_of_them() -> None:
@@ -180,7 +193,9 @@ class Given(nn.Module):
             self.act = nn.ReLU() if x.sum() > 0 else nn.Tanh()
             return self.act(self.second(value))  # type: ignore[no-any-return]
         if self.given == "nested":
-            value = torch.nested.nested_tensor_from_jagged(value, offsets=torch.tensor([0, 1, len(x)]))
+            value = torch.nested.nested_tensor_from_jagged(
+                value, offsets=torch.tensor([0, 1, len(x)])
+            )
         if self.given == "coo":
             value = value.detach().to_sparse()
         if self.given == "csr":

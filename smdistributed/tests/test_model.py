@@ -65,13 +65,17 @@ def _life(config: dict[str, Any]) -> dict[str, Any]:
     smp = start(config)
     plain = Net()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    model = smp.DistributedModel(plain, backward_passes_per_step=1, trace_device="cpu", gradient_as_bucket_view=True)
+    model = smp.DistributedModel(
+        plain, backward_passes_per_step=1, trace_device="cpu", gradient_as_bucket_view=True
+    )
     model.preset_partition(OWNER)
     wrapped = smp.DistributedOptimizer(optimizer)
     calls: list[str] = []
 
     def note(text: str) -> Callable[..., None]:
-        return lambda m, o: calls.append(text if (m, o) == (model, wrapped) else f"wrong arguments of {text}")
+        return lambda m, o: calls.append(
+            text if (m, o) == (model, wrapped) else f"wrong arguments of {text}"
+        )
 
     model.register_post_partition_hook(note("partition"))
     model.register_post_partition_hook(note("removed")).remove()
@@ -79,7 +83,13 @@ def _life(config: dict[str, Any]) -> dict[str, Any]:
     model.register_post_step_hook(note("removed")).remove()
     assert smp.DistributedModel(plain) is smp.DistributedModel(model) is model
     assert isinstance(model, smp.model.DistributedModel)
-    assert model.get_module() is model.module is model.module.module is model.module.module.module is plain
+    assert (
+        model.get_module()
+        is model.module
+        is model.module.module
+        is model.module.module.module
+        is plain
+    )
     other = raised(smp.SMPConfigError, lambda: smp.DistributedModel(Net()))
     assert model.to(torch.float64) is model.cuda() is model
     assert plain.second.weight.dtype == torch.float32
@@ -130,7 +140,11 @@ def test_life_of_a_model() -> None:
     assert second["printed"] == ""
     assert first["local"] == ["first.0.weight", "first.0.bias", "first.1.weight", "first.1.bias"]
     assert second["local"] == ["second.weight", "second.bias"]
-    assert first["buffers"] == ["first.1.running_mean", "first.1.running_var", "first.1.num_batches_tracked"]
+    assert first["buffers"] == [
+        "first.1.running_mean",
+        "first.1.running_var",
+        "first.1.num_batches_tracked",
+    ]
     assert first["modules"] == ["", "first", "first.0", "first.1"]
     assert second["modules"] == ["second"]
 
@@ -156,7 +170,9 @@ def _refusals() -> dict[str, str]:
         refused[name] = raised(smp.SMPConfigError, functools.partial(smp.DistributedModel, model))
     options: dict[str, Any] = {"trace_device": "tpu", "backward_passes_per_step": 0}
     for name, option in options.items():
-        refused[name] = raised(smp.SMPConfigError, functools.partial(smp.DistributedModel, Net(), **{name: option}))
+        refused[name] = raised(
+            smp.SMPConfigError, functools.partial(smp.DistributedModel, Net(), **{name: option})
+        )
     return refused
 
 
@@ -186,7 +202,9 @@ def _placement() -> list[str]:
     smp = start(BY_HAND)
     wrong: Any
     for wrong in (2, -1, True, "1"):
-        texts.append(raised(smp.SMPConfigError, functools.partial(smp.set_partition, nn.Linear(1, 1), wrong)))
+        texts.append(
+            raised(smp.SMPConfigError, functools.partial(smp.set_partition, nn.Linear(1, 1), wrong))
+        )
         with pytest.raises(smp.SMPConfigError), smp.partition(wrong):
             raise AssertionError
     with smp.partition(1):
@@ -196,7 +214,9 @@ def _placement() -> list[str]:
         last = nn.Linear(4, 4)
     free = nn.Linear(4, 4)
     free.weight = last.weight  # goes where the first module with it is
-    model = smp.DistributedModel(nn.ModuleDict({"outer": outer, "inner": inner, "last": last, "free": free}))
+    model = smp.DistributedModel(
+        nn.ModuleDict({"outer": outer, "inner": inner, "last": last, "free": free})
+    )
     model.module.forward = lambda x: free(last(inner(outer(x))))
     with pytest.warns(UserWarning, match="module 'free' goes to partition 1, not 0"):
         steps(smp)[0](model, X)
@@ -209,7 +229,10 @@ def test_placement_by_hand() -> None:
     for before, *wrong in run_ranks(2, _placement):
         assert "call smp.init()" in before
         for text, value in zip(wrong, ("2", "-1", "True", "'1'"), strict=True):
-            assert f"must be an integer from 0 to 1 (pipeline_parallel_degree is 2), got {value}" in text
+            assert (
+                f"must be an integer from 0 to 1 (pipeline_parallel_degree is 2), got {value}"
+                in text
+            )
 
 
 def _root_elsewhere(config: dict[str, Any]) -> torch.Tensor:
@@ -236,7 +259,9 @@ def _preset(config: dict[str, Any]) -> dict[str, str]:
     model = smp.DistributedModel(Net())
     owner = {"": 0, "first": 1, "first.0": 1, "first.1": 0, "second": 0}
     errors = {
-        "degree": raised(smp.SMPConfigError, lambda: model.preset_partition({**owner, "second": 2})),
+        "degree": raised(
+            smp.SMPConfigError, lambda: model.preset_partition({**owner, "second": 2})
+        ),
         "model": raised(smp.SMPConfigError, lambda: model.preset_partition({"": 0, "third": 0})),
     }
     model.preset_partition(owner)
@@ -244,7 +269,9 @@ def _preset(config: dict[str, Any]) -> dict[str, str]:
     train(model, X)
     assert model.owner == owner
     model.preset_partition(owner)
-    errors["other"] = raised(smp.SMPConfigError, lambda: model.preset_partition({**owner, "second": 1}))
+    errors["other"] = raised(
+        smp.SMPConfigError, lambda: model.preset_partition({**owner, "second": 1})
+    )
     smp.barrier()
     return errors
 
@@ -281,7 +308,9 @@ def test_reading_a_remote_parameter_is_an_error_that_names_it() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, _peeks, BY_HAND)
     text = str(caught.value)
-    assert "linear: 'weight' of module 'child' is on partition 1, and was read on partition 0" in text
+    assert (
+        "linear: 'weight' of module 'child' is on partition 1, and was read on partition 0" in text
+    )
     assert "smp.set_partition" in text
 
 
@@ -334,7 +363,9 @@ def _states(config: dict[str, Any]) -> dict[str, Any]:
     train(model, X)
     whole = model.state_dict()
     assert list(whole) == list(marked)
-    assert all(torch.equal(whole[n], marked[n]) for n in whole if "running" not in n and "tracked" not in n)
+    assert all(
+        torch.equal(whole[n], marked[n]) for n in whole if "running" not in n and "tracked" not in n
+    )
     only = model.state_dict(gather_to_rank0=True)
     part = model.local_state_dict()
     part = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in part.items()}
@@ -358,7 +389,9 @@ def _states(config: dict[str, Any]) -> dict[str, Any]:
         "missing": raised(RuntimeError, lambda: model.load_state_dict(lacking)),
         "unexpected": raised(RuntimeError, lambda: model.load_state_dict({**whole, "third": X})),
         "shape": raised(RuntimeError, lambda: model.load_state_dict({**whole, "second.bias": X})),
-        "local": raised(RuntimeError, lambda: model.load_state_dict(shorter, same_partition_load=True)),
+        "local": raised(
+            RuntimeError, lambda: model.load_state_dict(shorter, same_partition_load=True)
+        ),
     }
     smp.barrier()
     return result
@@ -453,13 +486,17 @@ def _replicas(config: dict[str, Any]) -> dict[str, Any]:
     worst = 0.0
     # Replica 1 uses the layer more or less often than it did before, so some buckets were sent too early.
     for times in ([0, 1], [1, 1], [1, 3], [2, 0], [0, 0], [3, 2]):
-        xs = [torch.randn(4, 4, generator=torch.Generator().manual_seed(r)).double() for r in range(2)]
+        xs = [
+            torch.randn(4, 4, generator=torch.Generator().manual_seed(r)).double() for r in range(2)
+        ]
         model.zero_grad()
         (model(xs[me], times[me]) ** 2).mean().backward()
         reference.zero_grad()
         for x, count in zip(xs, times, strict=True):
             ((reference(x, count) ** 2).mean() / 2).backward()
-        for (name, p), q in zip(model.module.named_parameters(), reference.parameters(), strict=True):
+        for (name, p), q in zip(
+            model.module.named_parameters(), reference.parameters(), strict=True
+        ):
             assert (p.grad is None) == (q.grad is None), (times, name)
             if p.grad is not None and q.grad is not None:
                 worst = max(worst, (p.grad - q.grad).abs().max().item())
@@ -475,7 +512,9 @@ def test_replicas_average_gradients_after_a_plain_backward() -> None:
 
 def _passes(config: dict[str, Any], overlap: bool) -> list[Any]:
     smp = start(config)
-    model = smp.DistributedModel(nn.Linear(4, 1).double(), backward_passes_per_step=2, overlapping_allreduce=overlap)
+    model = smp.DistributedModel(
+        nn.Linear(4, 1).double(), backward_passes_per_step=2, overlapping_allreduce=overlap
+    )
     weight = model.module.weight
     train, forward = steps(smp)
     x = torch.full((2, 4), float(smp.dp_rank() + 1)).double()
@@ -563,7 +602,9 @@ def _sum_of_microbatches(config: dict[str, Any]) -> torch.Tensor | None:
         model.backward([out, out.sum()], [torch.ones_like(out), None])
 
     assert train(model, X.double()) is None
-    grad: torch.Tensor | None = dict(model.local_named_parameters()).get("second.bias", torch.zeros(3)).grad
+    grad: torch.Tensor | None = (
+        dict(model.local_named_parameters()).get("second.bias", torch.zeros(3)).grad
+    )
     smp.barrier()
     return grad
 
@@ -591,7 +632,9 @@ def _norms(config: dict[str, Any]) -> list[float]:
         for name, part in reference.named_children():
             there = list(model.module.get_submodule(name).parameters())
             whole = float(nn.utils.clip_grad_norm_(part.parameters(), 1e9, kind))
-            assert float(nn.utils.clip_grad_norm_(there, 1e9, kind)) == pytest.approx(whole, rel=1e-12)
+            assert float(nn.utils.clip_grad_norm_(there, 1e9, kind)) == pytest.approx(
+                whole, rel=1e-12
+            )
         expected = copy.deepcopy(reference)
         for p, q in zip(expected.parameters(), reference.parameters(), strict=True):
             p.grad = None if q.grad is None else q.grad.clone()
@@ -605,7 +648,9 @@ def _norms(config: dict[str, Any]) -> list[float]:
             nn.utils.clip_grads_with_norm_(model.parameters(), 0.01, total)
             found = float(total)
         else:
-            found = float(nn.utils.clip_grad_norm_(model.parameters(), 0.01, kind, error_if_nonfinite=True))
+            found = float(
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01, kind, error_if_nonfinite=True)
+            )
         assert found == pytest.approx(norm, rel=1e-12)
         assert local < norm or kind == float("inf")
         assert nn.utils.get_total_norm([torch.full((4,), 2.0)]) == 4.0  # not the model's
@@ -630,7 +675,9 @@ def _half(config: dict[str, Any]) -> list[Any]:
     model = smp.DistributedModel(Net())
     train, forward = steps(smp)
     loss = train(model, X).reduce_mean()
-    dtypes = {p.dtype for p in model.local_parameters()} | {p.grad.dtype for p in model.local_parameters()}
+    dtypes = {p.dtype for p in model.local_parameters()} | {
+        p.grad.dtype for p in model.local_parameters()
+    }
     out = forward(model, X).concat()
     return [float(loss), out.dtype, dtypes]
 
@@ -661,7 +708,11 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("seconds", [False, True])
 def test_a_trace_changes_nothing(seconds: bool) -> None:
-    from smdistributed.modelparallel.torch.partitioning.tracing import describe, trace_forward, unchanged
+    from smdistributed.modelparallel.torch.partitioning.tracing import (
+        describe,
+        trace_forward,
+        unchanged,
+    )
 
     module, x = Noisy(), X.clone()
     state = copy.deepcopy(module.state_dict())
@@ -694,5 +745,8 @@ def _trace_fails(config: dict[str, Any]) -> None:
 def test_an_error_in_the_trace_ends_all_ranks() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, _trace_fails, TWO)
-    assert "rank 0 (pp_rank 0) failed: in the traced forward pass: RuntimeError: mat1 and mat2" in str(caught.value)
+    assert (
+        "rank 0 (pp_rank 0) failed: in the traced forward pass: RuntimeError: mat1 and mat2"
+        in str(caught.value)
+    )
     assert "still running" not in str(caught.value)

@@ -59,7 +59,11 @@ def _missing(names: list[str]) -> list[str]:
 
     # What an instance has; the class does not show it.
     assert "self.partitioned = " in inspect.getsource(DistributedModel)
-    return [name for name in names if not name.endswith("DistributedModel.partitioned") and not _is_there(name)]
+    return [
+        name
+        for name in names
+        if not name.endswith("DistributedModel.partitioned") and not _is_there(name)
+    ]
 
 
 def test_every_name_is_there() -> None:
@@ -97,7 +101,9 @@ def _unsupported() -> dict[str, str]:
             translate_everything,  # noqa: F401
         )
     with pytest.raises(SMPUnsupportedError) as caught:
-        smp.nn.huggingface.gpt2.translate_state_dict_to_hf_gpt2({"transformer.seq_layers.0.x": 1}, 8)
+        smp.nn.huggingface.gpt2.translate_state_dict_to_hf_gpt2(
+            {"transformer.seq_layers.0.x": 1}, 8
+        )
     said["state"] = str(caught.value)
     return said
 
@@ -107,7 +113,9 @@ def test_what_is_not_there_says_so() -> None:
     assert "hook" in said
     hook, state = said.pop("hook"), said.pop("state")
     for name, text in said.items():
-        assert text.startswith(f"smp.nn.{name} is not part of this library: use the model's own layers")
+        assert text.startswith(
+            f"smp.nn.{name} is not part of this library: use the model's own layers"
+        )
         assert "--use_distributed_transformer 0" in text
     assert hook.startswith("hf_gpt2_transformer_init_hook is for smp.nn.DistributedTransformer")
     assert "'transformer.seq_layers.0.x', a layer of smp.nn.DistributedTransformer" in state
@@ -116,7 +124,9 @@ def test_what_is_not_there_says_so() -> None:
 def _translated() -> int:
     count = 0
     for model in MODELS:
-        module = importlib.import_module(f"smdistributed.modelparallel.torch.nn.huggingface.{model}")
+        module = importlib.import_module(
+            f"smdistributed.modelparallel.torch.nn.huggingface.{model}"
+        )
         for name in TRANSLATIONS:
             entries = {"transformer.h.0.ln_1.weight": 1}
             translate = getattr(module, name.format(model))
@@ -144,11 +154,17 @@ def _attention() -> None:
         values: torch.Tensor = scores.softmax(-1) @ v
         return values
 
-    layer = smp.nn.FlashAttentionLayer(0.0, attention_head_size=8, scale_attn_by_layer_idx=True, layer_idx=1)
+    layer = smp.nn.FlashAttentionLayer(
+        0.0, attention_head_size=8, scale_attn_by_layer_idx=True, layer_idx=1
+    )
     scaled = scores / 8**0.5 / 2
     assert torch.allclose(layer(qkv), expected(scaled), atol=1e-6)
-    assert torch.allclose(layer(qkv, causal=True), expected(scaled.masked_fill(later, -torch.inf)), atol=1e-6)
-    layer = smp.nn.FlashAttentionLayer(0.5, scale=0.25, triton_flash_attention=True, use_alibi=True).eval()
+    assert torch.allclose(
+        layer(qkv, causal=True), expected(scaled.masked_fill(later, -torch.inf)), atol=1e-6
+    )
+    layer = smp.nn.FlashAttentionLayer(
+        0.5, scale=0.25, triton_flash_attention=True, use_alibi=True
+    ).eval()
     alibi = (scores * 0.25 + bias).masked_fill(later, -torch.inf)
     assert torch.allclose(layer(qkv, bias, causal=True), expected(alibi), atol=1e-6)
     assert not torch.equal(layer.train()(qkv), layer(qkv))

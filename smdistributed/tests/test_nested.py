@@ -40,7 +40,11 @@ def read(spec: Any, value: Any) -> list[torch.Tensor]:
         return []
     kind, *specs = spec
     assert type(value) is type(ALL[kind][0](torch.ones(2, 2), torch.ones(2, 2)))
-    return [tensor for inner, each in zip(specs, ALL[kind][1](value), strict=True) for tensor in read(inner, each)]
+    return [
+        tensor
+        for inner, each in zip(specs, ALL[kind][1](value), strict=True)
+        for tensor in read(inner, each)
+    ]
 
 
 def added(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -107,7 +111,9 @@ def train(specs: list[Any], config: dict[str, Any], tails: bool) -> list[equalit
         for kind in (Net, Returns) if tails else (Net,):
             torch.manual_seed(5)
             plain = kind(spec).double()
-            owner = {name: int(name.startswith(("gives", "takes"))) for name, _ in plain.named_modules()}
+            owner = {
+                name: int(name.startswith(("gives", "takes"))) for name, _ in plain.named_modules()
+            }
 
             def loss_of(
                 model: Any, x: torch.Tensor, y: torch.Tensor, spec: Any = spec, kind: type = kind
@@ -118,7 +124,9 @@ def train(specs: list[Any], config: dict[str, Any], tails: bool) -> list[equalit
                 return out, ((out - y) ** 2).mean()
 
             def data(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-                both = torch.randn(2, count, WIDTH, generator=torch.Generator().manual_seed(seed)).double()
+                both = torch.randn(
+                    2, count, WIDTH, generator=torch.Generator().manual_seed(seed)
+                ).double()
                 return both[0], both[1]
 
             found.append(equality.compare(plain, loss_of, data, owner=owner))
@@ -151,7 +159,9 @@ VALUES = st.recursive(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(ANY)), VALUES, st.just("second")), min_size=8, max_size=8),
+    st.lists(
+        st.tuples(st.sampled_from(sorted(ANY)), VALUES, st.just("second")), min_size=8, max_size=8
+    ),
     st.sampled_from(["interleaved", "simple"]),
 )
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
@@ -220,7 +230,9 @@ def test_what_cannot_travel_is_an_error(where: str) -> None:
     ranks = run_ranks(2, refused, where)
     for kind in REFUSED:
         for text in (texts[kind] for texts in ranks):
-            assert re.search(rf"cannot send the {where}s? of module other \(Other\) to rank ", text), f"{kind}: {text}"
+            assert re.search(
+                rf"cannot send the {where}s? of module other \(Other\) to rank ", text
+            ), f"{kind}: {text}"
         told = "\n".join(texts[kind] for texts in ranks)
         assert "smp.set_partition" in told, told
         assert re.search(r"\((Linear|list_iterator|generator)\)|pickle", told), told
@@ -234,7 +246,8 @@ def kept(value: Any) -> bool:
 
 def test_objects_without_tensors_stay_what_they_are() -> None:
     assert all(
-        kept(ANY[kind][0](1, "b")) for kind in ("dataclass", "own list", "own dict", "user dict", "plain object")
+        kept(ANY[kind][0](1, "b"))
+        for kind in ("dataclass", "own list", "own dict", "user dict", "plain object")
     )
 
 
@@ -246,7 +259,15 @@ def test_tensors_are_found_in_whatever_object() -> None:
             self.inside = inside
 
     first, second = torch.ones(2), torch.ones(3, requires_grad=True)
-    value = Local(lambda: 1, torch.nn.Linear(2, 2), threading.Lock(), iter([1]), [first, Local(second)], first, Local)
+    value = Local(
+        lambda: 1,
+        torch.nn.Linear(2, 2),
+        threading.Lock(),
+        iter([1]),
+        [first, Local(second)],
+        first,
+        Local,
+    )
     assert [id(each) for each in nested.tensors_in({"a": value})] == [id(first), id(second)]
     for kind, (make, _) in {**ANY, **TENSORS}.items():
         both = torch.ones(2, 4), torch.ones(2, 4)

@@ -17,7 +17,9 @@ from ranks import RankError, run_ranks
 NAMES = sorted(
     name
     for name, one in vars(torch.optim).items()
-    if isinstance(one, type) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer
+    if isinstance(one, type)
+    and issubclass(one, torch.optim.Optimizer)
+    and one is not torch.optim.Optimizer
 )
 
 
@@ -25,7 +27,11 @@ def network(seed: int = 3) -> nn.Sequential:
     """Return a small network in float64 that has only matrices, as Muon needs."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 2, bias=False)
+        nn.Linear(4, 6, bias=False),
+        nn.Tanh(),
+        nn.Linear(6, 6, bias=False),
+        nn.Tanh(),
+        nn.Linear(6, 2, bias=False),
     ).double()
 
 
@@ -83,7 +89,11 @@ def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
     start = copy.deepcopy(network().state_dict())
     train = train_step(model_loss)
     # As scripts do, before the partition: later, Muon would see the parameters of other ranks without their shape.
-    plain = {name: make_named(name, model.parameters()) for name in NAMES if name not in ("LBFGS", "SparseAdam")}
+    plain = {
+        name: make_named(name, model.parameters())
+        for name in NAMES
+        if name not in ("LBFGS", "SparseAdam")
+    }
     train(model, batch(0))
     results = {}
     for name, one in plain.items():
@@ -118,7 +128,9 @@ def _sparse_adam() -> list[torch.Tensor]:
     table = nn.Embedding(10, 4, sparse=True)
     smp.set_partition(table, 1)
     model = smp.DistributedModel(nn.Sequential(table, nn.Tanh()))
-    optimizer: Any = smp.DistributedOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=0.1))
+    optimizer: Any = smp.DistributedOptimizer(
+        torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+    )
 
     train = train_step(lambda model, ids: model(ids).pow(2).mean())
     losses = []
@@ -163,7 +175,9 @@ def _object() -> None:
     plain = torch.optim.AdamW(groups_of_two, lr=0.1)
     groups = plain.param_groups
     early = torch.optim.lr_scheduler.LambdaLR(plain, lambda n: 1.0 / (n + 1))
-    optimizer: Any = smp.DistributedOptimizer(plain, static_loss_scale=None, dynamic_loss_scale=True, unknown=1)
+    optimizer: Any = smp.DistributedOptimizer(
+        plain, static_loss_scale=None, dynamic_loss_scale=True, unknown=1
+    )
     assert optimizer is plain
     assert optimizer.param_groups is groups
     assert isinstance(optimizer, torch.optim.AdamW)
@@ -372,7 +386,9 @@ def test_two_replicas_of_two_partitions(shard: bool) -> None:
     sizes = {0: 24, 1: 36, 2: 12}
     if shard:  # state is on its owner only: two numbers for each element
         assert [one["own"] for one in ranks] == [{1}, {2}, {0}, set()]
-        assert [one["elements"] for one in ranks] == [2 * sum(sizes[i] for i in one["own"]) for one in ranks]
+        assert [one["elements"] for one in ranks] == [
+            2 * sum(sizes[i] for i in one["own"]) for one in ranks
+        ]
         assert [one["gathered"] for one in ranks] == [{0, 1}, {2}, {0, 1}, {2}]
     else:
         assert [one["elements"] for one in ranks] == [120, 24, 120, 24]
@@ -397,7 +413,9 @@ def lamb_reference(steps: int, **options: Any) -> list[torch.Tensor]:
                 g = p.grad / max(1.0, norm / limit)
                 m[i] = 0.9 * m[i] + 0.1 * g
                 v[i] = 0.999 * v[i] + 0.001 * g * g
-                r = (m[i] / (1 - 0.9**step)) / ((v[i] / (1 - 0.999**step)).sqrt() + 1e-6) + decay * p
+                r = (m[i] / (1 - 0.9**step)) / (
+                    (v[i] / (1 - 0.999**step)).sqrt() + 1e-6
+                ) + decay * p
                 p -= 0.1 * (p.norm() / r.norm()) * r
     return [p.detach() for p in params]
 

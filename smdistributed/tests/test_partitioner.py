@@ -35,7 +35,9 @@ def devices(root: Node, degree: int, weight: float = 1.0) -> dict[str, int]:
         ((1, 1), 4, (0, 1)),  # fewer modules than devices
     ],
 )
-def test_a_chain_is_divided_evenly(sizes: tuple[int, ...], degree: int, expected: tuple[int, ...]) -> None:
+def test_a_chain_is_divided_evenly(
+    sizes: tuple[int, ...], degree: int, expected: tuple[int, ...]
+) -> None:
     owner = devices(chain(*sizes), degree)
     found = tuple(owner[str(i)] for i in range(len(sizes)))
     assert found == expected
@@ -95,7 +97,9 @@ def test_every_tree_gets_a_partition(root: Node, degree: int, weight: float) -> 
     for node in nodes.values():
         for child in node.children:
             if traced and all(n.order is None for n in child.walk()):
-                assert owner[child.name] == owner[node.name], "what is never called stays with its parent"
+                assert owner[child.name] == owner[node.name], (
+                    "what is never called stays with its parent"
+                )
     assert owner == partition(root, degree, weight)
 
 
@@ -125,14 +129,23 @@ def test_the_order_is_that_of_the_calls() -> None:
 
 def test_a_list_takes_order_and_work_from_its_children() -> None:
     listed = Node("list", tuple(leaf(f"list.{i}", work=1.0, order=i + 2) for i in range(4)))
-    root = Node("", (listed, leaf("head", work=0.0, order=9), leaf("stem", work=0.0, order=1)), work=4.0, order=0)
+    root = Node(
+        "",
+        (listed, leaf("head", work=0.0, order=9), leaf("stem", work=0.0, order=1)),
+        work=4.0,
+        order=0,
+    )
     owner = partition(root, 2, 0.0)
     assert [owner[f"list.{i}"] for i in range(4)] == [0, 0, 1, 1]
     assert (owner["stem"], owner["head"]) == (0, 1)
 
 
 def test_a_shared_parameter_is_counted_once_and_its_modules_are_together() -> None:
-    tied = [leaf("emb", 6, key="w"), *(leaf(f"b{i}", 3) for i in range(4)), leaf("head", 6, key="w")]
+    tied = [
+        leaf("emb", 6, key="w"),
+        *(leaf(f"b{i}", 3) for i in range(4)),
+        leaf("head", 6, key="w"),
+    ]
     owner = devices(Node("", tuple(tied)), 2)
     assert owner == {"": 0, "emb": 0, "b0": 0, "b1": 1, "b2": 1, "b3": 1, "head": 0}
 
@@ -153,7 +166,11 @@ def test_what_reads_a_childs_parameters_stays_whole() -> None:
 def test_memory_weight_decides_between_memory_and_work() -> None:
     root = Node(
         "",
-        (leaf("a", 9, work=1.0, order=1), leaf("b", 1, work=1.0, order=2), leaf("c", 1, work=9.0, order=3)),
+        (
+            leaf("a", 9, work=1.0, order=1),
+            leaf("b", 1, work=1.0, order=2),
+            leaf("c", 1, work=9.0, order=3),
+        ),
         work=11.0,
         order=0,
     )
@@ -186,7 +203,9 @@ def test_the_work_of_a_division_grows_as_the_number_of_modules(costs: list[int])
     work = []
     for length in (1000, 2000, 4000):
         Counted.done = 0
-        split([Counted(c) for c in [*itertools.islice(itertools.cycle(costs), length), length / 3]], 4)
+        split(
+            [Counted(c) for c in [*itertools.islice(itertools.cycle(costs), length), length / 3]], 4
+        )
         work.append(Counted.done)
     # It is the length times its logarithm. In the square of the length each step would cost 4 times the one before.
     assert work[1] < 2.6 * work[0]

@@ -24,8 +24,25 @@ from smdistributed.modelparallel.torch.wire.transport import Transport
 STRICT = {"SMP_PAYLOAD": "strict"}
 
 DTYPES = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
-    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+    ),
+    *(
+        torch.uint64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
     *(torch.float8_e5m2, torch.float8_e4m3fn),
 )
 
@@ -50,8 +67,15 @@ def train(config: dict[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any
     ],
 )
 def test_a_pipeline_keeps_nccl_s_order(degree: int, pipeline: str, replicas: int) -> None:
-    config = {"pipeline_parallel_degree": degree, "microbatches": 4, "pipeline": pipeline, "ddp": replicas > 1}
-    for found, by_host in run_ranks(degree * replicas, train, config, test_equality.PLAIN[:3], variables=STRICT):
+    config = {
+        "pipeline_parallel_degree": degree,
+        "microbatches": 4,
+        "pipeline": pipeline,
+        "ddp": replicas > 1,
+    }
+    for found, by_host in run_ranks(
+        degree * replicas, train, config, test_equality.PLAIN[:3], variables=STRICT
+    ):
         assert by_host == 0
         assert all(worst.largest <= 1e-10 for worst in found.values()), found
 
@@ -68,7 +92,9 @@ def exchange() -> list[bool]:
     link = runtime.transport
     values = [torch.arange(6).remainder(2).reshape(2, 3).to(dtype) for dtype in DTYPES]
     values += [torch.empty(0, 7), torch.tensor(3.5), torch.arange(6.0).reshape(2, 3).t()]
-    values += [torch.arange(96.0)[48:].reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)]
+    values += [
+        torch.arange(96.0)[48:].reshape(1, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    ]
     link.send(1 - link.me, "all", [*values, None])
     _, _, message, tensors = link.inbox.get(timeout=300)
     assert message == "all"
@@ -113,7 +139,8 @@ class Noted(GroupPayload):
 def test_a_send_is_launched_before_its_receive_is_posted() -> None:
     notes: list[str] = []
     links = [
-        Transport(rank, range(2), {1 - rank: end}, payload=Noted(notes)) for rank, end in enumerate(socket.socketpair())
+        Transport(rank, range(2), {1 - rank: end}, payload=Noted(notes))
+        for rank, end in enumerate(socket.socketpair())
     ]
     links[0].send(1, "first", [torch.ones(2)])
     assert links[1].inbox.get(timeout=300)[2] == "first"
@@ -189,7 +216,9 @@ def used_where_made_ready() -> bool:
     arrived = GroupPayload.arrived
 
     def noted(self: GroupPayload, tensors: Sequence[torch.Tensor | None]) -> None:
-        threads.update({tensor.data_ptr(): threading.get_ident() for tensor in tensors if tensor is not None})
+        threads.update(
+            {tensor.data_ptr(): threading.get_ident() for tensor in tensors if tensor is not None}
+        )
         arrived(self, tensors)
 
     GroupPayload.arrived = noted  # type: ignore[method-assign]

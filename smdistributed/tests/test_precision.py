@@ -101,7 +101,9 @@ def test_wrong_arguments_of_the_scale(arguments: Any, error: str) -> None:
 # -- Training ---------------------------------------------------------------------------------------------------------
 
 
-def alone(dtype: torch.dtype, steps: int, clip: float, lr: float) -> tuple[list[float], list[torch.Tensor]]:
+def alone(
+    dtype: torch.dtype, steps: int, clip: float, lr: float
+) -> tuple[list[float], list[torch.Tensor]]:
     """Train in this process, with float32 copies of half-precision parameters."""
     model = network(dtype)
     masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
@@ -127,7 +129,9 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
     dtype = torch.float16 if name == "fp16" else torch.bfloat16
     model, train = wrapped({**BY_HAND, name: True}, dtype)
     optimizer: Any = smp.DistributedOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=2e-3), static_loss_scale=scale, dynamic_loss_scale=False
+        torch.optim.AdamW(model.parameters(), lr=2e-3),
+        static_loss_scale=scale,
+        dynamic_loss_scale=False,
     )
     norms, losses = [], []
     for number in range(6):
@@ -141,7 +145,10 @@ def _trains(name: str, scale: float | None) -> dict[str, Any]:
         assert master.dtype == torch.float32
         assert torch.equal(parameter, master.to(dtype))
     whole = optimizer.state_dict()["_smp_precision"]["masters"]
-    assert all(one["exp_avg"].dtype == torch.float32 for one in optimizer.local_state_dict()["state"].values())
+    assert all(
+        one["exp_avg"].dtype == torch.float32
+        for one in optimizer.local_state_dict()["state"].values()
+    )
     # Somebody changes the model: the masters follow where they differ.
     kept = {index: master.clone() for index, (_, master) in optimizer._smp_masters.pairs.items()}
     local = next(iter(model.local_parameters()))
@@ -169,7 +176,9 @@ def test_half_precision_equals_one_process_with_masters(name: str, scale: float)
         # A scale that is a power of two changes no digit, but for fp16 gradients too small for it.
         assert one["norms"] == pytest.approx(norms, rel=1e-6 if scale == 1.0 else 1e-2)
         for index, master in enumerate(masters):
-            assert torch.allclose(one["masters"][index], master, atol=1e-6 if scale == 1.0 else 1e-4)
+            assert torch.allclose(
+                one["masters"][index], master, atol=1e-6 if scale == 1.0 else 1e-4
+            )
 
 
 def _small_updates() -> list[float]:
@@ -185,9 +194,13 @@ def _small_updates() -> list[float]:
         losses.append(float(train(model, batch(0).to(dtype)).reduce_mean()))
         optimizer.step()
         if number == 0:
-            stuck = sum([int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()])
+            stuck = sum(
+                [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
+            )
     # The first update is lost in some weights; the masters add up what follows.
-    assert stuck > sum([int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()])
+    assert stuck > sum(
+        [int((p == first[i]).sum()) for i, (p, _) in optimizer._smp_masters.pairs.items()]
+    )
     return losses
 
 
@@ -223,7 +236,9 @@ def _overflow() -> dict[str, Any]:
         optimizer.step()
         if optimizer.overflow:
             assert norm == -1.0
-            assert all(torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(before, model.local_parameters(), strict=True)
+            )
             assert sum([float(one["step"]) for one in optimizer.state.values()]) == steps
         else:
             assert norm > 0
@@ -251,7 +266,9 @@ def _optimizer_first() -> None:
 
     smp.init({"fp16": True})
     module = network(torch.float16)
-    optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(module.parameters()), static_loss_scale=4.0)
+    optimizer: Any = smp.DistributedOptimizer(
+        torch.optim.AdamW(module.parameters()), static_loss_scale=4.0
+    )
     model = smp.DistributedModel(module)
     value = torch.ones((), requires_grad=True)
     model.backward(value)
@@ -268,8 +285,12 @@ def test_the_model_takes_the_scale_of_an_optimizer_that_was_wrapped_before_it() 
 def _replicas() -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
-    model, _ = wrapped({"ddp": True, "fp16": True, "shard_optimizer_state": True}, torch.float16, (0, 0))
-    optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=2e-3), static_loss_scale=4.0)
+    model, _ = wrapped(
+        {"ddp": True, "fp16": True, "shard_optimizer_state": True}, torch.float16, (0, 0)
+    )
+    optimizer: Any = smp.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=2e-3), static_loss_scale=4.0
+    )
     norms = []
     for number in range(6):
         optimizer.zero_grad(set_grads_to_None=True)
@@ -283,7 +304,11 @@ def _replicas() -> dict[str, Any]:
     own = optimizer.local_state_dict(gather_if_shard=False)
     optimizer.load_state_dict(part)
     assert set(optimizer._smp_masters.pairs) == set(masters)
-    return {"norms": norms, "masters": part["_smp_precision"]["masters"], "own": set(own["_smp_precision"]["masters"])}
+    return {
+        "norms": norms,
+        "masters": part["_smp_precision"]["masters"],
+        "own": set(own["_smp_precision"]["masters"]),
+    }
 
 
 def test_masters_are_on_the_replica_that_owns_the_shard() -> None:
@@ -313,16 +338,24 @@ def _tensor() -> dict[str, Any]:
     for number in range(3):
         optimizer.zero_grad()
         loss_of(model(batch(number))).backward()
-        norms.append((optimizer.clip_master_grads(100.0, float("inf")), optimizer.clip_master_grads(0.3)))
+        norms.append(
+            (optimizer.clip_master_grads(100.0, float("inf")), optimizer.clip_master_grads(0.3))
+        )
         optimizer.step()
     whole = optimizer.state_dict()
     plain = torch.optim.AdamW(network().parameters(), lr=0.05)
     plain.load_state_dict(whole)
-    kept = {index: one["exp_avg"].clone() for index, one in optimizer.local_state_dict()["state"].items()}
+    kept = {
+        index: one["exp_avg"].clone()
+        for index, one in optimizer.local_state_dict()["state"].items()
+    }
     optimizer.load_state_dict(whole)
     for index, one in optimizer.local_state_dict()["state"].items():
         assert torch.equal(one["exp_avg"], kept[index])
-    return {"norms": norms, "state": {index: one["exp_avg"] for index, one in plain.state_dict()["state"].items()}}
+    return {
+        "norms": norms,
+        "state": {index: one["exp_avg"] for index, one in plain.state_dict()["state"].items()},
+    }
 
 
 def test_clip_counts_split_parameters_once() -> None:
@@ -338,7 +371,9 @@ def test_clip_counts_split_parameters_once() -> None:
     for one in run_ranks(2, _tensor):
         assert torch.tensor(one["norms"]).allclose(torch.tensor(norms), rtol=1e-5)
         for index, value in one["state"].items():
-            assert torch.allclose(value, optimizer.state_dict()["state"][index]["exp_avg"], atol=1e-6)
+            assert torch.allclose(
+                value, optimizer.state_dict()["state"][index]["exp_avg"], atol=1e-6
+            )
 
 
 # -- GradScaler -------------------------------------------------------------------------------------------------------

@@ -142,7 +142,9 @@ def moments(shape: str) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("seed", FEW)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_rank_ends_and_names_the_cause_once_whenever_a_rank_fails(shape: str, seed: int, tmp_path: Path) -> None:
+def test_every_rank_ends_and_names_the_cause_once_whenever_a_rank_fails(
+    shape: str, seed: int, tmp_path: Path
+) -> None:
     drawn = random.Random(f"{shape} {seed}")
     rank, how = drawn.randrange(RANKS), drawn.choice(["kill", "kill", "raise"])
     number = drawn.randint(1, moments(shape)[rank][how])

@@ -277,7 +277,9 @@ class Root(nn.Module):
         GAIN = Settings.gain = 1.0
         notes = Notes()
         h: torch.Tensor = self.tree(x, notes)
-        aux: list[Any] = [part.aux for part in self.modules() if isinstance(part, Node) and part.kind == "has_aux"]
+        aux: list[Any] = [
+            part.aux for part in self.modules() if isinstance(part, Node) and part.kind == "has_aux"
+        ]
         return h + torch.stack([h.new_zeros(()), *notes.losses, *aux]).sum() + 0.01 * notes.calls
 
 
@@ -300,7 +302,11 @@ def place(spec: Spec, degree: int) -> dict[str, int]:
 
 def drawn(chance: random.Random, depth: int = 0) -> Spec:
     count = chance.choice((0, 1, 1, 2, 3)[: 5 - depth]) if depth < 4 else 0
-    return chance.choice(sorted(WAYS)), chance.randrange(4), [drawn(chance, depth + 1) for _ in range(count)]
+    return (
+        chance.choice(sorted(WAYS)),
+        chance.randrange(4),
+        [drawn(chance, depth + 1) for _ in range(count)],
+    )
 
 
 def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference | str]:
@@ -313,7 +319,11 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     for spec in specs:
         torch.manual_seed(3)
         try:
-            found.append(equality.compare(Root(spec).double(), squares, rows, owner=place(spec, smp.pp_size())))
+            found.append(
+                equality.compare(
+                    Root(spec).double(), squares, rows, owner=place(spec, smp.pp_size())
+                )
+            )
         except StepError as error:
             found.append(f"{error} {error.__cause__}")
             forget()
@@ -325,12 +335,20 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     ("degree", "microbatches", "pipeline"),
     [(2, 2, "simple"), (2, 4, "interleaved"), (3, 4, "interleaved"), (3, 4, "simple")],
 )
-def test_random_idioms_equal_one_process_or_are_refused(degree: int, microbatches: int, pipeline: str) -> None:
+def test_random_idioms_equal_one_process_or_are_refused(
+    degree: int, microbatches: int, pipeline: str
+) -> None:
     chance = random.Random(f"{degree} {microbatches} {pipeline}")
     specs = [drawn(chance) for _ in range(MODELS)]
-    config = {"pipeline_parallel_degree": degree, "microbatches": microbatches, "pipeline": pipeline}
+    config = {
+        "pipeline_parallel_degree": degree,
+        "microbatches": microbatches,
+        "pipeline": pipeline,
+    }
     refused = 0
-    for spec, *found in zip(specs, *run_ranks(degree, train, config, specs, limit=300 + 20 * MODELS), strict=True):
+    for spec, *found in zip(
+        specs, *run_ranks(degree, train, config, specs, limit=300 + 20 * MODELS), strict=True
+    ):
         texts = [each for each in found if isinstance(each, str)]
         refused += bool(texts)
         if texts:
@@ -338,7 +356,9 @@ def test_random_idioms_equal_one_process_or_are_refused(degree: int, microbatche
             assert len(texts) == degree, f"{spec}: {found}"
             assert any("smp.set_partition" in text for text in texts), f"{spec}: {found}"
         else:
-            assert max(each.largest for each in found if not isinstance(each, str)) <= 1e-9, f"{spec}: {found}"
+            assert max(each.largest for each in found if not isinstance(each, str)) <= 1e-9, (
+                f"{spec}: {found}"
+            )
     assert refused <= MODELS // 10
 
 

@@ -121,7 +121,8 @@ def place(root: Root, spec: Spec, degree: int) -> dict[str, int]:
 
     collect(spec)
     owner = {
-        name: 0 if name in ("", "stem") else flat[i % len(flat)] for i, (name, _) in enumerate(root.named_modules())
+        name: 0 if name in ("", "stem") else flat[i % len(flat)]
+        for i, (name, _) in enumerate(root.named_modules())
     }
     for name, module in root.named_modules():
         if isinstance(module, nn.Linear) and module.weight is root.stem.weight:
@@ -150,7 +151,11 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     for spec in specs:
         torch.manual_seed(3)
         root = Root(spec).double()
-        found.append(equality.compare(root, equality.squares, equality.rows, owner=place(root, spec, smp.pp_size())))
+        found.append(
+            equality.compare(
+                root, equality.squares, equality.rows, owner=place(root, spec, smp.pp_size())
+            )
+        )
     smp.barrier()
     return found
 
@@ -161,9 +166,15 @@ def train(config: dict[str, Any], specs: list[Spec]) -> list[equality.Difference
     st.sampled_from(["interleaved", "simple"]),
 )
 @settings(max_examples=JOBS, deadline=None, derandomize=True, phases=[Phase.generate])
-def test_random_trees_equal_one_process(specs: list[Spec], sizes: tuple[int, int], pipeline: str) -> None:
+def test_random_trees_equal_one_process(
+    specs: list[Spec], sizes: tuple[int, int], pipeline: str
+) -> None:
     degree, microbatches = sizes
-    config = {"pipeline_parallel_degree": degree, "microbatches": microbatches, "pipeline": pipeline}
+    config = {
+        "pipeline_parallel_degree": degree,
+        "microbatches": microbatches,
+        "pipeline": pipeline,
+    }
     for rank, results in enumerate(run_ranks(degree, train, config, specs)):
         for spec, found in zip(specs, results, strict=True):
             assert found.largest <= 1e-9, f"{spec} on rank {rank}: {found}"

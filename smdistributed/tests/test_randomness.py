@@ -24,7 +24,12 @@ class Drops(nn.Module):
 
     def __init__(self, slow: int, again: bool) -> None:
         super().__init__()
-        self.linear, self.drop, self.slow, self.again = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), slow, again
+        self.linear, self.drop, self.slow, self.again = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.5),
+            slow,
+            again,
+        )
         self.seen = queue.SimpleQueue()  # a list would make the microbatches run in turn
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,7 +109,13 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
 
     smp.init({**BY_HAND, "microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **config})
     found, drawn = [], []
-    for speeds in ([0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 2, 0], [0, 0, 2, 1, 3], [3, 1, 2, 0, 1]):
+    for speeds in (
+        [0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 2, 0],
+        [0, 0, 2, 1, 3],
+        [3, 1, 2, 0, 1],
+    ):
         torch.manual_seed(11)
         modules = [Drops(slow, checkpoint) for slow, _ in zip(speeds, places, strict=False)]
         plain = nn.Sequential(*modules).double()
@@ -123,7 +134,11 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
             values += [each.item() for each in train(model, x).outputs]
             optimizer.step()
         found.append((values, torch.rand(()).item()))
-        drawn = [tuple(module.seen.get().tolist()) for module in modules for _ in range(module.seen.qsize())]
+        drawn = [
+            tuple(module.seen.get().tolist())
+            for module in modules
+            for _ in range(module.seen.qsize())
+        ]
         forget()
     smp.barrier()
     return {"losses": found, "drawn": len(drawn), "different": len(set(drawn))}
@@ -139,7 +154,9 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
 def test_the_same_seeds_give_the_same_losses(config: dict[str, Any], places: list[int]) -> None:
     first = None
     for pipeline in ("interleaved", "simple"):
-        results = run_ranks(max(places) + 1, losses, {**config, "pipeline": pipeline}, places, False)
+        results = run_ranks(
+            max(places) + 1, losses, {**config, "pipeline": pipeline}, places, False
+        )
         for rank, result in enumerate(results):
             first = first or result["losses"][0]
             # The script's own stream is that of the others, too.
@@ -148,5 +165,7 @@ def test_the_same_seeds_give_the_same_losses(config: dict[str, Any], places: lis
 
 
 def test_modules_that_run_again_draw_the_same() -> None:
-    with_it, without = (run_ranks(2, losses, {}, [0, 1, 0, 1], checkpoint) for checkpoint in (True, False))
+    with_it, without = (
+        run_ranks(2, losses, {}, [0, 1, 0, 1], checkpoint) for checkpoint in (True, False)
+    )
     assert [each["losses"] for each in with_it] == [each["losses"] for each in without]

@@ -55,7 +55,9 @@ def test_only_torch_s_own_forward_updates() -> None:
     assert not is_update(update, nn.BatchNorm1d(4, momentum=None))
     assert not is_update(update, nn.BatchNorm1d(4, track_running_stats=False))
     assert not is_update(update, nn.Linear(4, 4))
-    assert not is_update(nn.InstanceNorm1d.forward.__code__, nn.InstanceNorm1d(4, track_running_stats=True))
+    assert not is_update(
+        nn.InstanceNorm1d.forward.__code__, nn.InstanceNorm1d(4, track_running_stats=True)
+    )
     assert not is_update(train.__code__, nn.BatchNorm1d(4))
 
 
@@ -130,7 +132,9 @@ def train(reads: bool) -> tuple[float, list[str]]:
             (reference(part, other) / 8).backward()
     state = model.state_dict()
     gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
-    differences = [(state[name] - value).abs().max().item() for name, value in reference.state_dict().items()]
+    differences = [
+        (state[name] - value).abs().max().item() for name, value in reference.state_dict().items()
+    ]
     for name, parameter in model.local_named_parameters():
         mine, expected = parameter.grad, gradients[name]
         assert mine is not None

@@ -27,7 +27,14 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.pipeline.runtime import present
 
-    smp.init({**BY_HAND, "microbatches": MICROBATCHES, "pipeline": schedule, "active_microbatches": active})
+    smp.init(
+        {
+            **BY_HAND,
+            "microbatches": MICROBATCHES,
+            "pipeline": schedule,
+            "active_microbatches": active,
+        }
+    )
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     smp.set_partition(second, 1)
     model = smp.DistributedModel(nn.Sequential(first, second))
@@ -51,11 +58,21 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
         train(model, torch.arange(MICROBATCHES), torch.ones(MICROBATCHES, 4))
     runtime = present()
     assert runtime is not None
-    return {"order": runtime.port.order, "most": most, "begun": begun, "switches": runtime.scheduler.switches}
+    return {
+        "order": runtime.port.order,
+        "most": most,
+        "begun": begun,
+        "switches": runtime.scheduler.switches,
+    }
 
 
 def passes(actions: list[str]) -> list[tuple[str, int]]:
-    return [(kind, int(number)) for each in actions if each for _, kind, number in [re.split("([FB])", each)]]
+    return [
+        (kind, int(number))
+        for each in actions
+        if each
+        for _, kind, number in [re.split("([FB])", each)]
+    ]
 
 
 def test_the_last_rank_runs_what_the_printed_schedule_says() -> None:
@@ -124,7 +141,9 @@ def test_the_last_rank_needs_no_threads() -> None:
 
 def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says() -> None:
     """torch tells a thread's first parallel loop of set_num_threads, and a product of matrices before that is none."""
-    root, _ = run_program(2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"})
+    root, _ = run_program(
+        2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}
+    )
     assert root.status == 0, root.err
     found = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
     assert found is not None, root.out
@@ -238,7 +257,10 @@ def test_contexts_carry_modes_hooks_and_values() -> None:
     assert second["in_inference_mode"] is True
     assert (second["in_autocast"], second["after_autocast"]) == (True, False)
     assert first["steps"] == 2
-    assert "Trying to backward through the graph a second time" in first["again"] or "second backward" in first["again"]
+    assert (
+        "Trying to backward through the graph a second time" in first["again"]
+        or "second backward" in first["again"]
+    )
     assert "decorated" in first["outside"]
 
 
@@ -450,11 +472,22 @@ class Caught(Head):
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [(Returned, ["other", "head"]), (Changed, []), (Twice, []), (Elsewhere, []), (Hidden, []), (Caught, [])],
+    [
+        (Returned, ["other", "head"]),
+        (Changed, []),
+        (Twice, []),
+        (Elsewhere, []),
+        (Hidden, []),
+        (Caught, []),
+    ],
 )
-def test_only_a_result_that_is_always_returned_is_a_tail(kind: type[Head], names: list[str]) -> None:
+def test_only_a_result_that_is_always_returned_is_a_tail(
+    kind: type[Head], names: list[str]
+) -> None:
     module = kind()
-    assert {id(child) for child in returned_modules(module)} == {id(getattr(module, name)) for name in names}
+    assert {id(child) for child in returned_modules(module)} == {
+        id(getattr(module, name)) for name in names
+    }
 
 
 def test_the_last_child_of_a_sequential_is_a_tail() -> None:

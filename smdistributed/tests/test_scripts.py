@@ -51,38 +51,64 @@ def run(
         "SM_OUTPUT_DATA_DIR": str(folder),
     }
     if smp is not None:
-        framework = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": ranks}
+        framework = {
+            "sagemaker_mpi_enabled": True,
+            "sagemaker_mpi_num_of_processes_per_host": ranks,
+        }
         # Transformers looks for the key `partitions`.
-        variables["SM_HP_MP_PARAMETERS"] = json.dumps({"partitions": smp.get("pipeline_parallel_degree", 1), **smp})
+        variables["SM_HP_MP_PARAMETERS"] = json.dumps(
+            {"partitions": smp.get("pipeline_parallel_degree", 1), **smp}
+        )
     variables["SM_FRAMEWORK_PARAMS"] = json.dumps(framework)
-    started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if torchrun else []
+    started = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if torchrun
+        else []
+    )
     command = [*started, str(script), *arguments]
     ended = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
     assert not any(rank.status for rank in ended), _story(ended)
-    return [float(number) for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)]
+    return [
+        float(number)
+        for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)
+    ]
 
 
 def _story(ended: list[Ended]) -> str:
-    return "\n".join(f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in ended)
+    return "\n".join(
+        f"rank {rank.rank}: status {rank.status}\n{rank.out}\n{rank.err}" for rank in ended
+    )
 
 
 # -- Our own ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("saved", ["partial", "full"])
-def test_a_convolution_net_trains_and_goes_on_from_its_checkpoint(saved: str, tmp_path: Path) -> None:
+def test_a_convolution_net_trains_and_goes_on_from_its_checkpoint(
+    saved: str, tmp_path: Path
+) -> None:
     script, folder = SCRIPTS / "digits.py", str(tmp_path)
     smp = {"pipeline_parallel_degree": 2, "microbatches": 4, "pipeline": "interleaved"}
     first = run(script, "--folder", folder, f"--save-{saved}-model", smp=smp, folder=tmp_path)
     assert first[-1] < 0.5 * first[0]
     name = str(tmp_path / "digits.pt")
-    second = run(script, f"--{saved}-checkpoint", name, "--amp", str(int(saved == "full")), smp=smp, folder=tmp_path)
+    second = run(
+        script,
+        f"--{saved}-checkpoint",
+        name,
+        "--amp",
+        str(int(saved == "full")),
+        smp=smp,
+        folder=tmp_path,
+    )
     assert max(second) < 0.5 * first[0]
 
 
 def test_a_convolution_net_placed_by_hand_trains_on_two_replicas(tmp_path: Path) -> None:
     smp = {"pipeline_parallel_degree": 2, "microbatches": 2, "ddp": True, "auto_partition": False}
-    losses = run(SCRIPTS / "digits.py", "--manual", "1", "--epochs", "3", ranks=4, smp=smp, folder=tmp_path)
+    losses = run(
+        SCRIPTS / "digits.py", "--manual", "1", "--epochs", "3", ranks=4, smp=smp, folder=tmp_path
+    )
     assert losses[-1] < 0.6 * losses[0]
 
 
@@ -100,24 +126,41 @@ def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -
     options = ["--pipeline_parallel_degree", "2", "--microbatches", "4", "--fp16", "1"]
     first = run(script, *options, smp=PIPELINE, folder=tmp_path)
     assert first[-1] < 0.8 * first[0]
-    second = run(script, *options, "--max_steps", "4", "--resume", "full", smp=PIPELINE, folder=tmp_path)
+    second = run(
+        script, *options, "--max_steps", "4", "--resume", "full", smp=PIPELINE, folder=tmp_path
+    )
     assert max(second) < 0.9 * first[0]
     assert (tmp_path / "newest").read_text() == "steps-24"
 
 
 @pytest.mark.core
 def test_a_language_model_trains_over_tensor_ranks(tmp_path: Path) -> None:
-    losses = run(SCRIPTS / "language.py", "--tensor_parallel_degree", "2", smp=TENSOR, folder=tmp_path)
+    losses = run(
+        SCRIPTS / "language.py", "--tensor_parallel_degree", "2", smp=TENSOR, folder=tmp_path
+    )
     assert losses[-1] < 0.8 * losses[0]
 
 
 @pytest.mark.parametrize("fp16", ["0", "1"])
-def test_a_language_model_trains_and_resumes_with_sharded_data_parallelism(fp16: str, tmp_path: Path) -> None:
+def test_a_language_model_trains_and_resumes_with_sharded_data_parallelism(
+    fp16: str, tmp_path: Path
+) -> None:
     options = ["--sharded_data_parallel_degree", "2", "--microbatches", "2", "--fp16", fp16]
-    first = run(SCRIPTS / "language.py", *options, smp=SHARDED, folder=tmp_path, torchrun=fp16 == "0")
+    first = run(
+        SCRIPTS / "language.py", *options, smp=SHARDED, folder=tmp_path, torchrun=fp16 == "0"
+    )
     assert first[-1] < 0.8 * first[0]
     kind = "full" if fp16 == "1" else "partial"
-    second = run(SCRIPTS / "language.py", *options, "--max_steps", "4", "--resume", kind, smp=SHARDED, folder=tmp_path)
+    second = run(
+        SCRIPTS / "language.py",
+        *options,
+        "--max_steps",
+        "4",
+        "--resume",
+        kind,
+        smp=SHARDED,
+        folder=tmp_path,
+    )
     assert max(second) < 0.9 * first[0]
 
 
@@ -136,7 +179,9 @@ def test_hugging_face_trainer(smp: Mapping[str, object] | None, tmp_path: Path) 
     first = run(SCRIPTS / "trainer.py", *options, "--max_steps", "8", smp=smp, folder=tmp_path)
     assert len(first) == 8
     assert first[-1] < 0.9 * first[0]
-    resumed = run(SCRIPTS / "trainer.py", *options, "--max_steps", "10", "--resume", smp=smp, folder=tmp_path)
+    resumed = run(
+        SCRIPTS / "trainer.py", *options, "--max_steps", "10", "--resume", smp=smp, folder=tmp_path
+    )
     assert resumed[:8] == first
     assert len(resumed) == 10
     assert max(resumed[8:]) < 0.9 * first[0]
@@ -171,7 +216,11 @@ class Public:
     def file(self) -> Path | None:
         """The script, in the folder that the variable names."""
         folder = os.environ.get(PUBLIC)
-        return Path(folder, f"{self.repository.partition('/')[2]}@{self.revision}", self.path) if folder else None
+        return (
+            Path(folder, f"{self.repository.partition('/')[2]}@{self.revision}", self.path)
+            if folder
+            else None
+        )
 
 
 DLC, ASE = "aws/deep-learning-containers", "aws/amazon-sagemaker-examples"
@@ -246,12 +295,20 @@ PUBLIC_SCRIPTS = {
 def test_a_public_script_runs_unchanged(name: str, tmp_path: Path) -> None:
     script = PUBLIC_SCRIPTS[name]
     if script.file is None or not script.file.exists():
-        pytest.skip(f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how to get it")
+        pytest.skip(
+            f"NOT TESTED: {script.file or f'{PUBLIC} is not set'}; smdistributed/README.md says how to get it"
+        )
     lines = [[(start * 7 + step) % 97 for step in range(33)] for start in range(64)]
-    text = "".join(json.dumps({"input_ids": line, "attention_mask": [1] * 33}) + "\n" for line in lines)
+    text = "".join(
+        json.dumps({"input_ids": line, "attention_mask": [1] * 33}) + "\n" for line in lines
+    )
     (tmp_path / "train_1.json").write_text(text)
-    first = run(script.file, *script.arguments.split(), ranks=script.ranks, smp=script.smp, folder=tmp_path)
+    first = run(
+        script.file, *script.arguments.split(), ranks=script.ranks, smp=script.smp, folder=tmp_path
+    )
     assert first[-1] < 0.99 * first[0]
     if script.again:
-        second = run(script.file, *script.again.split(), ranks=script.ranks, smp=script.smp, folder=tmp_path)
+        second = run(
+            script.file, *script.again.split(), ranks=script.ranks, smp=script.smp, folder=tmp_path
+        )
         assert second[0] < 0.95 * first[0]

@@ -41,7 +41,9 @@ def config(degree: int, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_equals_one_process(world: int, degree: int, microbatches: int) -> None:
-    for rank, result in enumerate(run_ranks(world, compare, config(degree, microbatches=microbatches), PLAIN)):
+    for rank, result in enumerate(
+        run_ranks(world, compare, config(degree, microbatches=microbatches), PLAIN)
+    ):
         for name, worst in result.items():
             assert worst.largest <= 1e-10, f"{name} on rank {rank}: {worst}"
 
@@ -57,7 +59,9 @@ class Special(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 8)) for _ in range(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 8)) for _ in range(4)
+        )
         self.scale = nn.Parameter(torch.tensor(0.7))
         self.norm = nn.LayerNorm(8)
         self.shift: torch.Tensor
@@ -154,7 +158,9 @@ def test_a_plain_backward_pass_sums_and_is_clipped(norm: float) -> None:
 
 def network(width: int = 16, layers: int = 4) -> nn.Module:
     torch.manual_seed(5)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers)))
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+    )
 
 
 def error_of(out: torch.Tensor) -> torch.Tensor:
@@ -218,7 +224,9 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    smp.DistributedModel(network(8, 2))  # what is imported and connected with the first one is not the next one's
+    smp.DistributedModel(
+        network(8, 2)
+    )  # what is imported and connected with the first one is not the next one's
     forget()
     # -3 is M_MMAP_THRESHOLD: what is freed goes back at once.
     assert ctypes.CDLL(None).mallopt(-3, 1 << 16)
@@ -240,7 +248,9 @@ def _memory(settings: dict[str, Any]) -> dict[str, int]:
         return loss
 
     def live_of(block: nn.Module) -> int:
-        return sum(p.untyped_storage().nbytes() for p in block.parameters() if type(p) is nn.Parameter)
+        return sum(
+            p.untyped_storage().nbytes() for p in block.parameters() if type(p) is nn.Parameter
+        )
 
     train(model, torch.ones(2, WIDTH))
     optimizer.step()
@@ -347,7 +357,9 @@ def test_half_precision_trains_with_one_loss_scale(name: str) -> None:
     assert first["losses"][-1] < 0.8 * first["losses"][0]
 
 
-def _clipped(settings: dict[str, Any], make: Callable[[Any], Any], scaled: bool) -> tuple[list[float], list[Any]]:
+def _clipped(
+    settings: dict[str, Any], make: Callable[[Any], Any], scaled: bool
+) -> tuple[list[float], list[Any]]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
@@ -382,17 +394,23 @@ def _lamb(parameters: Any) -> Any:
 
 
 @pytest.mark.parametrize(("world", "limit"), [(2, 0.1), (2, None), (4, 0.1)])
-def test_the_step_clips_as_sdp_gradient_clipping_says_and_to_1_without_it(world: int, limit: float | None) -> None:
+def test_the_step_clips_as_sdp_gradient_clipping_says_and_to_1_without_it(
+    world: int, limit: float | None
+) -> None:
     plain = network().double()
     adam, norms = _adam(plain.parameters()), []
     for number in range(4):
-        x = torch.cat([torch.full((2, 16), number + r / 2, dtype=torch.float64) for r in range(world)])
+        x = torch.cat(
+            [torch.full((2, 16), number + r / 2, dtype=torch.float64) for r in range(world)]
+        )
         adam.zero_grad()
         ((plain(x) - 1.0).pow(2).sum() / world).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), limit or 1.0)))
         adam.step()
     assert max(norms) > 1.0
-    for found, values in run_ranks(world, _clipped, config(2, sdp_gradient_clipping=limit), _adam, False):
+    for found, values in run_ranks(
+        world, _clipped, config(2, sdp_gradient_clipping=limit), _adam, False
+    ):
         assert found == pytest.approx(norms, rel=1e-10)
         for ours, theirs in zip(values, plain.state_dict().values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
@@ -413,14 +431,18 @@ def _start(settings: dict[str, Any]) -> tuple[Any, Any, Callable[[int], None]]:
     import smdistributed.modelparallel.torch as smp
 
     smp.init(settings)
-    model = smp.DistributedModel(Special().to(torch.float32 if smp.state.cfg.bf16 else torch.float64))
+    model = smp.DistributedModel(
+        Special().to(torch.float32 if smp.state.cfg.bf16 else torch.float64)
+    )
     optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
 
     forward = train_step(lambda model, x, y: functional.nll_loss(model(x), y))
 
     def train(number: int) -> None:
         optimizer.zero_grad()
-        forward(model, *networks.data("", number + 50 * smp.dp_rank(), 8, next(model.buffers()).dtype))
+        forward(
+            model, *networks.data("", number + 50 * smp.dp_rank(), 8, next(model.buffers()).dtype)
+        )
         optimizer.step()
 
     return model, optimizer, train
@@ -431,9 +453,14 @@ def _saves(path: str, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
 
     model, optimizer, train = _start(settings)
     train(0)
-    smp.save_checkpoint(path, "one", partial=True, model=model, optimizer=optimizer, user_content={"steps": 1})
+    smp.save_checkpoint(
+        path, "one", partial=True, model=model, optimizer=optimizer, user_content={"steps": 1}
+    )
     smp.save_checkpoint(path, "whole.pt", partial=False, model=model)
-    smp.save({"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()}, f"{path}/mine")
+    smp.save(
+        {"model": model.local_state_dict(), "optimizer": optimizer.local_state_dict()},
+        f"{path}/mine",
+    )
     state = optimizer.state_dict(gather_to_rank0=True)
     assert bool(state) == (smp.rank() == 0)
     if state:
@@ -462,7 +489,13 @@ def _resumes(path: str, settings: dict[str, Any], how: str) -> dict[str, torch.T
 
 @pytest.mark.parametrize(
     ("world", "how", "half"),
-    [(2, "partial", False), (2, "full", True), (2, "saved", False), (2, "partial", True), (4, "full", False)],
+    [
+        (2, "partial", False),
+        (2, "full", True),
+        (2, "saved", False),
+        (2, "partial", True),
+        (4, "full", False),
+    ],
 )
 def test_a_checkpoint_goes_on(world: int, how: str, half: bool, tmp_path: Path) -> None:
     settings = config(2, bf16=half)
@@ -481,7 +514,9 @@ def _alone(path: str) -> dict[str, torch.Tensor]:
     import smdistributed.modelparallel.torch as smp
 
     model, optimizer, _ = _start({})
-    with pytest.raises(RuntimeError, match="saved with sharded_data_parallel_degree 2, and this job has 1"):
+    with pytest.raises(
+        RuntimeError, match="saved with sharded_data_parallel_degree 2, and this job has 1"
+    ):
         smp.resume_from_checkpoint(path, tag="one")
     part = smp.load(f"{path}/mine_0_0_0", partial=False)
     for target, key in ((model, "model"), (optimizer, "optimizer")):
@@ -608,16 +643,25 @@ def test_ranks_may_choose_in_a_module_dict() -> None:
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ("heads", "rank 0 has a gradient of heads.a.0.weight, and rank 1 has a gradient of heads.b.0.weight"),
+        (
+            "heads",
+            "rank 0 has a gradient of heads.a.0.weight, and rank 1 has a gradient of heads.b.0.weight",
+        ),
         ("order", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
         ("late", "rank 0 runs blocks.0 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
         ("skips", "rank 0 runs blocks.1 (Block) forward, and rank 1 runs blocks.2 (Block) forward"),
-        ("loss", "rank 0 runs blocks.2 (Block) backward, and rank 1 runs blocks.0 (Block) backward"),
+        (
+            "loss",
+            "rank 0 runs blocks.2 (Block) backward, and rank 1 runs blocks.0 (Block) backward",
+        ),
         ("method", "blocks.0.a (Linear) used blocks.0.a.weight outside of its block"),
         ("weight", "the model (Ways) used blocks.0.a.weight outside of its block"),
         ("gradient", "outside of its block"),
         ("replaced", "parameter 'weight' in blocks.0 (Block) was replaced for a call"),
-        ("hides", "blocks.0 (Hiding) returns a tensor in an object of <class 'types.SimpleNamespace'>"),
+        (
+            "hides",
+            "blocks.0 (Hiding) returns a tensor in an object of <class 'types.SimpleNamespace'>",
+        ),
         ("summed", "the loss was computed from shared parameters"),
         ("sparse", "words (Embedding) has sparse=True"),
         ("rprop", "does not work with torch.optim.Rprop"),

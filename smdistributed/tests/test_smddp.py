@@ -21,7 +21,9 @@ BIN = Path(sys.executable).parent
 
 EMULATED = {"SMP_CPU_EMULATION": "1"}
 
-SMDDP_JOB = {"SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distributed_dataparallel_enabled": True})}
+SMDDP_JOB = {
+    "SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distributed_dataparallel_enabled": True})
+}
 
 QUIET = """
 import os, sys
@@ -36,7 +38,9 @@ print(json.dumps([dist.is_available() and "smddp" in dist.Backend.backend_list, 
 def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     argv = [sys.executable, "-c", "import json\n" + script]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
 
 
 def test_a_bare_import_of_torch_knows_the_backend_and_changes_nothing_else() -> None:
@@ -56,7 +60,9 @@ def test_a_bare_import_of_torch_knows_the_backend_and_changes_nothing_else() -> 
 
 
 def test_a_bare_import_of_torch_sets_the_ranks_in_a_job_of_smddp() -> None:
-    script = "import os, torch\nprint(os.environ['LOCAL_RANK'], os.environ['SMDATAPARALLEL_LOCAL_RANK'])"
+    script = (
+        "import os, torch\nprint(os.environ['LOCAL_RANK'], os.environ['SMDATAPARALLEL_LOCAL_RANK'])"
+    )
     done = run(script, OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1", **SMDDP_JOB)
     assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
 
@@ -122,13 +128,18 @@ assert [name for name in dir(exceptions) if isinstance(getattr(exceptions, name)
 )
 def test_each_can_be_the_first_import_of_a_process(module: str) -> None:
     """torch looks for backends while such a module is being imported."""
-    done = run(f"import {module}\nimport torch\nassert 'smddp' in torch.distributed.Backend.backend_list", **EMULATED)
+    done = run(
+        f"import {module}\nimport torch\nassert 'smddp' in torch.distributed.Backend.backend_list",
+        **EMULATED,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def _data() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(), torch.randn(8, 4).double()
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double(), torch.randn(
+        8, 4
+    ).double()
 
 
 def _trained(model: nn.Module, rows: torch.Tensor) -> list[float]:
@@ -162,7 +173,11 @@ def _wrapped() -> dict[str, list[float]]:
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     losses["fsdp2"] = _trained(model, own)
 
-    pair, single, other = dist.new_group([0, 1]), dist.new_group([1]), dist.new_group(backend="gloo")
+    pair, single, other = (
+        dist.new_group([0, 1]),
+        dist.new_group([1]),
+        dist.new_group(backend="gloo"),
+    )
     assert (dist.get_backend(pair), dist.get_backend(other)) == ("smddp", "gloo")
     for group in (None, pair, other):
         total = torch.tensor([me + 1.0])
@@ -277,13 +292,28 @@ def job(tmp_path: Path) -> Path:
 
 def test_smddprun_under_mpirun(job: Path) -> None:
     if not (BIN / "mpirun").exists():
-        pytest.skip("NOT TESTED: no mpirun beside this Python; tools/set-up-peers smdistributed installs it")
-    mpirun = [str(BIN / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-np", "2", "--mca", "btl", "self,sm,tcp"]
+        pytest.skip(
+            "NOT TESTED: no mpirun beside this Python; tools/set-up-peers smdistributed installs it"
+        )
+    mpirun = [
+        str(BIN / "mpirun"),
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-np",
+        "2",
+        "--mca",
+        "btl",
+        "self,sm,tcp",
+    ]
     # The rendezvous is smddprun's, but for the port, which two runs of this test must not share.
     rank = [str(BIN / "smddprun"), sys.executable, "-m", "mpi4py", str(job), "-v", "--lr"]
     argv = [*mpirun, "-x", f"MASTER_PORT={free_port()}", *rank]
-    environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "RANK")}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "RANK")
+    }
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == [f"rank {rank} of 2: 3.0 ['-v', '--lr']" for rank in (0, 1)]
 
@@ -294,14 +324,26 @@ def said(text: str) -> list[str]:
 
 
 def test_torchrun(job: Path) -> None:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(job)]
+    argv = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(job),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == [f"rank {rank} of 2: 3.0 []" for rank in (0, 1)]
 
 
 def test_smddpsinglenode_starts_one_rank_for_each_gpu(job: Path) -> None:
-    argv = [sys.executable, "-c", "from smdistributed.dataparallel.programs import smddpsinglenode; smddpsinglenode()"]
+    argv = [
+        sys.executable,
+        "-c",
+        "from smdistributed.dataparallel.programs import smddpsinglenode; smddpsinglenode()",
+    ]
     done = subprocess.run(
         [*argv, "-x", "LOCAL_WORLD_SIZE=2", sys.executable, job, "-x"],
         capture_output=True,
@@ -328,7 +370,9 @@ PRINT = "import os, sys; print(os.environ.get('MASTER_ADDR'), os.environ.get('RA
         ("smddpmprun", [], {"RANK": "1"}, "None 1 ['-i', 'x']"),
     ],
 )
-def test_a_program_becomes_its_command(program: str, options: list[str], variables: dict[str, str], out: str) -> None:
+def test_a_program_becomes_its_command(
+    program: str, options: list[str], variables: dict[str, str], out: str
+) -> None:
     done = of_program(program, *options, sys.executable, "-c", PRINT, "-i", "x", **variables)
     assert (done.returncode, done.stdout.strip()) == (0, out), done.stderr
 
@@ -337,7 +381,12 @@ def test_what_a_program_refuses() -> None:
     ranks = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     for arguments, variables, status, text in (
         ((), {}, 2, "there is no command to run"),
-        (("/no/such/program",), {}, 127, "smddprun: cannot run /no/such/program: No such file or directory"),
+        (
+            ("/no/such/program",),
+            {},
+            127,
+            "smddprun: cannot run /no/such/program: No such file or directory",
+        ),
         (("true",), {"RANK": "one"}, 2, "the environment variable RANK='one' is not an integer"),
         (("true",), ranks, 2, "MASTER_ADDR is not set, and only 2 of the 4 ranks are on this host"),
     ):
@@ -349,9 +398,15 @@ def test_what_a_program_refuses() -> None:
 
 
 def of_program(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MASTER_", "OMPI_", "RANK"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MASTER_", "OMPI_", "RANK"))
+    }
     argv = [str(BIN / program), *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300, env={**kept, **variables})
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, timeout=300, env={**kept, **variables}
+    )
 
 
 # What the Trainer and the Accelerator do by themselves in a job of smddp, on CPUs by emulation.
@@ -390,7 +445,12 @@ print("done")
 def test_the_trainer_and_the_accelerator_of_hugging_face(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(HUGGING_FACE)
-    variables = {**EMULATED, **SMDDP_JOB, "ACCELERATE_USE_SAGEMAKER": "true", "TOKENIZERS_PARALLELISM": "false"}
+    variables = {
+        **EMULATED,
+        **SMDDP_JOB,
+        "ACCELERATE_USE_SAGEMAKER": "true",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     for ended in run_program(2, [str(script), str(tmp_path)], variables=variables):
         assert ended.status == 0, ended.err
         assert ended.out.splitlines()[-1] == "done"

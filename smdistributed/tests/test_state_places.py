@@ -46,7 +46,9 @@ def load(folder: str, name: str, program: Program) -> Any:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    both = torch.randn(2, 2 * MICROBATCHES, 4, generator=torch.Generator().manual_seed(step)).double()
+    both = torch.randn(
+        2, 2 * MICROBATCHES, 4, generator=torch.Generator().manual_seed(step)
+    ).double()
     return both[0], both[1]
 
 
@@ -171,8 +173,16 @@ def test_drawn_programs_equal_one_process_or_are_refused(count: int, tmp_path: P
     programs = [drawn(chance) for _ in range(count)]
     results = run_all(tmp_path, programs)
     assert not results.silent, "\n".join(f"{program}: {worst}" for program, worst in results.silent)
-    unclear = [(program, text) for program, text in results.refused if not any(each in text for each in REMEDIES)]
+    unclear = [
+        (program, text)
+        for program, text in results.refused
+        if not any(each in text for each in REMEDIES)
+    ]
     assert not unclear, "\n".join(f"{program}: {text}" for program, text in unclear)
-    followed = [program for program, _ in results.refused if program.first == 1 and not PLACES[program.place].stays]
+    followed = [
+        program
+        for program, _ in results.refused
+        if program.first == 1 and not PLACES[program.place].stays
+    ]
     assert not followed, f"state of the first step is followed: {followed}"
     assert len(results.refused) < len(programs)

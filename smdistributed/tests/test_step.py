@@ -43,9 +43,19 @@ def _arguments() -> None:
         for name, value in values.items():
             seen[name].append(value)
 
-    @smp.step(non_split_inputs=["whole", "key"], input_split_axes={"across": 1, "last": -1, "named": 1})
+    @smp.step(
+        non_split_inputs=["whole", "key"], input_split_axes={"across": 1, "last": -1, "named": 1}
+    )
     def step(positional, across, last, whole, *more, default="a", **others):  # type: ignore[no-untyped-def]
-        look(positional=positional, across=across, last=last, whole=whole, more=more, default=default, **others)
+        look(
+            positional=positional,
+            across=across,
+            last=last,
+            whole=whole,
+            more=more,
+            default=default,
+            **others,
+        )
 
     module = nn.Linear(1, 1)
     nested = {
@@ -73,7 +83,12 @@ def _arguments() -> None:
         module=module,
         sliced=[Sliced("one")],
     )
-    assert [each.tolist() for each in seen["positional"]] == [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]]
+    assert [each.tolist() for each in seen["positional"]] == [
+        [[0], [1]],
+        [[2], [3]],
+        [[4], [5]],
+        [[6], [7]],
+    ]
     for name in ("across", "last", "named"):
         assert [each.tolist() for each in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
     assert all(each["x"] is rows for each in seen["whole"])
@@ -84,9 +99,14 @@ def _arguments() -> None:
     assert seen["default"] == ["a"] * 4
     for index, part in enumerate(seen["nested"]):
         own = [[2 * index], [2 * index + 1]]
-        assert {key: type(value) for key, value in part.items()} == {key: type(nested[key]) for key in nested}
+        assert {key: type(value) for key, value in part.items()} == {
+            key: type(nested[key]) for key in nested
+        }
         assert (part["list"][0].tolist(), part["list"][1:]) == (own, ["text", 3])
-        assert (part["tuple"][0].tolist(), part["tuple"][1][0].tolist()) == (own, [[2 * index + 1], [2 * index + 2]])
+        assert (part["tuple"][0].tolist(), part["tuple"][1][0].tolist()) == (
+            own,
+            [[2 * index + 1], [2 * index + 2]],
+        )
         assert (part["pair"].left.tolist(), part["pair"].right) == (own, None)
         assert [each.tolist() for each in part["set"]] == [own]
         assert part["ordered"]["a"].tolist() == part["default"]["a"].tolist() == own
@@ -195,7 +215,11 @@ def _errors() -> list[str]:
         raise AssertionError(f"no microbatch runs: {x}, {across}")
 
     texts = []
-    for config, arguments in ((None, [1]), (FOUR, [torch.ones(6, 2)]), (FOUR, [{"a": [torch.ones(8), torch.ones(3)]}])):
+    for config, arguments in (
+        (None, [1]),
+        (FOUR, [torch.ones(6, 2)]),
+        (FOUR, [{"a": [torch.ones(8), torch.ones(3)]}]),
+    ):
         if config is not None:
             smp.init(config)
         with pytest.raises((ValueError, smp.SMPRuntimeError)) as caught:
@@ -203,7 +227,9 @@ def _errors() -> list[str]:
         texts.append(str(caught.value))
     with pytest.raises(ValueError, match="step") as caught:
         step(torch.ones(4), torch.ones(4))
-    return [re.sub(r"function \S+step,", "function step,", text) for text in (*texts, str(caught.value))]
+    return [
+        re.sub(r"function \S+step,", "function step,", text) for text in (*texts, str(caught.value))
+    ]
 
 
 def _empty_elsewhere(rank_of_data: int) -> list[float]:
@@ -249,14 +275,18 @@ def test_what_comes_back() -> None:
 def test_an_error_names_the_argument_its_size_and_the_number() -> None:
     ((before, rows, nested, axis),) = run_ranks(1, _errors)
     assert before == "the number of microbatches is not known yet: call smp.init() first"
-    advice = (
-        "; give a batch that they divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
+    advice = "; give a batch that they divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
+    assert (
+        rows
+        == f"smp.step: function step, argument x: axis 0 has size 6, which 4 microbatches do not divide{advice}"
     )
-    assert rows == f"smp.step: function step, argument x: axis 0 has size 6, which 4 microbatches do not divide{advice}"
     assert nested == (
         f"smp.step: function step, argument x['a'][1]: axis 0 has size 3, which 4 microbatches do not divide{advice}"
     )
-    assert axis == "smp.step: function step, argument across: a tensor of shape (4,) has no axis 1 to split along"
+    assert (
+        axis
+        == "smp.step: function step, argument across: a tensor of shape (4,) has no axis 1 to split along"
+    )
 
 
 def test_other_ranks_may_have_empty_rows() -> None:
@@ -277,7 +307,11 @@ def _sources() -> dict[str, str]:
     counted = smp.step(lambda numbers, x: x + next(numbers))
     assert counted(itertools.count(), torch.zeros(4)).concat().tolist() == [0.0, 1.0, 2.0, 3.0]
     found = {}
-    for name, source in {"DataLoader": loader, "TensorDataset": dataset, "list_iterator": iter([1])}.items():
+    for name, source in {
+        "DataLoader": loader,
+        "TensorDataset": dataset,
+        "list_iterator": iter([1]),
+    }.items():
         with pytest.raises(ValueError, match="argument source") as caught:
             smp.step(lambda source: next(iter(source)))({"train": source})
         found[name] = str(caught.value)
@@ -287,5 +321,8 @@ def _sources() -> dict[str, str]:
 def test_where_batches_come_from_is_no_batch() -> None:
     (found,) = run_ranks(1, _sources)
     for name, text in found.items():
-        assert f"argument source['train']: a {name} is not split, so each of 4 microbatches would draw" in text
+        assert (
+            f"argument source['train']: a {name} is not split, so each of 4 microbatches would draw"
+            in text
+        )
         assert "Draw a batch outside of the function, and pass its tensors" in text

@@ -48,7 +48,10 @@ class Plain(Job):
 
     def step(self, function: Callable[..., Any]) -> Callable[..., list[float]]:
         def run(model: Any, *given: Any) -> list[float]:
-            chunks = [each.chunk(MICROBATCHES) if isinstance(each, torch.Tensor) else None for each in given]
+            chunks = [
+                each.chunk(MICROBATCHES) if isinstance(each, torch.Tensor) else None
+                for each in given
+            ]
             losses = []
             for number in range(MICROBATCHES):
                 parts = [g if c is None else c[number] for g, c in zip(given, chunks, strict=True)]
@@ -119,7 +122,9 @@ def differences(names: list[str]) -> dict[str, tuple[float, str]]:
             assert len(mine) == len(numbers)
             assert states.keys() == state.keys()
             off = [abs(one - other) for one, other in zip(mine, numbers, strict=True)]
-            off += [float((states[key].double() - state[key].double()).abs().max()) for key in state]
+            off += [
+                float((states[key].double() - state[key].double()).abs().max()) for key in state
+            ]
             found[name] = (max(off), "")
         forget()
         smp.barrier()

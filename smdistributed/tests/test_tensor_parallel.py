@@ -28,9 +28,13 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=2)
-        self.first = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH, bias=False))
+        self.first = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        )
         self.norm = nn.LayerNorm(WIDTH)
-        self.second = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+        self.second = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)
+        )
         self.odd = nn.Linear(WIDTH, 5)
         self.head = nn.Linear(5, CLASSES)  # 5 channels: not divisible
 
@@ -118,7 +122,15 @@ def _train(config: dict[str, Any], delayed: bool = False) -> dict[str, Any]:
     ("ranks", "config"),
     [
         (2, {"tensor_parallel_degree": 2}),
-        (2, {"tensor_parallel_degree": 2, "prescaled_batch": True, "optimize": "speed", "microbatches": 2}),
+        (
+            2,
+            {
+                "tensor_parallel_degree": 2,
+                "prescaled_batch": True,
+                "optimize": "speed",
+                "microbatches": 2,
+            },
+        ),
         (4, {"tensor_parallel_degree": 2, "microbatches": 2}),
         (4, {"tensor_parallel_degree": 4, "microbatches": 2, "prescaled_batch": True}),
         pytest.param(
@@ -139,7 +151,11 @@ def _train(config: dict[str, Any], delayed: bool = False) -> dict[str, Any]:
         ),
         (8, {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "microbatches": 2}),
     ],
-    ids=lambda value: "-".join(f"{k.split('_')[0]}{v}" for k, v in value.items()) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        "-".join(f"{k.split('_')[0]}{v}" for k, v in value.items())
+        if isinstance(value, dict)
+        else None
+    ),
 )
 def test_training_equals_one_process(ranks: int, config: dict[str, Any]) -> None:
     results = run_ranks(ranks, _train, config)
@@ -148,9 +164,13 @@ def test_training_equals_one_process(ranks: int, config: dict[str, Any]) -> None
     expected, losses = _alone(replicas)
     for rank, result in enumerate(results):
         for name, value in expected.items():
-            assert torch.allclose(torch.from_numpy(result["state"][name]), value, rtol=0, atol=1e-12), (rank, name)
+            assert torch.allclose(
+                torch.from_numpy(result["state"][name]), value, rtol=0, atol=1e-12
+            ), (rank, name)
         assert result["said"] == f"[{rank}] x"
-    assert sum(result["losses"][-1] for result in results) / ranks == pytest.approx(losses[-1], abs=1e-12)
+    assert sum(result["losses"][-1] for result in results) / ranks == pytest.approx(
+        losses[-1], abs=1e-12
+    )
     names = {"embedding.weight": 1, "first.0.weight": 1, "first.2.weight": 1, "odd.weight": 1}
     names |= {"second.0.weight": 1, "second.2.weight": 1}
     if config.get("optimize") != "speed":
@@ -178,7 +198,9 @@ def test_delayed_parameters_have_the_values_of_one_process() -> None:
         torch.autograd.backward(model(ids, targets))
         optimizer.step()
     for name, value in model.state_dict().items():
-        assert torch.allclose(torch.from_numpy(results[0]["state"][name]), value, rtol=0, atol=1e-12), name
+        assert torch.allclose(
+            torch.from_numpy(results[0]["state"][name]), value, rtol=0, atol=1e-12
+        ), name
 
 
 class Uneven(nn.Module):
@@ -214,7 +236,10 @@ def _uneven() -> list[float]:
 
     step = train_step(lambda model, x: model(x).pow(2).mean())
     generator = torch.Generator().manual_seed(smp.tp_rank())
-    return [step(model, torch.randn(16, WIDTH, generator=generator)).reduce_mean().item() for _ in range(5)]
+    return [
+        step(model, torch.randn(16, WIDTH, generator=generator)).reduce_mean().item()
+        for _ in range(5)
+    ]
 
 
 def test_tensor_ranks_run_microbatches_in_one_order() -> None:
@@ -351,8 +376,12 @@ def test_what_is_replaced() -> None:
         "early": "Block",
         "attention": "MultiheadAttention",
     }
-    assert first["early"] == "DistributedLinear"  # its own class was registered too late, what is in it was not
-    assert first["attention"] == "NonDynamicallyQuantizableLinear"  # torch reads its weight directly
+    assert (
+        first["early"] == "DistributedLinear"
+    )  # its own class was registered too late, what is in it was not
+    assert (
+        first["attention"] == "NonDynamicallyQuantizableLinear"
+    )  # torch reads its weight directly
     lines = first["text"].splitlines()
     assert lines == [
         "tied.embedding (Embedding) is not split over tensor ranks: its weight is shared with another module",
@@ -369,7 +398,10 @@ def _direct() -> dict[str, Any]:
 
     smp.init({"ddp": True, "tensor_parallel_degree": 2, "fp16_params": True})
     torch.manual_seed(0)
-    linear, embedding = smp.nn.DistributedLinear(4, 6), smp.nn.DistributedEmbedding(8, 4, padding_idx=-1)
+    linear, embedding = (
+        smp.nn.DistributedLinear(4, 6),
+        smp.nn.DistributedEmbedding(8, 4, padding_idx=-1),
+    )
     norm = smp.nn.DistributedLayerNorm(4)
     errors = []
     for make in (
@@ -418,13 +450,18 @@ def _late(width: int) -> dict[str, Any]:
             model = nn.Sequential(first, second)
             first.weight.data.normal_(0, 0.3)  # as transformers writes
             with torch.no_grad():
-                second.weight.uniform_(-0.9, 0.9).erfinv_().mul_(0.1).clamp_(-0.1, 0.1)  # several operations
+                second.weight.uniform_(-0.9, 0.9).erfinv_().mul_(0.1).clamp_(
+                    -0.1, 0.1
+                )  # several operations
                 second.weight[3].fill_(0.25)  # a part of it
                 second.bias.mul_(2)
             nn.init.orthogonal_(first.weight[:8])
         return model
 
-    plain = {name: value.clone() for name, value in make(smp.delay_param_initialization(False)).state_dict().items()}
+    plain = {
+        name: value.clone()
+        for name, value in make(smp.delay_param_initialization(False)).state_dict().items()
+    }
     after = torch.get_rng_state()
     with smp.delay_param_initialization():  # what torch itself loads for it
         nn.Linear(256, 256)
@@ -444,7 +481,10 @@ def _late(width: int) -> dict[str, Any]:
     forward(model, torch.zeros(1, width))
     mine = model.local_state_dict()
     assert {id(p) for p in model.local_parameters()} <= identity
-    return {"equal": {n: torch.equal(v, plain[n]) for n, v in mine.items() if n in plain}, "used": used}
+    return {
+        "equal": {n: torch.equal(v, plain[n]) for n, v in mine.items() if n in plain},
+        "used": used,
+    }
 
 
 def _used() -> int:
@@ -472,7 +512,9 @@ def _written_late() -> None:
 
 
 def test_writing_after_the_context_is_refused() -> None:
-    with pytest.raises(RankError, match=r"weight was written to after smp\.delay_param_initialization"):
+    with pytest.raises(
+        RankError, match=r"weight was written to after smp\.delay_param_initialization"
+    ):
         run_ranks(1, _written_late)
 
 
@@ -498,10 +540,25 @@ def test_loading_in_the_context_is_kept() -> None:
 def _gpt2() -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"ddp": True, "tensor_parallel_degree": 2, "microbatches": 2, "delayed_parameter_initialization": True})
+    smp.init(
+        {
+            "ddp": True,
+            "tensor_parallel_degree": 2,
+            "microbatches": 2,
+            "delayed_parameter_initialization": True,
+        }
+    )
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
+    config = GPT2Config(
+        vocab_size=64,
+        n_positions=16,
+        n_embd=128,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     config.use_cache = False
     torch.manual_seed(0)
@@ -510,7 +567,10 @@ def _gpt2() -> dict[str, Any]:
     with smp.model_creation(tensor_parallelism=True):
         module = GPT2LMHeadModel(config)
     model = smp.DistributedModel(module)
-    values = {name: torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items()}
+    values = {
+        name: torch.equal(value, plain.state_dict()[name])
+        for name, value in model.state_dict().items()
+    }
     model.module.double()
     plain.double()
 
@@ -518,7 +578,9 @@ def _gpt2() -> dict[str, Any]:
     ids = torch.arange(64).view(8, 8) % 13
     mine = step(model, ids.chunk(2)[smp.tp_rank()]).reduce_mean()
     torch.autograd.backward(plain(input_ids=ids, labels=ids).loss)
-    norm = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)).clip_master_grads(1e9)
+    norm = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)).clip_master_grads(
+        1e9
+    )
     return {
         "values": all(values.values()) and len(values) > 20,
         "loss": mine.item(),
@@ -532,17 +594,25 @@ def test_the_layers_of_gpt2_are_split() -> None:
     for result in run_ranks(2, _gpt2):
         assert result["values"]
         assert result["norm"] == pytest.approx(result["expected"], rel=1e-6)
-        assert result["split"] == ["DistributedConv1D", "DistributedEmbedding", "DistributedLayerNorm"]
+        assert result["split"] == [
+            "DistributedConv1D",
+            "DistributedEmbedding",
+            "DistributedLayerNorm",
+        ]
 
 
 def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
     """Do what AWS's GPT scripts do with `use_distributed_transformer 1`; return the loss, and that of one process."""
     import smdistributed.modelparallel.torch as smp
 
-    smp.init({"ddp": True, "auto_partition": False, "default_partition": 0, "microbatches": 2, **config})
+    smp.init(
+        {"ddp": True, "auto_partition": False, "default_partition": 0, "microbatches": 2, **config}
+    )
     from transformers import AutoModelForCausalLM, GPT2Config
 
-    settings = GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=2, n_head=4, bos_token_id=1)
+    settings = GPT2Config(
+        vocab_size=64, n_positions=16, n_embd=128, n_layer=2, n_head=4, bos_token_id=1
+    )
     settings.resid_pdrop = settings.embd_pdrop = settings.attn_pdrop = 0.0
     settings.use_cache = False
     torch.manual_seed(0)
@@ -562,19 +632,29 @@ def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
         smp.set_activation_checkpointing(layers, strategy="each")
     optimizer = smp.DistributedOptimizer(torch.optim.Adam(module.parameters()))
 
-    train = train_step(lambda model, ids: model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)["loss"])
+    train = train_step(
+        lambda model, ids: model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)[
+            "loss"
+        ]
+    )
     model.module.double()
     ids = torch.arange(64).view(8, 8) % 13
     loss = train(model, ids.chunk(smp.tp_size())[smp.tp_rank()]).reduce_mean()
     optimizer.step()
     assert list(model.state_dict()) == names
-    expected = torch.stack([plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())])
+    expected = torch.stack(
+        [plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())]
+    )
     return [loss.item(), expected[smp.tp_rank()].item()]
 
 
-@pytest.mark.parametrize("config", [{"pipeline_parallel_degree": 2}, {"tensor_parallel_degree": 2}], ids=["pp", "tp"])
+@pytest.mark.parametrize(
+    "config", [{"pipeline_parallel_degree": 2}, {"tensor_parallel_degree": 2}], ids=["pp", "tp"]
+)
 def test_a_script_that_asks_for_the_distributed_transformer_goes_on(config: dict[str, Any]) -> None:
-    for loss, expected in run_ranks(2, _as_a_gpt_script, config, "tensor_parallel_degree" in config):
+    for loss, expected in run_ranks(
+        2, _as_a_gpt_script, config, "tensor_parallel_degree" in config
+    ):
         assert loss == pytest.approx(expected, rel=1e-6)  # their losses are float32
 
 
@@ -586,7 +666,11 @@ NEO = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "attention_types": [[[
     ("kind", "sizes", "where"),
     [
         ("GPTNeoXForCausalLM", SMALL, "transformer"),
-        ("GPTJForCausalLM", {"n_embd": 8, "n_layer": 2, "n_head": 2, "rotary_dim": 2}, "transformer"),
+        (
+            "GPTJForCausalLM",
+            {"n_embd": 8, "n_layer": 2, "n_head": 2, "rotary_dim": 2},
+            "transformer",
+        ),
         ("GPTNeoForCausalLM", NEO, "transformer"),
         ("BertForMaskedLM", SMALL, "transformer.encoder"),
         ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 2, "num_heads": 2}, "decoder"),

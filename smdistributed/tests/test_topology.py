@@ -98,14 +98,19 @@ def test_what_holds_in_every_world(degrees: tuple[int, int, int], placement: str
             )
         )
         assert pp & tp == pp & rdp == tp & rdp == mp & rdp == pp & dp == {rank}
-        assert mp == {other for middle in pp for other in topology.members(CommGroup.TP_GROUP, middle)}
-        assert dp == {other for middle in tp for other in topology.members(CommGroup.RDP_GROUP, middle)}
+        assert mp == {
+            other for middle in pp for other in topology.members(CommGroup.TP_GROUP, middle)
+        }
+        assert dp == {
+            other for middle in tp for other in topology.members(CommGroup.RDP_GROUP, middle)
+        }
 
 
 def test_a_rank_type_is_counted_in_its_group() -> None:
-    assert {kind.name.removesuffix("_RANK"): group.name.removesuffix("_GROUP") for kind, group in GROUP_OF.items()} == {
-        each: each for each in ("WORLD", "PP", "TP", "RDP", "MP", "DP")
-    }
+    assert {
+        kind.name.removesuffix("_RANK"): group.name.removesuffix("_GROUP")
+        for kind, group in GROUP_OF.items()
+    } == {each: each for each in ("WORLD", "PP", "TP", "RDP", "MP", "DP")}
     assert len(RankType) == len(CommGroup)
 
 

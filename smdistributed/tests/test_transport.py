@@ -28,14 +28,18 @@ from trainworks_testing.clock import assert_within, start_clock
 LOCAL = ("127.0.0.1", 29500)
 
 
-def start(world: int, store: HashStore, masters: Sequence[tuple[str, int]] | None = None) -> list[Transport]:
+def start(
+    world: int, store: HashStore, masters: Sequence[tuple[str, int]] | None = None
+) -> list[Transport]:
     """Return the connected link of each rank."""
 
     def rank_starts(rank: int) -> Transport:
         others = [peer for peer in range(world) if peer != rank]
         master = masters[rank] if masters else LOCAL
         return Transport(
-            rank, range(world), connect(store, rank, world, {"pp": others}, master=master, timeout=300)["pp"]
+            rank,
+            range(world),
+            connect(store, rank, world, {"pp": others}, master=master, timeout=300)["pp"],
         )
 
     with ThreadPoolExecutor(world) as pool:
@@ -138,7 +142,9 @@ def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
 
     def rank_starts(rank: int) -> None:
         links[rank] = Transport(
-            rank, range(2), connect(store, rank, 2, {"pp": [1 - rank]}, master=LOCAL, timeout=300)["pp"]
+            rank,
+            range(2),
+            connect(store, rank, 2, {"pp": [1 - rank]}, master=LOCAL, timeout=300)["pp"],
         )
 
     first = threading.Thread(target=rank_starts, args=(0,))
@@ -188,7 +194,9 @@ def test_another_program_at_a_rank_s_address_is_refused() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(StartError, match=r"rank 1 cannot connect with rank 0: .* is another program"):
+        with pytest.raises(
+            StartError, match=r"rank 1 cannot connect with rank 0: .* is another program"
+        ):
             connect(plain, 1, 2, {"pp": [0]}, master=LOCAL, timeout=300)
         thread.join()
 
@@ -197,7 +205,10 @@ def test_another_program_at_a_rank_s_address_is_refused() -> None:
     ("prepare", "text"),
     [
         (lambda _store: None, "rank 2 had not joined the job after 0.5 s"),
-        (lambda store: store.set("candidate/2", "127.0.0.1"), "rank 2 had not connected with rank 0 after 0.5 s"),
+        (
+            lambda store: store.set("candidate/2", "127.0.0.1"),
+            "rank 2 had not connected with rank 0 after 0.5 s",
+        ),
     ],
     ids=["never started", "stopped while it started"],
 )
@@ -237,5 +248,7 @@ def test_a_master_that_knows_itself_as_loopback_meets_ranks_of_other_hosts() -> 
 
 
 def test_an_unknown_master_is_named() -> None:
-    with pytest.raises(StartError, match=r"cannot find the way to the master: no\.such\.host\.invalid"):
+    with pytest.raises(
+        StartError, match=r"cannot find the way to the master: no\.such\.host\.invalid"
+    ):
         own_address("no.such.host.invalid", 1)

@@ -73,7 +73,9 @@ def install() -> None:
     _answer_for_cuda()
     _map_devices()
     # True of every loader of such a script, and of no interest.
-    warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true but no accelerator is found")
+    warnings.filterwarnings(
+        "ignore", message=".*'pin_memory' argument is set as true but no accelerator is found"
+    )
     # Torch keeps modes for each thread: threadstate.py gives this one to the threads of a step.
     _CudaAsCpu().__enter__()  # type: ignore[no-untyped-call]
 
@@ -82,7 +84,11 @@ class _CudaAsCpu(TorchFunctionMode):
     """Gives torch's functions the CPU for every cuda device."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name in ("cuda", "pin_memory"):
@@ -98,7 +104,11 @@ def _cpu(value: Any) -> Any:
     """Return the CPU for a cuda device, and everything else as it is."""
     if isinstance(value, torch.device):
         return torch.device("cpu") if value.type == "cuda" else value
-    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+    return (
+        "cpu"
+        if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+        else value
+    )
 
 
 def _cpu_names(values: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +186,12 @@ def _answer_for_cuda() -> None:
     """Let ``torch.cuda`` answer as on a machine with one device for each process of the host."""
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     device = types.SimpleNamespace(
-        name=NAME, major=8, minor=0, total_memory=page * pages, multi_processor_count=os.cpu_count() or 1, uuid=""
+        name=NAME,
+        major=8,
+        minor=0,
+        total_memory=page * pages,
+        multi_processor_count=os.cpu_count() or 1,
+        uuid="",
     )
     current = [0]
 
@@ -274,16 +289,26 @@ def _map_devices() -> None:
     cast = autocast.__init__
 
     @functools.wraps(cast)
-    def cast_on_cpu(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+    def cast_on_cpu(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         # A CPU has few operations in float16.
-        cast(self, _cpu(device_type), torch.bfloat16 if dtype is torch.float16 else dtype, *args, **kwargs)
+        cast(
+            self,
+            _cpu(device_type),
+            torch.bfloat16 if dtype is torch.float16 else dtype,
+            *args,
+            **kwargs,
+        )
 
     load = torch.load
 
     @functools.wraps(load)
     def load_to_cpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(map_location, dict):
-            map_location = {_cpu(key): _cpu(value) for key, value in map_location.items()} | {"cuda:0": "cpu"}
+            map_location = {_cpu(key): _cpu(value) for key, value in map_location.items()} | {
+                "cuda:0": "cpu"
+            }
         return load(file, "cpu" if map_location is None else _cpu(map_location), *args, **kwargs)
 
     fork = torch.random.fork_rng
@@ -294,13 +319,18 @@ def _map_devices() -> None:
     ) -> contextlib.AbstractContextManager[None]:
         return fork([], enabled)
 
-    init_process_group, new_group = torch.distributed.init_process_group, torch.distributed.new_group
+    init_process_group, new_group = (
+        torch.distributed.init_process_group,
+        torch.distributed.new_group,
+    )
 
     def with_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("device_id", None)
-            return function(*map(_gloo, args), **{key: _gloo(value) for key, value in kwargs.items()})
+            return function(
+                *map(_gloo, args), **{key: _gloo(value) for key, value in kwargs.items()}
+            )
 
         return call
 
@@ -327,4 +357,8 @@ def _map_devices() -> None:
 
 def _gloo(value: Any) -> Any:
     """Return gloo for a backend that needs CUDA."""
-    return "gloo" if isinstance(value, str) and "nccl" in value.lower().replace(":", ",").split(",") else value
+    return (
+        "gloo"
+        if isinstance(value, str) and "nccl" in value.lower().replace(":", ",").split(",")
+        else value
+    )

@@ -13,7 +13,10 @@ OPEN_MPI = {
 }
 """torchrun's variables, and what Open MPI calls the same."""
 
-SMDATAPARALLEL = {"SMDATAPARALLEL_LOCAL_RANK": "LOCAL_RANK", "SMDATAPARALLEL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
+SMDATAPARALLEL = {
+    "SMDATAPARALLEL_LOCAL_RANK": "LOCAL_RANK",
+    "SMDATAPARALLEL_LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+}
 """Names that scripts for smdistributed.dataparallel read, and torchrun's."""
 
 ADDRESS, PORT = "127.0.0.1", "7777"
@@ -70,5 +73,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
             try:
                 return int(text)
             except ValueError:
-                raise ValueError(f"the environment variable {each}={text!r} is not an integer") from None
+                raise ValueError(
+                    f"the environment variable {each}={text!r} is not an integer"
+                ) from None
     return default

@@ -55,10 +55,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if fullname == "apex.amp":
             # No ModuleNotFoundError: `from apex import amp` would swallow it, and say less.
-            raise ImportError(f"apex is not installed, and smp does not work with apex.amp. {APEX_AMP}", name=fullname)
+            raise ImportError(
+                f"apex is not installed, and smp does not work with apex.amp. {APEX_AMP}",
+                name=fullname,
+            )
         if fullname not in MODULES:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, origin="trainworks", is_package=fullname == "apex")
+        return importlib.machinery.ModuleSpec(
+            fullname, self, origin="trainworks", is_package=fullname == "apex"
+        )
 
     def create_module(self, _spec: importlib.machinery.ModuleSpec) -> None:
         return None
@@ -67,10 +72,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         what, contents = MODULES[module.__name__]
         vars(module).update(contents)
         if what:
-            print(f"smdistributed: the module {module.__name__} is not installed: {what}", file=sys.stderr)
+            print(
+                f"smdistributed: the module {module.__name__} is not installed: {what}",
+                file=sys.stderr,
+            )
 
 
-def multi_tensor_applier(op: Callable[..., Any], noop_flag: Any, tensor_lists: Any, *args: Any) -> Any:
+def multi_tensor_applier(
+    op: Callable[..., Any], noop_flag: Any, tensor_lists: Any, *args: Any
+) -> Any:
     """Return what a function of this module returns for lists of tensors. Apex calls its own in chunks."""
     return op(0, noop_flag, tensor_lists, *args)
 
@@ -113,7 +123,11 @@ def multi_tensor_l2norm(
         per_tensor: Whether to return each tensor's norm; else the second result is empty.
     """
     norms = [tensor.detach().float().norm().to(noop_flag.device) for tensor in tensor_lists[0]]
-    each = noop_flag.new_zeros(0).float() if not norms else norms[0].new_tensor([float(norm) for norm in norms])
+    each = (
+        noop_flag.new_zeros(0).float()
+        if not norms
+        else norms[0].new_tensor([float(norm) for norm in norms])
+    )
     return each.norm()[None], each if per_tensor else each[:0]
 
 

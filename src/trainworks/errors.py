@@ -58,7 +58,10 @@ class CommandLineError(TrainworksError):
         first, *others = self.problems
         super().__init__(
             "".join(
-                (f"{len(self.problems)} problems with the command line:", *(f"\n  {each}" for each in self.problems))
+                (
+                    f"{len(self.problems)} problems with the command line:",
+                    *(f"\n  {each}" for each in self.problems),
+                )
             )
             if others
             else first,
@@ -76,7 +79,9 @@ class ProblemsError(TrainworksError):
         self.problems = tuple(problems)
         count = len(self.problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} {self.where}:{lines}", hint=hint)
+        super().__init__(
+            f"{count} problem{'s' if count != 1 else ''} {self.where}:{lines}", hint=hint
+        )
 
 
 class FactsError(ProblemsError):
@@ -166,7 +171,10 @@ class CompatibilityError(TrainworksError):
         """Join all problems, one a line."""
         self.problems = tuple(problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(f"{target}: incompatible components:{lines}", hint="change the versions in its row or stack")
+        super().__init__(
+            f"{target}: incompatible components:{lines}",
+            hint="change the versions in its row or stack",
+        )
 
 
 class RegistryError(TrainworksError):

@@ -47,12 +47,20 @@ def alike(word: str, known: Iterable[str]) -> list[str]:
     found = [each for each in (asked, WORDS.get(asked, "")) if each in names]
     if asked[:1].isdigit():
         ends = {each: f"{each}." for each in reversed(names) if each[:1].isdigit()}
-        found += [each for each, end in ends.items() if end.startswith(f"{asked}.") or asked.startswith(end)]
+        found += [
+            each
+            for each, end in ends.items()
+            if end.startswith(f"{asked}.") or asked.startswith(end)
+        ]
     elif len(asked) > 1:
         import difflib  # takes time, and only an error needs it
 
         found += sorted((each for each in names if each.startswith(asked)), key=len)
-        found += sorted((each for each in names if asked.startswith(each) and len(each) > 2), key=len, reverse=True)
+        found += sorted(
+            (each for each in names if asked.startswith(each) and len(each) > 2),
+            key=len,
+            reverse=True,
+        )
         found += sorted((each for each in names if len(asked) >= PART and asked in each), key=len)
         found += [each for each in names if len(each) >= PART and each in asked]
         found += difflib.get_close_matches(asked, names, n=len(names) or 1, cutoff=LIKE_ENOUGH)
@@ -67,4 +75,6 @@ def _plain(name: str) -> str:
         return plain
     kind, numbers = version.groups()
     major = {"cu": 2, "py": 1}.get(kind, 0)
-    return f"{numbers[:major]}.{numbers[major:]}" if major and numbers[major:].isdigit() else numbers
+    return (
+        f"{numbers[:major]}.{numbers[major:]}" if major and numbers[major:].isdigit() else numbers
+    )

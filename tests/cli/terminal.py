@@ -48,7 +48,12 @@ class Terminal:
                 stdin=file,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(environment or {})},
+                env={
+                    **os.environ,
+                    "TERM": "xterm-256color",
+                    "LC_ALL": "C.UTF-8",
+                    **(environment or {}),
+                },
                 # The terminal is the program's own: a Ctrl-C typed there reaches it, and nobody else.
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -71,7 +76,10 @@ class Terminal:
     @property
     def text(self) -> str:
         """What was written so far and stayed, also what has left the screen at its top."""
-        above = ["".join(row[column].data for column in range(self.screen.columns)) for row in self.screen.history.top]
+        above = [
+            "".join(row[column].data for column in range(self.screen.columns))
+            for row in self.screen.history.top
+        ]
         return "\n".join(line.rstrip() for line in (*above, *self.screen.display)).strip()
 
     def cursor_is_hidden(self) -> bool:

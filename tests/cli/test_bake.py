@@ -63,8 +63,13 @@ SCHEMA = {
                 "properties": {
                     **dict.fromkeys(("context", "dockerfile", "dockerfile-inline", "target"), TEXT),
                     **dict.fromkeys(("args", "contexts", "labels"), MAP),
-                    **dict.fromkeys(("attest", "annotations", "cache-from", "cache-to", "inherits", "output"), TEXTS),
-                    **dict.fromkeys(("no-cache-filter", "platforms", "secret", "ssh", "tags"), TEXTS),
+                    **dict.fromkeys(
+                        ("attest", "annotations", "cache-from", "cache-to", "inherits", "output"),
+                        TEXTS,
+                    ),
+                    **dict.fromkeys(
+                        ("no-cache-filter", "platforms", "secret", "ssh", "tags"), TEXTS
+                    ),
                     **dict.fromkeys(("no-cache", "pull"), FLAG),
                 },
             },
@@ -77,7 +82,9 @@ SOME = "pytorch-2.[01][3-5.]*"
 
 
 @pytest.fixture(scope="module")
-def baked(root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+def baked(
+    root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], str]:
     folder, mirror = tmp_path_factory.mktemp("bake") / "baked", tmp_path_factory.mktemp("mirror")
     for row in rows_like([SOME], facts):
         for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
@@ -87,7 +94,11 @@ def baked(root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory) ->
     command = (sys.executable, str(root / "build.py"), *words)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == f"{folder / 'docker-bake.json'}\n"
-    return folder, json.loads((folder / "docker-bake.json").read_text(encoding="utf-8")), done.stderr
+    return (
+        folder,
+        json.loads((folder / "docker-bake.json").read_text(encoding="utf-8")),
+        done.stderr,
+    )
 
 
 def test_the_file_is_what_bakes_reference_says(
@@ -99,7 +110,9 @@ def test_the_file_is_what_bakes_reference_says(
     assert len(content["target"]) == len(packages) > 1
     assert "-vendor: skipped: " in said
     members = [name for group in content["group"].values() for name in group["targets"]]
-    assert set(members) == set(content["target"]), "every group has targets of the file, every target a group"
+    assert set(members) == set(content["target"]), (
+        "every group has targets of the file, every target a group"
+    )
     assert set(content["group"]["default"]["targets"]) == set(content["target"])
     assert content["group"]["cpu"]["targets"] == ["pytorch-2_13_0-cpu-py311-debian12"]
     assert not set(content["group"]) & set(content["target"]), "a group hides a target of its name"
@@ -107,7 +120,9 @@ def test_the_file_is_what_bakes_reference_says(
         assert (folder / target["context"] / target["dockerfile"]).is_file()
 
 
-def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tmp_path: Path) -> None:
+def test_buildx_reads_it(
+    baked: tuple[Path, dict[str, Any], str], root: Path, tmp_path: Path
+) -> None:
     program = root / ".cache/buildx/usr/libexec/docker/cli-plugins/docker-buildx"
     if not program.is_file():
         pytest.skip("NOT TESTED: no buildx here (tools/set-up-engine all)")
@@ -121,7 +136,12 @@ def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tm
     done = subprocess.run(
         (str(program), "bake", "--print", "--push"),
         cwd=folder,
-        env={"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/nowhere", "PATH": "", **variables},
+        env={
+            "HOME": str(tmp_path),
+            "DOCKER_HOST": f"unix://{tmp_path}/nowhere",
+            "PATH": "",
+            **variables,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -139,7 +159,9 @@ def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tm
     assert target["output"] == ["type=image,rewrite-timestamp=true,push=true"], "with --push"
 
 
-def test_everything_that_a_target_names_is_declared_or_there(baked: tuple[Path, dict[str, Any], str]) -> None:
+def test_everything_that_a_target_names_is_declared_or_there(
+    baked: tuple[Path, dict[str, Any], str],
+) -> None:
     folder, content, _ = baked
     used = set(re.findall(r"\$\{(\w+)", json.dumps(content["target"])))
     assert used == set(content["variable"])
@@ -148,8 +170,12 @@ def test_everything_that_a_target_names_is_declared_or_there(baked: tuple[Path, 
         secrets = dict(re.findall(r"id=([\w.]+),src=(\S+)", "\n".join(target["secret"])))
         assert set(secrets) == set(re.findall(r"type=secret,id=([\w.]+)", dockerfile))
         assert all((folder / path).is_file() for path in secrets.values())
-        outside = {name for name in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) if ":" in name}
-        assert outside == set(target["contexts"]), "a base that only this machine's engine has comes as a context"
+        outside = {
+            name for name in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) if ":" in name
+        }
+        assert outside == set(target["contexts"]), (
+            "a base that only this machine's engine has comes as a context"
+        )
 
 
 def test_the_machines_settings_are_in_private_files_and_not_in_the_file(
@@ -161,7 +187,9 @@ def test_the_machines_settings_are_in_private_files_and_not_in_the_file(
     assert "swordfish" in (secrets / CPU / "uv.toml").read_text(encoding="utf-8")
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
     assert (secrets / ".gitignore").read_text(encoding="utf-8") == "*\n"
-    others = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
+    others = [
+        path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents
+    ]
     assert [path for path in others if b"swordfish" in path.read_bytes()] == []
 
 
@@ -191,13 +219,30 @@ def test_one_target(baked: tuple[Path, dict[str, Any], str]) -> None:
         "platforms": ["linux/amd64"],
         "args": {"SOURCE_DATE_EPOCH": "1577836800"},
         "output": ["type=image,rewrite-timestamp=true"],
-        "cache-from": [f'${{CACHE == "" ? "type=registry,ref={tag}" : "type=registry,ref=${{CACHE}}:{CPU}"}}'],
-        "cache-to": [f'${{CACHE == "" ? "type=inline" : "type=registry,ref=${{CACHE}}:{CPU},mode=max"}}'],
+        "cache-from": [
+            f'${{CACHE == "" ? "type=registry,ref={tag}" : "type=registry,ref=${{CACHE}}:{CPU}"}}'
+        ],
+        "cache-to": [
+            f'${{CACHE == "" ? "type=inline" : "type=registry,ref=${{CACHE}}:{CPU},mode=max"}}'
+        ],
     }
 
 
 def test_an_unlocked_target_is_refused_where_that_is_asked_for(root: Path, tmp_path: Path) -> None:
-    assert main(["--bake", "--only", "pytorch-2.0.1-*-vendor", "--strict", "--output", str(tmp_path / "a")], root) == 11
+    assert (
+        main(
+            [
+                "--bake",
+                "--only",
+                "pytorch-2.0.1-*-vendor",
+                "--strict",
+                "--output",
+                str(tmp_path / "a"),
+            ],
+            root,
+        )
+        == 11
+    )
     assert not (tmp_path / "a").exists()
 
 

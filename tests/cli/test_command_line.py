@@ -28,11 +28,21 @@ NO_ENGINE = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
 
 def run(
-    root: Path, *words: str, environment: Mapping[str, str] | None = None, program: Path | None = None
+    root: Path,
+    *words: str,
+    environment: Mapping[str, str] | None = None,
+    program: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(program or root / "build.py"), *words]
-    variables = {**os.environ, **NO_ENGINE, "PYTHONWARNINGS": "error::ResourceWarning", **(environment or {})}
-    return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    variables = {
+        **os.environ,
+        **NO_ENGINE,
+        "PYTHONWARNINGS": "error::ResourceWarning",
+        **(environment or {}),
+    }
+    return subprocess.run(
+        argv, env=variables, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -42,7 +52,9 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 def call(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """Give the command line inside this process, for what ends before an engine: a new process costs 0.4 s."""
 
-    def call_main(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def call_main(
+        *words: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         with monkeypatch.context() as patch:
             for name, value in {**NO_ENGINE, **(environment or {})}.items():
                 patch.setenv(name, value)
@@ -98,7 +110,9 @@ def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, fact
 def test_list_filters_by_state(state: str, call: Call) -> None:
     rows = json_of(call("--list", "--format", "json"))
     wanted = {row["name"] for row in rows if row["state"] == state}
-    assert {row["name"] for row in json_of(call("--list", "--state", state, "--format", "json"))} == wanted
+    assert {
+        row["name"] for row in json_of(call("--list", "--state", state, "--format", "json"))
+    } == wanted
     for row in rows:
         assert (row["state"] == "never") == (row["built"] is None)
         assert (row["state"] == "current") == bool(row["built"] and row["built"]["current"])
@@ -144,11 +158,16 @@ def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "pytorch-2.4.1-cu121-py311-debian12\n  image  trainworks/pytorch-training:2.4.1-cu121"
     )
     assert "  torch               2.4.1       PyTorch" in done.stdout
-    assert "  aws-ofi-nccl        1.21.1      NCCL's network plugin for EFA, from its source\n" in done.stdout
+    assert (
+        "  aws-ofi-nccl        1.21.1      NCCL's network plugin for EFA, from its source\n"
+        in done.stdout
+    )
     assert "  without curl: scripts that call `curl` fail\n" in done.stdout
     assert "libgl" not in done.stdout, "no image has it by default"
     assert "checks after the build; at most 6300 MB\n" in done.stdout
-    downloads = r"  downloads about [23],\d{3} MB and 3 files of unknown size, less what caches have\n"
+    downloads = (
+        r"  downloads about [23],\d{3} MB and 3 files of unknown size, less what caches have\n"
+    )
     assert re.search(downloads, done.stdout)
     # The record is that of the target's own image.
     recorded = r"  image: [56],\d{3} MB when a build was last recorded\n"
@@ -162,9 +181,17 @@ def test_a_plan_names_the_recipes_that_were_never_run(
 ) -> None:
     shown = {}
     for sources, cuda in (("vendor", "cu113"), ("packages", "cu121")):
-        assert main(("--framework", "pytorch", "--cuda", cuda, "--sources", sources, "--until", "plan"), root) == 0
+        assert (
+            main(
+                ("--framework", "pytorch", "--cuda", cuda, "--sources", sources, "--until", "plan"),
+                root,
+            )
+            == 0
+        )
         lines = capsys.readouterr().out.splitlines()
-        shown[sources] = [line.partition(": ")[2] for line in lines if "were rendered and never run: " in line]
+        shown[sources] = [
+            line.partition(": ")[2] for line in lines if "were rendered and never run: " in line
+        ]
     (names,) = shown["vendor"]
     proved = {row.name for row in facts.components if row.sources == ("vendor",) and row.proved}
     assert {"open-mpi", "metis"} <= proved
@@ -174,15 +201,35 @@ def test_a_plan_names_the_recipes_that_were_never_run(
 
 
 def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:
-    words = ("--framework", "pytorch", "--cuda", "cu124", "--python", "3.13", "--until", "plan", "--format", "json")
+    words = (
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cu124",
+        "--python",
+        "3.13",
+        "--until",
+        "plan",
+        "--format",
+        "json",
+    )
     first = run(root, *words, environment={"PYTHONHASHSEED": "1"})
     assert json_of(first)["target"]["base"] == "debian13"
-    assert run(root, *words, environment={"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo"}).stdout == first.stdout
+    assert (
+        run(root, *words, environment={"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo"}).stdout
+        == first.stdout
+    )
 
 
 def test_with_and_without(call: Call) -> None:
     without = ("mpi4py", "open-mpi", "libfabric", "aws-ofi-nccl", "gdrcopy", "libfabric-cuda")
-    words = ("--with", "rmm-python", *(word for name in without for word in ("--without", name)), "--until", "plan")
+    words = (
+        "--with",
+        "rmm-python",
+        *(word for name in without for word in ("--without", name)),
+        "--until",
+        "plan",
+    )
     plan = json_of(call("--framework", "pytorch", "--cuda", "cu121", *words, "--format", "json"))
     names = {step["component"] for step in plan["steps"]}
     assert "rmm-python" in names
@@ -192,7 +239,9 @@ def test_with_and_without(call: Call) -> None:
 def test_rendering_on_stdout_is_the_dockerfile(root: Path, call: Call) -> None:
     done = call(*CPU, "--until", "render")
     assert (done.returncode, done.stderr) == (0, "")
-    golden = root / "tests" / "golden" / "render" / "pytorch-2.13.0-cpu-py311-debian12" / "Dockerfile"
+    golden = (
+        root / "tests" / "golden" / "render" / "pytorch-2.13.0-cpu-py311-debian12" / "Dockerfile"
+    )
     assert done.stdout == golden.read_text(encoding="utf-8")
 
 
@@ -208,7 +257,9 @@ def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     }
 
 
-def test_output_is_the_same_context_every_time_whatever_the_umask(call: Call, tmp_path: Path) -> None:
+def test_output_is_the_same_context_every_time_whatever_the_umask(
+    call: Call, tmp_path: Path
+) -> None:
     words = (*CPU, "--until", "render", "--output")
     first, second = tmp_path / "first", tmp_path / "new" / "second"
     assert call(*words, str(first)).stdout == f"{first}\n"
@@ -218,19 +269,29 @@ def test_output_is_the_same_context_every_time_whatever_the_umask(call: Call, tm
     finally:
         os.umask(previous)
     assert contents(first) == contents(second)
-    assert {"Dockerfile", "image.json", "requirements/torch.txt", "wheels/torch/.keep"} <= contents(first).keys()
+    assert {"Dockerfile", "image.json", "requirements/torch.txt", "wheels/torch/.keep"} <= contents(
+        first
+    ).keys()
     assert call(*words, str(first)).returncode == 0, "a context of ours may be written again"
     assert contents(first) == contents(second)
 
 
 def test_output_is_what_json_lists(call: Call, tmp_path: Path) -> None:
-    content = json_of(call(*CPU, "--until", "render", "--output", str(tmp_path / "context"), "--format", "json"))
-    files = {path for path in contents(tmp_path / "context") if (tmp_path / "context" / path).is_file()}
+    content = json_of(
+        call(*CPU, "--until", "render", "--output", str(tmp_path / "context"), "--format", "json")
+    )
+    files = {
+        path for path in contents(tmp_path / "context") if (tmp_path / "context" / path).is_file()
+    }
     assert files == {"Dockerfile", *content["files"]}
-    assert (tmp_path / "context" / "Dockerfile").read_text(encoding="utf-8") == content["dockerfile"]
+    assert (tmp_path / "context" / "Dockerfile").read_text(encoding="utf-8") == content[
+        "dockerfile"
+    ]
 
 
-def test_an_earlier_context_of_another_target_leaves_nothing_behind(call: Call, tmp_path: Path) -> None:
+def test_an_earlier_context_of_another_target_leaves_nothing_behind(
+    call: Call, tmp_path: Path
+) -> None:
     folder = tmp_path / "context"
     for cuda in ("cu121", "cpu"):
         call("--framework", "pytorch", "--cuda", cuda, "--until", "render", "--output", str(folder))
@@ -243,11 +304,14 @@ def test_an_earlier_context_of_another_target_leaves_nothing_behind(call: Call, 
         pytest.param({"notes.txt": "mine"}, id="nothing of ours"),
         pytest.param({"Dockerfile": "FROM scratch\n"}, id="a Dockerfile of somebody else"),
         pytest.param(
-            {"Dockerfile": "# x\n# Written by trainworks\n", "thesis.tex": "mine"}, id="ours, and something beside it"
+            {"Dockerfile": "# x\n# Written by trainworks\n", "thesis.tex": "mine"},
+            id="ours, and something beside it",
         ),
     ],
 )
-def test_output_removes_nothing_that_is_not_ours(files: Mapping[str, str], call: Call, tmp_path: Path) -> None:
+def test_output_removes_nothing_that_is_not_ours(
+    files: Mapping[str, str], call: Call, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for name, text in files.items():
@@ -260,7 +324,9 @@ def test_output_removes_nothing_that_is_not_ours(files: Mapping[str, str], call:
 
 def test_the_current_folder_may_be_another(root: Path, call: Call, tmp_path: Path) -> None:
     argv = [sys.executable, str(root / "build.py"), "--list"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300
+    )
     assert done.stdout == call("--list").stdout
 
 
@@ -272,7 +338,9 @@ def test_the_checkout_may_stand_before_the_command(
     assert main([*words, "catalogue"], tmp_path) == 0
     assert "pytorch-2.13.0-cpu-py311-debian12" in capsys.readouterr().out
     assert main([*words, "--list", "--format", "json"], tmp_path) == 0
-    assert "pytorch-2.13.0-cpu-py311-debian12" in {entry["name"] for entry in json.loads(capsys.readouterr().out)}
+    assert "pytorch-2.13.0-cpu-py311-debian12" in {
+        entry["name"] for entry in json.loads(capsys.readouterr().out)
+    }
 
 
 # Errors: one class, one exit status; what, why and what next on stderr.
@@ -281,7 +349,9 @@ def test_the_checkout_may_stand_before_the_command(
 def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
     for name in ("cuda", "bases"):
         path = checkout / "images" / f"{name}.toml"
-        path.write_text(path.read_text(encoding="utf-8").replace("source =", "sauce =", 1), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace("source =", "sauce =", 1), encoding="utf-8"
+        )
     done = call(*CPU, "--root", str(checkout))
     assert done.returncode == 3
     assert "4 problems in the facts:\n  images/bases.toml: base 1 (name = 'debian12'" in done.stderr
@@ -290,7 +360,9 @@ def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
 
 def test_a_recipe_that_does_not_fit(checkout: Path, call: Call) -> None:
     path = checkout / "templates" / "components" / "tensorboard.j2"
-    path.write_text(path.read_text(encoding="utf-8").replace("requirements)", "requirement)"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("requirements)", "requirement)"), encoding="utf-8"
+    )
     done = call(*CPU, "--root", str(checkout), "--until", "render")
     assert (done.returncode, done.stdout) == (5, "")
     assert "templates/components/tensorboard.j2: it reads `requirement`" in done.stderr
@@ -322,7 +394,10 @@ def test_an_engine_that_was_asked_for_and_does_not_answer(engine: str, call: Cal
 def test_settings_that_pip_refuses(call: Call) -> None:
     done = call(*CPU, environment={"PIP_TIMEOUT": "soon"})
     assert (done.returncode, done.stdout) == (10, "")
-    assert "pip cannot read its settings: An error occurred during configuration: option timeout:" in done.stderr
+    assert (
+        "pip cannot read its settings: An error occurred during configuration: option timeout:"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
@@ -335,13 +410,23 @@ def test_output_that_cannot_be_written(place: str, call: Call, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["a new folder", "an empty folder"])
-def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, root: Path, tmp_path: Path) -> None:
+def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(
+    there: bool, root: Path, tmp_path: Path
+) -> None:
     """A limit on the size of files ends the writing at the first large one, as a full disk does somewhere."""
     output = tmp_path / "context"
     if there:
         output.mkdir()
     done = subprocess.run(
-        [sys.executable, str(root / "build.py"), *CPU, "--until", "render", "--output", str(output)],
+        [
+            sys.executable,
+            str(root / "build.py"),
+            *CPU,
+            "--until",
+            "render",
+            "--output",
+            str(output),
+        ],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
         capture_output=True,
         text=True,
@@ -355,11 +440,15 @@ def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, roo
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-@pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json"), ("--list", "--cuda", "cpu")])
+@pytest.mark.parametrize(
+    "words", [("--list",), ("--list", "--format", "json"), ("--list", "--cuda", "cpu")]
+)
 def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
     with Path("/dev/full").open("w") as full:
         argv = [sys.executable, str(root / "build.py"), *words]
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300
+        )
     assert done.returncode == 9
     assert done.stderr == "error: cannot write to stdout: No space left on device\n"
 
@@ -371,7 +460,9 @@ def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path)
     os.close(reading)
     argv = [sys.executable, str(root / "build.py"), *words]
     try:
-        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=300
+        )
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
@@ -402,7 +493,9 @@ def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedPr
     return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, program: Path) -> None:
+def test_a_bare_checkout_names_the_one_command_to_type(
+    bare_python: Path, root: Path, program: Path
+) -> None:
     done = bare_run(bare_python, program, "--list")
     assert (done.returncode, done.stdout) == (1, "")
     content = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -411,11 +504,14 @@ def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: 
     assert done.stderr.endswith("hint: run `make setup`, then this again\n")
 
 
-def test_a_dependency_that_is_missing_when_it_is_needed_is_named(tmp_path: Path, root: Path) -> None:
+def test_a_dependency_that_is_missing_when_it_is_needed_is_named(
+    tmp_path: Path, root: Path
+) -> None:
     """As in an environment that is older than the checkout; the commands import what they need when they need it."""
     shutil.copy(root / "build.py", tmp_path)
     (tmp_path / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["packaging>=1", "docker>=99", "trainworks-needs-this>=1"]\n', encoding="utf-8"
+        '[project]\ndependencies = ["packaging>=1", "docker>=99", "trainworks-needs-this>=1"]\n',
+        encoding="utf-8",
     )
     (tmp_path / "src" / "trainworks").mkdir(parents=True)
     (tmp_path / "src" / "trainworks" / "__init__.py").touch()
@@ -441,7 +537,9 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(
     assert done.stdout.splitlines() == [str(program), "--cuda", "two words"]
 
 
-def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, program: Path, tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_looked_at_is_as_none(
+    bare_python: Path, program: Path, tmp_path: Path
+) -> None:
     """As behind a folder that only its owner may read; root is refused a link to a name that is too long as well."""
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
@@ -454,11 +552,15 @@ def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, p
 # Signals, and time.
 
 
-def test_a_second_interrupt_while_python_shuts_down_changes_nothing(root: Path, tmp_path: Path) -> None:
+def test_a_second_interrupt_while_python_shuts_down_changes_nothing(
+    root: Path, tmp_path: Path
+) -> None:
     for name in ("ready", "never", "ending", "end"):
         os.mkfifo(tmp_path / name)
     stand_in = tmp_path / "apt-config"
-    stand_in.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/ready"\nread nothing < "{tmp_path}/never"\n')
+    stand_in.write_text(
+        f'#!/bin/sh\necho $$ > "{tmp_path}/ready"\nread nothing < "{tmp_path}/never"\n'
+    )
     stand_in.chmod(0o755)
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, pathlib, sys\n"
@@ -471,7 +573,9 @@ def test_a_second_interrupt_while_python_shuts_down_changes_nothing(root: Path, 
     )
     environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, str(root / "build.py"), *CPU]
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         (tmp_path / "ready").read_text()
         process.send_signal(signal.SIGINT)
@@ -497,7 +601,9 @@ def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Pat
     )
     argv = [sys.executable, str(root / "build.py"), "--list"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         (tmp_path / "ready").read_text()
         process.send_signal(signal.SIGINT)
@@ -505,11 +611,16 @@ def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Pat
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, output, errors) == (130, "", "\ninterrupted: nothing had been started\n")
+    assert (process.returncode, output, errors) == (
+        130,
+        "",
+        "\ninterrupted: nothing had been started\n",
+    )
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, ("--format", "json"))]
+    ("number", "words"),
+    [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, ("--format", "json"))],
 )
 def test_interrupted_is_said_in_one_line(
     number: signal.Signals, words: tuple[str, ...], root: Path, tmp_path: Path
@@ -519,11 +630,15 @@ def test_interrupted_is_said_in_one_line(
     os.mkfifo(ready)
     os.mkfifo(never)
     stand_in = tmp_path / "apt-config"
-    stand_in.write_text(f'#!/bin/sh\necho $$ > "{ready}"\nread nothing < "{never}"\n', encoding="utf-8")
+    stand_in.write_text(
+        f'#!/bin/sh\necho $$ > "{ready}"\nread nothing < "{never}"\n', encoding="utf-8"
+    )
     stand_in.chmod(0o755)
     argv = [sys.executable, str(root / "build.py"), *CPU, *words]
     environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path)}
-    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         child = os.pidfd_open(int(ready.read_text(encoding="utf-8")))
         process.send_signal(number)
@@ -554,7 +669,15 @@ def test_planning_is_quick(root: Path) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    planning = (str(root / "build.py"), "--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    planning = (
+        str(root / "build.py"),
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cu121",
+        "--until",
+        "plan",
+    )
     seconds(*planning)  # the first start of a new checkout compiles it
     turns = [(seconds(*planning), seconds("-c", MODULES)) for _ in range(3)]
     ours, peer = (min(column) for column in zip(*turns, strict=True))

@@ -49,8 +49,12 @@ def answer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
     """Give the words that TAB offers after ``./build.py``; what registers the function is asked for once."""
     script = tmp_path_factory.mktemp("completion") / "register"
     with script.open("wb") as file:
-        subprocess.run((BIN / "register-python-argcomplete", "build.py"), stdout=file, check=True, timeout=300)
-    return lambda words: offered(f"./build.py {words}", root, f"cat '{script}'", "_python_argcomplete")
+        subprocess.run(
+            (BIN / "register-python-argcomplete", "build.py"), stdout=file, check=True, timeout=300
+        )
+    return lambda words: offered(
+        f"./build.py {words}", root, f"cat '{script}'", "_python_argcomplete"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ def test_builds_of_a_target_have_the_same_folder_and_leave_it_empty(tmp_path: Pa
 
 def test_a_second_build_at_the_same_time_has_a_folder_of_its_own(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    with context_folder("cell", environment) as first, context_folder("cell", environment) as second:
+    with (
+        context_folder("cell", environment) as first,
+        context_folder("cell", environment) as second,
+    ):
         assert second != first
         assert second.is_dir()
         assert tmp_path not in second.parents

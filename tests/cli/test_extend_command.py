@@ -20,11 +20,23 @@ from image.here import Here
 from trainworks.cli import main
 from trainworks.errors import ExtendError, LockError
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.lock import inputs_digest, lock_path_of, locked_commits, locks_of, read_lock, write_lock
+from trainworks.extend.lock import (
+    inputs_digest,
+    lock_path_of,
+    locked_commits,
+    locks_of,
+    read_lock,
+    write_lock,
+)
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import INSTALLER
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, ExtensionLock, GitRequirement
+from trainworks.extend.requirements import (
+    BaseDistribution,
+    ExtendedBase,
+    ExtensionLock,
+    GitRequirement,
+)
 from trainworks.extend.resolve import check_python
 from trainworks.extend.source import read_source
 from trainworks.extend.sources import folder_source, git_sources
@@ -69,7 +81,9 @@ Refused = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def refused(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
+def refused(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Refused:
     """Give the command line; no engine can be reached, so whoever gets so far ends with another status."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
@@ -82,13 +96,18 @@ def refused(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return call
 
 
-def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_said_at_once(
+    refused: Refused, code: Path, tmp_path: Path
+) -> None:
     (code / ".env").write_text("TOKEN=1\n")
     (code / "deploy.pem").write_text(PRIVATE_KEY)
     requirements = tmp_path / "requirements.txt"
-    requirements.write_text("six\nhttps://token@git.example/x.whl\n--index-url https://packages.example/simple\n")
+    requirements.write_text(
+        "six\nhttps://token@git.example/x.whl\n--index-url https://packages.example/simple\n"
+    )
     status, text = refused(
-        *("--requirements", requirements, "--source", code, "--entry-point", "trian.py"), tag="My/Train"
+        *("--requirements", requirements, "--source", code, "--entry-point", "trian.py"),
+        tag="My/Train",
     )
     assert status == 12
     assert "5 problems with the extension" in text
@@ -122,20 +141,27 @@ def test_what_is_missing(refused: Refused, words: tuple[str, ...], reason: str) 
 
 
 def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> None:
-    status, text = refused("--source", code, "--entry-point", "train.py", "--apt", "g++", "--apt", "libgl1")
+    status, text = refused(
+        "--source", code, "--entry-point", "train.py", "--apt", "g++", "--apt", "libgl1"
+    )
     assert status == 6, text
     assert "code: 1 file, 0.0 kB" in text
 
 
-UV_LOCK = (
-    'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "app"\nversion = "1"\nsource = { SOURCE = "." }\n'
-)
+UV_LOCK = 'version = 1\nrequires-python = ">=3.11"\n[[package]]\nname = "app"\nversion = "1"\nsource = { SOURCE = "." }\n'
 APP = '[project]\nname = "app"\nversion = "1"\n'
 
 
-def inputs_of(code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = ()) -> ExtensionInputs:
+def inputs_of(
+    code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = ()
+) -> ExtensionInputs:
     request = ExtendRequest(
-        base="my/base:1", tag="my/train:1", source=code, extras=extras, groups=groups, entry_point="train.py"
+        base="my/base:1",
+        tag="my/train:1",
+        source=code,
+        extras=extras,
+        groups=groups,
+        entry_point="train.py",
     )
     return read_inputs(request, (), {})
 
@@ -144,23 +170,36 @@ def inputs_of(code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ..
     ("files", "file"),
     [
         ({"requirements.txt": "", "uv.lock": UV_LOCK, "pylock.toml": ""}, "requirements.txt"),
-        ({"uv.lock": UV_LOCK.replace("SOURCE", "virtual"), "pylock.toml": "", "pyproject.toml": APP}, "uv.lock"),
+        (
+            {
+                "uv.lock": UV_LOCK.replace("SOURCE", "virtual"),
+                "pylock.toml": "",
+                "pyproject.toml": APP,
+            },
+            "uv.lock",
+        ),
         ({"pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\npackages = []\n'}, "pylock.toml"),
         ({"pyproject.toml": APP}, "pyproject.toml"),
         ({}, ""),
     ],
 )
-def test_what_the_code_itself_says_is_installed(code: Path, files: dict[str, str], file: str) -> None:
+def test_what_the_code_itself_says_is_installed(
+    code: Path, files: dict[str, str], file: str
+) -> None:
     written(code, files)
     inputs = inputs_of(code)
     assert inputs.file == (code / file if file else None)
     said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
     others = [name for name in files if name != file and "lock" in name]
-    assert [name for name in others if f"{code / name} is not read: --requirements" not in said] == []
+    assert [
+        name for name in others if f"{code / name} is not read: --requirements" not in said
+    ] == []
 
 
 @pytest.mark.parametrize(("kind", "project"), [("editable", "pyproject.toml"), ("virtual", "")])
-def test_a_project_that_its_lock_does_not_install_is_not_built(code: Path, kind: str, project: str) -> None:
+def test_a_project_that_its_lock_does_not_install_is_not_built(
+    code: Path, kind: str, project: str
+) -> None:
     written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
     inputs = inputs_of(code)
     # Either way the launcher is told that it has nothing to install.
@@ -214,7 +253,14 @@ def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_history_caches_and_what_is_ignored_stay_outside(code: Path) -> None:
-    for name in (".git/config", "pkg/__pycache__/a.pyc", "pkg/a.py", "data/big.bin", "data/keep.txt", "x.log"):
+    for name in (
+        ".git/config",
+        "pkg/__pycache__/a.pyc",
+        "pkg/a.py",
+        "data/big.bin",
+        "data/keep.txt",
+        "x.log",
+    ):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text("x\n")
     (code / "pkg" / "a.py").chmod(0o755)
@@ -228,7 +274,14 @@ def test_history_caches_and_what_is_ignored_stay_outside(code: Path) -> None:
         ("train.py", 0o644),
     ]
     assert set(tree.left_out) == {
-        *(".git/", "pkg/__pycache__/", "data/big.bin", "x.log", ".dockerignore", ".trainworksignore")
+        *(
+            ".git/",
+            "pkg/__pycache__/",
+            "data/big.bin",
+            "x.log",
+            ".dockerignore",
+            ".trainworksignore",
+        )
     }
 
 
@@ -240,9 +293,20 @@ def test_a_dockerignore_counts_where_there_is_no_file_of_ours(code: Path) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    [".env", ".env.production", "keys/id_rsa", ".aws/credentials", ".aws/config", ".ssh/config", "a.p12", ".netrc"],
+    [
+        ".env",
+        ".env.production",
+        "keys/id_rsa",
+        ".aws/credentials",
+        ".aws/config",
+        ".ssh/config",
+        "a.p12",
+        ".netrc",
+    ],
 )
-def test_files_for_secrets_are_refused_by_name_unless_they_are_ignored(code: Path, name: str) -> None:
+def test_files_for_secrets_are_refused_by_name_unless_they_are_ignored(
+    code: Path, name: str
+) -> None:
     (code / name).parent.mkdir(exist_ok=True)
     (code / name).write_text("x\n")
     (problem,) = read_source(code).problems
@@ -308,7 +372,9 @@ def written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def read(folder: Path, files: dict[str, str], name: str = "requirements.txt", **more: Any) -> Wanted:
+def read(
+    folder: Path, files: dict[str, str], name: str = "requirements.txt", **more: Any
+) -> Wanted:
     written(folder, files)
     return read_wanted(folder / name, {"TOKEN": "secret"}, **more)
 
@@ -330,14 +396,17 @@ def test_lines_go_on_to_uv_as_they_are_with_where_they_stood(tmp_path: Path) -> 
     )
     assert wanted.problems == []
     file = tmp_path / "requirements.txt"
-    assert wanted.lines == [
-        f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
-        f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",  # pip installs what a file of constraints includes
-        f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
-        f"--pre  #@ {file} line 4",
-        f"six==1    --hash=sha256:00  #@ {file} line 5",
-        f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
-    ]
+    assert (
+        wanted.lines
+        == [
+            f"Pandas>=2 ; python_version > '3'  #@ {file} line 2",
+            f"scipy<1.14  #@ {tmp_path}/more/deeper.txt line 1",  # pip installs what a file of constraints includes
+            f"einops @ https://h.example/einops-1.tar.gz  #@ {tmp_path}/more/other.txt line 3",
+            f"--pre  #@ {file} line 4",
+            f"six==1    --hash=sha256:00  #@ {file} line 5",
+            f"--extra-index-url https://me:${{TOKEN}}@h.example/simple  #@ {file} line 7",
+        ]
+    )
     assert wanted.constraints == ["numpy<2"]
     assert (wanted.variables, wanted.hashed) == ({"TOKEN"}, True)
 
@@ -356,13 +425,28 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
         ("-r none.txt", "none.txt: No such file or directory"),
         ("./none", "none is not a folder, a wheel or a source archive"),
         ("--index-url https://me:secret@packages.example/simple", "has a password or token in it"),
-        ("--extra-index-url https://token@packages.example/simple", "name a variable with it: ${NAME}"),
-        ("--index-url https://me:${NOT_SET}@packages.example/simple", "the variable NOT_SET is not set"),
+        (
+            "--extra-index-url https://token@packages.example/simple",
+            "name a variable with it: ${NAME}",
+        ),
+        (
+            "--index-url https://me:${NOT_SET}@packages.example/simple",
+            "the variable NOT_SET is not set",
+        ),
         ("https://token@packages.example/x-1-py3-none-any.whl", "has a password or token in it"),
         ("https://h.example/x-1-py3-none-any.whl?token=secret", "has a password or token in it"),
-        ("x @ https://h.example/x-1.zip?raw=1&X-Amz-Signature=secret&a=b#sha256=0", "has a password or token in it"),
-        ("https://h.example/x-1-py3-none-any.whl?sig=${NOT_SET}", "the variable NOT_SET is not set"),
-        ("-c limits.txt", "limits.txt line 2: x @ https://h.example/x-1.zip: the address has a password"),
+        (
+            "x @ https://h.example/x-1.zip?raw=1&X-Amz-Signature=secret&a=b#sha256=0",
+            "has a password or token in it",
+        ),
+        (
+            "https://h.example/x-1-py3-none-any.whl?sig=${NOT_SET}",
+            "the variable NOT_SET is not set",
+        ),
+        (
+            "-c limits.txt",
+            "limits.txt line 2: x @ https://h.example/x-1.zip: the address has a password",
+        ),
         ("git+ftp://git.example/x", "begins with git+https://"),
         ("git+https://token@git.example/x", "has a password or token in it"),
         ("git+https://git.example/x@--upload-pack=evil", "is not the name of a branch"),
@@ -371,7 +455,9 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
 )
 def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None:
     limits = "six<2\nx @ https://me:secret@h.example/x-1.zip\n"
-    (found,) = read(tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}).problems
+    (found,) = read(
+        tmp_path, {"requirements.txt": f"six\n\n{line}  # why\n", "limits.txt": limits}
+    ).problems
     assert problem in found
     assert "secret" not in found
 
@@ -383,7 +469,13 @@ def test_lines_that_are_refused(line: str, problem: str, tmp_path: Path) -> None
         ("git+ssh://git@h.example/a@v1.0", {"url": "ssh://git@h.example/a", "reference": "v1.0"}),
         (
             "git+file:///a@main#egg=B[x]&subdirectory=py/b",
-            {"url": "file:///a", "reference": "main", "name": "b", "extras": "[x]", "subdirectory": "py/b"},
+            {
+                "url": "file:///a",
+                "reference": "main",
+                "name": "b",
+                "extras": "[x]",
+                "subdirectory": "py/b",
+            },
         ),
         (
             "b[x]@git+https://h.example/a@f/new ; python_version > '3'",
@@ -402,7 +494,9 @@ def test_git_requirements(line: str, expected: dict[str, str], tmp_path: Path) -
     assert found == GitRequirement(place=found.place, **expected)
 
 
-def test_files_and_folders_of_this_machine_go_into_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_folders_of_this_machine_go_into_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their paths are relative to the file, which is where a job starts, or to the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = (
@@ -410,22 +504,34 @@ def test_files_and_folders_of_this_machine_go_into_the_stage(tmp_path: Path, mon
         f"y @ {(tmp_path / 'my dir').as_uri()}/y-1.tar.gz\n"
         "-e ./lib[b]\nlib2 @ ./lib\n--find-links wheels\n"
     )
-    files = {"requirements.txt": lines, "dist/x-1.0-py3-none-any.whl": "x", "my dir/y-1.tar.gz": "y"}
-    wanted = read(tmp_path, {**files, "lib/setup.py": "", "lib/.git/config": "", "wheels/.keep": ""})
+    files = {
+        "requirements.txt": lines,
+        "dist/x-1.0-py3-none-any.whl": "x",
+        "my dir/y-1.tar.gz": "y",
+    }
+    wanted = read(
+        tmp_path, {**files, "lib/setup.py": "", "lib/.git/config": "", "wheels/.keep": ""}
+    )
     assert wanted.problems == []
     assert plain(wanted) == [
         "/run/inputs/files/x-1.0-py3-none-any.whl[a] ; python_version > '3'",
         "/run/inputs/files/y-1.tar.gz",
     ]
     assert wanted.files.keys() == {"files/x-1.0-py3-none-any.whl", "files/y-1.tar.gz"}
-    assert [(each.origin, each.extras) for each in wanted.folders] == [("./lib", "[b]"), ("./lib", "")]
+    assert [(each.origin, each.extras) for each in wanted.folders] == [
+        ("./lib", "[b]"),
+        ("./lib", ""),
+    ]
     assert [file.path for file in wanted.folders[0].tree.files] == ["setup.py"]
     assert wanted.links == [tmp_path / "wheels"]
     (tmp_path / "more").mkdir()
     (tmp_path / "more/r.txt").write_text("./lib\n")
     assert len(read_wanted(Path("more/r.txt"), {}).folders) == 1
     (tmp_path / "lib" / ".env").touch()
-    assert ".env is a file that holds secrets" in read_wanted(tmp_path / "requirements.txt", {}).problems[0]
+    assert (
+        ".env is a file that holds secrets"
+        in read_wanted(tmp_path / "requirements.txt", {}).problems[0]
+    )
 
 
 PYPROJECT = """
@@ -440,7 +546,9 @@ lint = ["ruff"]
 """
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "uv.lock", "pylock.toml", "pylock.dev.toml", "train.py"])
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", "uv.lock", "pylock.toml", "pylock.dev.toml", "train.py"]
+)
 def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -> None:
     text = "# ///\n" if name == "train.py" else PYPROJECT
     wanted = read(tmp_path, {name: text}, name, extras=("fast",), groups=("dev",))
@@ -453,12 +561,19 @@ def test_projects_locks_and_scripts_are_uvs_to_read(tmp_path: Path, name: str) -
 
 def test_what_uv_reads_has_no_login_and_poetry_alone_is_refused(tmp_path: Path) -> None:
     index = '[[tool.uv.index]]\nurl = "https://me:word@h.example/simple"\n'
-    (problem,) = read(tmp_path, {"pyproject.toml": f"{PYPROJECT}{index}"}, "pyproject.toml").problems
+    (problem,) = read(
+        tmp_path, {"pyproject.toml": f"{PYPROJECT}{index}"}, "pyproject.toml"
+    ).problems
     assert "pyproject.toml line 11: the address has a password or token in it" in problem
     assert "word@" not in problem
     poetry = "[tool.poetry]\nname = 'x'\n"
-    assert "poetry export" in read(tmp_path, {"pyproject.toml": poetry}, "pyproject.toml").problems[0]
-    assert "this is not TOML" in read(tmp_path, {"pyproject.toml": "a = ["}, "pyproject.toml").problems[0]
+    assert (
+        "poetry export" in read(tmp_path, {"pyproject.toml": poetry}, "pyproject.toml").problems[0]
+    )
+    assert (
+        "this is not TOML"
+        in read(tmp_path, {"pyproject.toml": "a = ["}, "pyproject.toml").problems[0]
+    )
 
 
 def test_a_lock_says_whether_its_project_is_installed(tmp_path: Path) -> None:
@@ -466,10 +581,16 @@ def test_a_lock_says_whether_its_project_is_installed(tmp_path: Path) -> None:
     assert not read(tmp_path, {"uv.lock": UV_LOCK.replace("SOURCE", "editable")}, "uv.lock").virtual
 
 
-@pytest.mark.parametrize("name", ["environment.yml", "env-gpu.yaml", "Pipfile", "Pipfile.lock", "poetry.lock"])
-def test_a_file_of_another_tool_gets_the_command_that_converts_it(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["environment.yml", "env-gpu.yaml", "Pipfile", "Pipfile.lock", "poetry.lock"]
+)
+def test_a_file_of_another_tool_gets_the_command_that_converts_it(
+    name: str, tmp_path: Path
+) -> None:
     (problem,) = read(tmp_path, {name: ""}, name).problems
-    assert "> requirements.txt` writes what pip reads" in problem or "-o requirements.txt" in problem
+    assert (
+        "> requirements.txt` writes what pip reads" in problem or "-o requirements.txt" in problem
+    )
 
 
 # The lock.
@@ -529,7 +650,9 @@ def test_a_folder_has_the_version_that_its_repository_says(tmp_path: Path) -> No
     folder = tmp_path / "repository"
     source = folder_source(read_source(folder).files, folder)
     requirement = GitRequirement(place="", url=folder.as_uri())
-    (of_git,), _ = git_sources([requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=True)
+    (of_git,), _ = git_sources(
+        [requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=True
+    )
     name = "source/.git_archival.txt"
     assert unpacked(source)[name] == unpacked(of_git)[name]
     assert "describe-name: v1.0-1-g" in unpacked(source)[name]
@@ -543,10 +666,18 @@ def repository(tmp_path: Path) -> Callable[..., str]:
     """Give what runs git in a repository with a tag, a branch and a submodule."""
 
     def git(*words: str, folder: str = "repository") -> str:
-        names = ("user.name=a", "user.email=a@b.example", "protocol.file.allow=always", "init.defaultBranch=main")
+        names = (
+            "user.name=a",
+            "user.email=a@b.example",
+            "protocol.file.allow=always",
+            "init.defaultBranch=main",
+        )
         options = [word for name in names for word in ("-c", name)]
         done = subprocess.run(
-            ("git", "-C", str(tmp_path / folder), *options, *words), capture_output=True, text=True, check=True
+            ("git", "-C", str(tmp_path / folder), *options, *words),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -564,15 +695,21 @@ def repository(tmp_path: Path) -> Callable[..., str]:
 
 def unpacked(source: WheelSource) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
-        members = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+        members = {
+            member.name: archive.extractfile(member) for member in archive if member.isfile()
+        }
         return {name: file.read().decode() for name, file in members.items() if file}
 
 
-@pytest.mark.parametrize(("reference", "text"), [("", "second"), ("main", "second"), ("v1.0", "first")])
+@pytest.mark.parametrize(
+    ("reference", "text"), [("", "second"), ("main", "second"), ("v1.0", "first")]
+)
 def test_a_git_requirement_is_pinned_to_its_commit(
     reference: str, text: str, repository: Callable[..., str], tmp_path: Path
 ) -> None:
-    requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri(), reference=reference)
+    requirement = GitRequirement(
+        place="", url=(tmp_path / "repository").as_uri(), reference=reference
+    )
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     (source,), commits = git_sources([requirement], {}, environment, resolving=True)
     commit = repository("rev-parse", f"{reference or 'main'}^{{commit}}")
@@ -580,7 +717,10 @@ def test_a_git_requirement_is_pinned_to_its_commit(
     version = "v1.0-0-g" if text == "first" else "v1.0-1-g"
     files = unpacked(source)
     assert files.keys() == {"source/repository.py", "source/.git_archival.txt"}
-    assert (files["source/repository.py"], version in files["source/.git_archival.txt"]) == (f"{text}\n", True)
+    assert (files["source/repository.py"], version in files["source/.git_archival.txt"]) == (
+        f"{text}\n",
+        True,
+    )
     # The branch goes on: the commit of the lock stays, and needs no repository.
     (tmp_path / "repository" / "repository.py").write_text("third\n")
     repository("commit", "--quiet", "--all", "--message", "third")
@@ -598,20 +738,30 @@ def test_submodules_are_in_the_archive(
     for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri())
-    (source,), _ = git_sources([requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=True)
+    (source,), _ = git_sources(
+        [requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=True
+    )
     assert unpacked(source)["source/part/part.py"] == "first\n"
 
 
 @pytest.mark.parametrize(
     ("reference", "resolving", "reason"),
-    [("none", True, "cannot fetch"), ("0" * 40, True, "cannot fetch"), ("main", False, "has no commit in the lock")],
+    [
+        ("none", True, "cannot fetch"),
+        ("0" * 40, True, "cannot fetch"),
+        ("main", False, "has no commit in the lock"),
+    ],
 )
 def test_a_reference_that_is_not_there(
     reference: str, resolving: bool, reason: str, repository: Callable[..., str], tmp_path: Path
 ) -> None:
-    requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri(), reference=reference)
+    requirement = GitRequirement(
+        place="", url=(tmp_path / "repository").as_uri(), reference=reference
+    )
     with pytest.raises(LockError, match=reason):
-        git_sources([requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=resolving)
+        git_sources(
+            [requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=resolving
+        )
     assert repository("status", "--porcelain") == ""
 
 
@@ -620,9 +770,15 @@ def test_a_reference_that_is_not_there(
 
 def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: str = "") -> None:
     """Install a distribution as pip would: files, metadata and RECORD."""
-    metadata = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n", "entry_points.txt": entry_points}
+    metadata = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+        "entry_points.txt": entry_points,
+    }
     files = {**files, **{f"{name}-1.dist-info/{each}": text for each, text in metadata.items()}}
-    for path, text in {**files, f"{name}-1.dist-info/RECORD": "".join(f"{path},,\n" for path in files)}.items():
+    for path, text in {
+        **files,
+        f"{name}-1.dist-info/RECORD": "".join(f"{path},,\n" for path in files),
+    }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
 
@@ -630,16 +786,31 @@ def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: s
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"good/__init__.py": "", "good/part/__init__.py": "raise ValueError('not at the top')"}, ""),
-        ({"bad/__init__.py": "import setuptools_of_nobody"}, "import bad: ModuleNotFoundError: No module named"),
+        (
+            {"good/__init__.py": "", "good/part/__init__.py": "raise ValueError('not at the top')"},
+            "",
+        ),
+        (
+            {"bad/__init__.py": "import setuptools_of_nobody"},
+            "import bad: ModuleNotFoundError: No module named",
+        ),
         (
             {"space/part/__init__.py": "raise OSError('first\\nlast line')"},
             "import space.part: OSError: last line",
         ),
-        ({"single.py": "raise RuntimeError('no operator')"}, "import single: RuntimeError: no operator"),
-        ({"kill.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"}, "was killed by signal 11"),
+        (
+            {"single.py": "raise RuntimeError('no operator')"},
+            "import single: RuntimeError: no operator",
+        ),
+        (
+            {"kill.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"},
+            "was killed by signal 11",
+        ),
         ({"quits.py": "import os; os._exit(3)"}, "ended the process with status 3"),
-        ({"exits.py": "import sys; sys.exit('no licence')"}, "import exits: SystemExit: no licence"),
+        (
+            {"exits.py": "import sys; sys.exit('no licence')"},
+            "import exits: SystemExit: no licence",
+        ),
         ({"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')"}, ""),
         ({"tests/__init__.py": "1 / 0", "real.py": ""}, ""),
         ({"plugin.py": "import host_of_plugins"}, ""),
@@ -653,10 +824,15 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
     installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
     names = ("first", "subject")
-    answer = ask_program(here, (sys.executable,), ("imports",), names, imports.ImportFailures, timeout=60)
+    answer = ask_program(
+        here, (sys.executable,), ("imports",), names, imports.ImportFailures, timeout=60
+    )
     lines = answer["failed"]
     assert len(lines) == bool(said)
-    assert all((line["name"], line["version"]) == ("subject", "1") and said in line["reason"] for line in lines)
+    assert all(
+        (line["name"], line["version"]) == ("subject", "1") and said in line["reason"]
+        for line in lines
+    )
 
 
 def test_what_the_base_has_is_not_its_extensions_fault() -> None:
@@ -682,7 +858,11 @@ HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
     ("files", "options", "named"),
     [
         ({"train.py": HEAD_OF_SCRIPT}, ("--entry-point", "train.py"), "train.py"),
-        ({"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n"}, (), "pyproject.toml"),
+        (
+            {"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n"},
+            (),
+            "pyproject.toml",
+        ),
         # A shell script installs the project in its own way, and the code is for that Python all the same.
         (
             {"pyproject.toml": f"[project]\nname='a'\nrequires-python='{OTHER}'\n", "run.sh": ""},
@@ -690,11 +870,20 @@ HEAD_OF_SCRIPT = f"# /// script\n# requires-python = '{OTHER}'\n# ///\n"
             "pyproject.toml",
         ),
         ({"train.py": HEAD_OF_SCRIPT}, (), ""),
-        ({"train.py": "print(1)\n", "pyproject.toml": "[tool.ruff]\n"}, ("--entry-point", "train.py"), ""),
+        (
+            {"train.py": "print(1)\n", "pyproject.toml": "[tool.ruff]\n"},
+            ("--entry-point", "train.py"),
+            "",
+        ),
     ],
 )
 def test_code_for_another_python_is_refused_before_anything(
-    files: dict[str, str], options: tuple[str, ...], named: str, code: Path, root: Path, facts: Facts
+    files: dict[str, str],
+    options: tuple[str, ...],
+    named: str,
+    code: Path,
+    root: Path,
+    facts: Facts,
 ) -> None:
     for name, text in files.items():
         (code / name).write_text(text)

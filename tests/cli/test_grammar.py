@@ -35,10 +35,16 @@ def test_the_parser_takes_every_example(name: str, example: Example) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "example"), [each for each in EXAMPLES if isinstance(each.values[1], Example) and not each.values[1].needs]
+    ("name", "example"),
+    [each for each in EXAMPLES if isinstance(each.values[1], Example) and not each.values[1].needs],
 )
 def test_examples_that_need_nothing_do_what_they_say(
-    name: str, example: Example, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path
+    name: str,
+    example: Example,
+    checkout: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -50,8 +56,14 @@ def test_examples_that_need_nothing_do_what_they_say(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--framework", "pytorch", "--framework", "tensorflow"), "--framework is given twice; it takes one value"),
-        (("--framework", "pytorch", "--framework=pytorch"), "--framework is given twice; it takes one value"),
+        (
+            ("--framework", "pytorch", "--framework", "tensorflow"),
+            "--framework is given twice; it takes one value",
+        ),
+        (
+            ("--framework", "pytorch", "--framework=pytorch"),
+            "--framework is given twice; it takes one value",
+        ),
         (("--all", "-j", "2", "--jobs", "3"), "--jobs is given twice; it takes one value"),
         (("--cuda", "cpu", "--cuda", "cu121", "-x"), "unknown option -x"),
     ],
@@ -60,11 +72,24 @@ def test_an_option_with_one_value_is_given_once(words: tuple[str, ...], said: st
     with pytest.raises(errors.CommandLineError) as caught:
         grammar_of(BUILD).parse_args(words)
     assert said in caught.value.problems
-    assert any("given twice" in problem for problem in caught.value.problems), "with all else that is wrong"
+    assert any("given twice" in problem for problem in caught.value.problems), (
+        "with all else that is wrong"
+    )
 
 
 def test_options_that_repeat_and_flags_may_be_given_again() -> None:
-    words = ("--framework", "pytorch", "--cuda", "cpu", "--with", "a", "--with", "b", "--verbose", "--verbose")
+    words = (
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cpu",
+        "--with",
+        "a",
+        "--with",
+        "b",
+        "--verbose",
+        "--verbose",
+    )
     assert grammar_of(BUILD).parse_args(words).with_components == ["a", "b"]
 
 
@@ -80,25 +105,42 @@ def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatc
     assert [line for line in text.splitlines() if len(line) > WIDTH] == []
     assert len(grammar.examples) >= 2
     flat = " ".join(text.split())
-    for said in (*(source.name for source in grammar.reads), *(argument["help"] for argument in grammar.arguments())):
+    for said in (
+        *(source.name for source in grammar.reads),
+        *(argument["help"] for argument in grammar.arguments()),
+    ):
         assert said in flat
     meaning = errors.TrainworksError.meaning
-    assert f"exit status: 0 {grammar.exit_statuses[0][1]}, 1 {meaning}, 2 wrong command line, " in flat
-    assert all(other in COMMANDS or other.split()[0] in COMMANDS or "." in other for other in grammar.see_also)
+    assert (
+        f"exit status: 0 {grammar.exit_statuses[0][1]}, 1 {meaning}, 2 wrong command line, " in flat
+    )
+    assert all(
+        other in COMMANDS or other.split()[0] in COMMANDS or "." in other
+        for other in grammar.see_also
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options_are_explained_in_one_short_line(name: str) -> None:
-    assert [each["help"] for each in grammar_of(name).arguments() if not 0 < len(each["help"]) <= 72] == []
+    assert [
+        each["help"] for each in grammar_of(name).arguments() if not 0 < len(each["help"]) <= 72
+    ] == []
 
 
 def test_every_error_has_a_status_and_a_meaning_of_its_own() -> None:
     named = [each for each in vars(errors).values() if isinstance(each, type)]
-    classes = [each for each in named if issubclass(each, errors.TrainworksError) and "exit_status" in vars(each)]
+    classes = [
+        each
+        for each in named
+        if issubclass(each, errors.TrainworksError) and "exit_status" in vars(each)
+    ]
     statuses = [each.exit_status for each in classes]
     assert statuses == sorted(set(statuses)), "the file is in this order"
     assert len({each.meaning for each in classes}) == len(classes)
-    assert {status for name in COMMANDS for status, _ in grammar_of(name).exit_statuses} == {0, *statuses}
+    assert {status for name in COMMANDS for status, _ in grammar_of(name).exit_statuses} == {
+        0,
+        *statuses,
+    }
 
 
 @pytest.mark.parametrize("words", [("--help",), ("-h",), ("help",)])
@@ -106,12 +148,16 @@ def test_overview(words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixt
     assert main(words, root) == 0
     output = capsys.readouterr().out
     for group, names in GROUPS.items():
-        assert re.search(rf"^{group}:\n" + "".join(rf"  {name} +\S.*\n" for name in names), output, re.MULTILINE)
+        assert re.search(
+            rf"^{group}:\n" + "".join(rf"  {name} +\S.*\n" for name in names), output, re.MULTILINE
+        )
     assert [line for line in output.splitlines() if len(line) > WIDTH] == []
 
 
 def test_the_version_is_the_distributions(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
     assert main(["--version"], root) == 0
     assert capsys.readouterr().out == f"trainworks {version}\n"
 
@@ -128,5 +174,11 @@ def test_help_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["help", "--format", "json"], root) == 0
     commands = {each["command"]: each for each in json.loads(capsys.readouterr().out)["commands"]}
     assert tuple(commands) == COMMANDS
-    repository = next(each for each in commands["push"]["arguments"] if each["names"] == ["--repository"])
-    assert (repository["value"], repository["required"], repository["repeats"]) == ("REPOSITORY", True, True)
+    repository = next(
+        each for each in commands["push"]["arguments"] if each["names"] == ["--repository"]
+    )
+    assert (repository["value"], repository["required"], repository["repeats"]) == (
+        "REPOSITORY",
+        True,
+        True,
+    )

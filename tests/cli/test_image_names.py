@@ -67,7 +67,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     ],
 )
 def test_a_target_is_the_image_that_is_there(
-    names: tuple[str, ...], expected: str, store: Store, facts: Facts, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, ...],
+    expected: str,
+    store: Store,
+    facts: Facts,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     store(*names, "my/train:1")
     assert find_image(TARGET, create("buildah"), facts) == expected
@@ -111,9 +115,24 @@ def test_an_image_is_itself(
             f"buildah has no image {TCP}",
             f"`{BUILD} --without aws-ofi-nccl --without gdrcopy --without libfabric-cuda` builds it",
         ),
-        ("my/trian:1", ("my/train:1",), "buildah has no image my/trian:1", "did you mean my/train:1? "),
-        ("pytorch-2.4.1-cu121", (), "buildah has no image pytorch-2.4.1-cu121", f"did you mean {TARGET}? "),
-        ("nothing:1", ("my/train:1",), "buildah has no image nothing:1", "`buildah images` lists its images"),
+        (
+            "my/trian:1",
+            ("my/train:1",),
+            "buildah has no image my/trian:1",
+            "did you mean my/train:1? ",
+        ),
+        (
+            "pytorch-2.4.1-cu121",
+            (),
+            "buildah has no image pytorch-2.4.1-cu121",
+            f"did you mean {TARGET}? ",
+        ),
+        (
+            "nothing:1",
+            ("my/train:1",),
+            "buildah has no image nothing:1",
+            "`buildah images` lists its images",
+        ),
     ],
 )
 def test_an_image_that_is_not_there(
@@ -131,7 +150,13 @@ def test_the_beginning_of_a_target_is_answered_with_its_name(
     command: str, store: Store, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store("my/train:1")
-    assert main([*COMMANDS[command].format(name="pytorch-2.4.1-cu121").split(), "--engine", "buildah"], root) == 4
+    assert (
+        main(
+            [*COMMANDS[command].format(name="pytorch-2.4.1-cu121").split(), "--engine", "buildah"],
+            root,
+        )
+        == 4
+    )
     assert f"did you mean {TARGET}? " in capsys.readouterr().err
 
 
@@ -146,17 +171,32 @@ def test_every_command_finds_the_image_of_a_target(
     # The stand-in is no image that could be read: only the name was found.
     assert main(words, root) != 0
     said = capsys.readouterr().err
-    assert f"{TARGET}: buildah has {TCP}, built without aws-ofi-nccl, gdrcopy, libfabric-cuda: {COST}" in said
+    assert (
+        f"{TARGET}: buildah has {TCP}, built without aws-ofi-nccl, gdrcopy, libfabric-cuda: {COST}"
+        in said
+    )
     assert "has no image" not in said
 
 
 def test_a_variant_is_a_request_and_back(facts: Facts) -> None:
     row = row_named(TARGET, facts)
-    for variant in ("", "-tcp", "-without-gdrcopy", "-tcp-with-rmm-python-without-metis-without-py-spy"):
+    for variant in (
+        "",
+        "-tcp",
+        "-without-gdrcopy",
+        "-tcp-with-rmm-python-without-metis-without-py-spy",
+    ):
         request = request_of(row, variant, facts)
         assert request is not None
         assert make_plan(request, facts).tags == (f"{USUAL}{variant}",)
-    for wrong in ("-arm64", "-vendor", "-without-torch", "-with-nonsense", "-tcp-tcp", "-variant-0123456789ab"):
+    for wrong in (
+        "-arm64",
+        "-vendor",
+        "-without-torch",
+        "-with-nonsense",
+        "-tcp-tcp",
+        "-variant-0123456789ab",
+    ):
         assert request_of(row, wrong, facts) is None
 
 
@@ -168,7 +208,9 @@ def test_every_target_has_a_name_and_a_command_of_its_own(facts: Facts) -> None:
         assert (found.row, found.variant) == (row, "")
         assert make_plan(request_for(row, facts), facts).tags == (found.reference,)
         assert image_named(found.reference, facts) == found
-    assert len({build_command(request_for(row, facts)) for row in facts.targets}) == len(facts.targets)
+    assert len({build_command(request_for(row, facts)) for row in facts.targets}) == len(
+        facts.targets
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +229,9 @@ def test_a_plan_says_which_name_the_image_may_get(
     command = ["--framework", "pytorch", "--cuda", "cu121", "--until", "plan", *words.split()]
     assert main(command, root) == 0
     output = capsys.readouterr().out
-    assert [line for line in output.splitlines(keepends=True) if "github.com cannot be reached" in line] == said
+    assert [
+        line for line in output.splitlines(keepends=True) if "github.com cannot be reached" in line
+    ] == said
     assert main([*command, "--format", "json"], root) == 0
     names = json.loads(capsys.readouterr().out)["name_without"]
     assert names.get("github.com") == (TCP if said else None)

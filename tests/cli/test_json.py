@@ -74,13 +74,17 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "code" / "train.py").touch()
 
 
-def document(words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+def document(
+    words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, Any]:
     status = main([*words, "--format", "json"], root)
     return status, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", RESULTS)
-def test_results_are_as_documented(command: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_as_documented(
+    command: str, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, content = document(RESULTS[command], checkout, capsys)
     assert status == 0
     kind, keys = DOCUMENTED[command]
@@ -96,17 +100,21 @@ def test_errors_are_one_document(
     assert (ended, content["exit_status"]) == (status, status), content
     assert content.keys() == {"error", "message", "hint", "exit_status"}
     name = words[0] if words[0] in COMMANDS else BUILD
-    assert status in dict(grammar_of(name).exit_statuses), "an exit status that the help does not tell"
+    assert status in dict(grammar_of(name).exit_statuses), (
+        "an exit status that the help does not tell"
+    )
 
 
 def test_every_command_is_walked_and_takes_the_option() -> None:
     walked = {
-        words[0] if words[0] in COMMANDS else BUILD for words in (*RESULTS.values(), *(each for each, _ in ERRORS))
+        words[0] if words[0] in COMMANDS else BUILD
+        for words in (*RESULTS.values(), *(each for each, _ in ERRORS))
     }
     assert walked == set(COMMANDS)
     for name in COMMANDS:
         assert any(
-            "--format" in each["names"] and "json" in each["choices"] for each in grammar_of(name).arguments()
+            "--format" in each["names"] and "json" in each["choices"]
+            for each in grammar_of(name).arguments()
         ), name
 
 
@@ -127,9 +135,13 @@ def test_results_of_engines_and_registries_are_as_documented() -> None:
     assert set(re.findall(r"`(\w+)`", pushed[1])) == fields(Pushed)
 
 
-def test_a_lock_that_does_not_fit_is_the_result(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_that_does_not_fit_is_the_result(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = checkout / "images" / "pytorch.toml"
-    rows.write_text(rows.read_text(encoding="utf-8").replace('torch = "2.13.0+cpu"', 'torch = "2.13.1+cpu"'))
+    rows.write_text(
+        rows.read_text(encoding="utf-8").replace('torch = "2.13.0+cpu"', 'torch = "2.13.1+cpu"')
+    )
     status, content = document(("lock", "--check", "--only", CPU_TARGET), checkout, capsys)
     assert status == 11
     assert content.keys() == {"problems", "unlocked"}
@@ -139,8 +151,18 @@ def test_a_lock_that_does_not_fit_is_the_result(checkout: Path, capsys: pytest.C
 def test_an_error_is_one_document_where_nobody_reads_the_text(root: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    argv = [sys.executable, str(root / "build.py"), "check", "--only", "nonsense", "--format", "json"]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=300)
+    argv = [
+        sys.executable,
+        str(root / "build.py"),
+        "check",
+        "--only",
+        "nonsense",
+        "--format",
+        "json",
+    ]
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=300
+    )
     os.close(writer)
     assert (done.returncode, json.loads(done.stdout)["exit_status"]) == (4, 4)
 

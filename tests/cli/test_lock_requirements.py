@@ -21,22 +21,30 @@ def test_a_wheel_of_its_own_is_asked_for_as_its_public_version(facts: Facts) -> 
         if requirement.name == "torch"
     }
     assert asked["pytorch-1.10.2-cu113-py38-ubuntu20.04-vendor"] == "torch==1.10.2"
-    assert asked["pytorch-2.13.0-cpu-py311-debian12"] == "torch==2.13.0+cpu", "PyTorch's own index has it"
+    assert asked["pytorch-2.13.0-cpu-py311-debian12"] == "torch==2.13.0+cpu", (
+        "PyTorch's own index has it"
+    )
 
 
 def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: Facts) -> None:
     compared = 0
     for row in facts.targets:
-        packages = {each.name: each for each in facts.locks[facts.name_of(row)].packages if not each.build}
+        packages = {
+            each.name: each for each in facts.locks[facts.name_of(row)].packages if not each.build
+        }
         target = context_of(row, facts)
         torch = target.fitting.get("torch")
         for wheel in artifact_rows(torch, target, facts) if torch else ():
             required = [Requirement(text) for text in wheel.requires_dist]
             for each in required:
                 locked = packages[canonicalize_name(each.name)]
-                assert each.specifier.contains(locked.version, prereleases=True), f"{facts.name_of(row)}: {each}"
+                assert each.specifier.contains(locked.version, prereleases=True), (
+                    f"{facts.name_of(row)}: {each}"
+                )
             if required:
-                assert set(packages["torch"].requires) == {canonicalize_name(each.name) for each in required}
+                assert set(packages["torch"].requires) == {
+                    canonicalize_name(each.name) for each in required
+                }
                 compared += 1
     assert compared, "no row says what its wheel requires"
 
@@ -57,7 +65,9 @@ def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
 def test_a_lock_beyond_its_targets_limits_does_not_fit(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.limits == ("numpy<1.24",))
     stricter = replace(row, limits=("numpy<1.20",))
-    changed = replace(facts, targets=tuple(stricter if each == row else each for each in facts.targets))
+    changed = replace(
+        facts, targets=tuple(stricter if each == row else each for each in facts.targets)
+    )
     assert check_locks([row], facts)[0] == []
     (problem,) = check_locks([stricter], changed)[0]
     assert problem.endswith("has numpy 1.23.5, the target's limit is numpy<1.20")

@@ -37,7 +37,9 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
 
 def test_every_target_can_be_asked_for_by_its_request(facts: Facts) -> None:
-    assert [select_row(request_for(row, facts), facts) for row in facts.targets] == list(facts.targets)
+    assert [select_row(request_for(row, facts), facts) for row in facts.targets] == list(
+        facts.targets
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,10 @@ def test_every_target_can_be_asked_for_by_its_request(facts: Facts) -> None:
     [
         ([CPU], {CPU}),
         (["*-cpu-*-debian12"], {CPU, "tensorflow-2.21.0-cpu-py311-debian12"}),
-        (["tensorflow-*-cpu-*-debian12", "pytorch-*-cpu-*-debian12"], {CPU, "tensorflow-2.21.0-cpu-py311-debian12"}),
+        (
+            ["tensorflow-*-cpu-*-debian12", "pytorch-*-cpu-*-debian12"],
+            {CPU, "tensorflow-2.21.0-cpu-py311-debian12"},
+        ),
     ],
 )
 def test_patterns_choose_by_name(facts: Facts, patterns: list[str], expected: set[str]) -> None:
@@ -73,7 +78,16 @@ class Bench:
     capsys: pytest.CaptureFixture[str]
 
     def command(self, *words: str) -> tuple[str, ...]:
-        more = ("--mirror", str(self.folder / "mirror"), "--until", "build", "--engine", "buildah", "--format", "json")
+        more = (
+            "--mirror",
+            str(self.folder / "mirror"),
+            "--until",
+            "build",
+            "--engine",
+            "buildah",
+            "--format",
+            "json",
+        )
         return (sys.executable, str(self.root / "build.py"), "--only", SOME, *more, *words)
 
     def run(self, *words: str) -> tuple[int, list[dict[str, Any]], str]:
@@ -87,7 +101,11 @@ class Bench:
 
 @pytest.fixture
 def bench(
-    root: Path, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    facts: Facts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Bench:
     write_stand_in(tmp_path)
     for name in ("PATH", "TMPDIR"):
@@ -99,7 +117,9 @@ def bench(
         for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
             (tmp_path / "mirror" / artifact.file).touch()
     assert len(rows) >= 3
-    return Bench(root=root, folder=tmp_path, names=tuple(facts.name_of(row) for row in rows), capsys=capsys)
+    return Bench(
+        root=root, folder=tmp_path, names=tuple(facts.name_of(row) for row in rows), capsys=capsys
+    )
 
 
 def test_one_failure_takes_no_other_with_it_and_the_next_run_goes_on(bench: Bench) -> None:
@@ -175,7 +195,9 @@ def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: P
     rows = rows_like(["*-cpu-*-debian12"], facts)
     good, other = (request_for(row, facts) for row in rows)
     targets = [
-        PlannedTarget(name="no plan", request=other, error=UnknownNameError("there is no such component")),
+        PlannedTarget(
+            name="no plan", request=other, error=UnknownNameError("there is no such component")
+        ),
         PlannedTarget(name="good", request=good, plan=make_plan(good, facts)),
     ]
     order = BuildOrder(until="render", output=tmp_path)
@@ -189,16 +211,37 @@ def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("statuses", "expected"),
-    [([], 0), ([0, 0], 0), ([0, 8], 8), ([8, 7, 0], 7), ([7, 11], 11), ([8, 4, 11], 11), ([1, 8], 1)],
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([0, 8], 8),
+        ([8, 7, 0], 7),
+        ([7, 11], 11),
+        ([8, 4, 11], 11),
+        ([1, 8], 1),
+    ],
 )
-def test_the_exit_status_is_that_of_the_target_that_failed_earliest(statuses: list[int], expected: int) -> None:
-    assert worst([TargetSummary(target="t", outcome="done", exit_status=status) for status in statuses]) == expected
+def test_the_exit_status_is_that_of_the_target_that_failed_earliest(
+    statuses: list[int], expected: int
+) -> None:
+    assert (
+        worst(
+            [TargetSummary(target="t", outcome="done", exit_status=status) for status in statuses]
+        )
+        == expected
+    )
 
 
 def test_the_table() -> None:
     results = (
         TargetSummary(target="one", outcome="done", seconds=43.2, size=1_140_000_000),
-        TargetSummary(target="two-longer", outcome="failed", seconds=3, cause="torch: hash differs", exit_status=7),
+        TargetSummary(
+            target="two-longer",
+            outcome="failed",
+            seconds=3,
+            cause="torch: hash differs",
+            exit_status=7,
+        ),
         TargetSummary(target="three", outcome="skipped", cause="2 inputs not locked"),
     )
     assert as_text(RunSummary(targets=results, seconds=46.21, at_once=2)) == (
@@ -217,7 +260,9 @@ Command = Callable[..., tuple[int, Any, str]]
 
 
 @pytest.fixture
-def command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Give the command line with JSON, on a machine without an engine."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
@@ -232,11 +277,22 @@ def command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_contexts_of_several_targets_in_one_run(command: Command, tmp_path: Path) -> None:
     status, report, said = command(
-        "--only", "*-cpu-*-debian12", "-j", "2", "--until", "render", "--output", str(tmp_path), "--without", "mpi4py"
+        "--only",
+        "*-cpu-*-debian12",
+        "-j",
+        "2",
+        "--until",
+        "render",
+        "--output",
+        str(tmp_path),
+        "--without",
+        "mpi4py",
     )
     assert status == 0
     assert [target["outcome"] for target in report["targets"]] == ["done", "done"]
-    assert {path.name for path in tmp_path.iterdir()} == {target["target"] for target in report["targets"]}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        target["target"] for target in report["targets"]
+    }
     assert not (tmp_path / CPU / "requirements" / "mpi4py.txt").exists()
     assert f"{CPU}: done\n" in said
 
@@ -248,11 +304,22 @@ def test_a_target_that_cannot_be_planned_fails_alone(command: Command) -> None:
     assert "horovod" in report["targets"][0]["cause"]
 
 
-@pytest.mark.parametrize(("more", "outcome", "expected"), [((), "skipped", 0), (("--strict",), "failed", 11)])
+@pytest.mark.parametrize(
+    ("more", "outcome", "expected"), [((), "skipped", 0), (("--strict",), "failed", 11)]
+)
 def test_unlocked_targets_are_skipped_with_the_reason(
-    root: Path, facts: Facts, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], outcome: str, expected: int
+    root: Path,
+    facts: Facts,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    outcome: str,
+    expected: int,
 ) -> None:
-    name = next(facts.name_of(row) for row in facts.targets if make_plan(request_for(row, facts), facts).unlocked)
+    name = next(
+        facts.name_of(row)
+        for row in facts.targets
+        if make_plan(request_for(row, facts), facts).unlocked
+    )
     assert main(["--only", name, "--format", "json", *more], root) == expected
     (target,) = json.loads(capsys.readouterr().out)["targets"]
     assert target["outcome"] == outcome
@@ -265,6 +332,8 @@ def test_no_engine_is_one_error_and_nothing_is_started(command: Command) -> None
     assert CPU not in said
 
 
-@pytest.mark.parametrize("words", [("--all", "--cuda", "cpu"), ("--only", CPU, "--framework", "pytorch")])
+@pytest.mark.parametrize(
+    "words", [("--all", "--cuda", "cpu"), ("--only", CPU, "--framework", "pytorch")]
+)
 def test_names_and_values_do_not_go_together(root: Path, words: tuple[str, ...]) -> None:
     assert main(words, root) == 2

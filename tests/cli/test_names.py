@@ -29,12 +29,19 @@ from trainworks.facts.rows import Facts
 def test_a_list_is_filtered(
     words: str, chosen: str, facts: Facts, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = {facts.name_of(row) for row in facts.targets if Path(facts.name_of(row)).match(chosen)}
+    expected = {
+        facts.name_of(row) for row in facts.targets if Path(facts.name_of(row)).match(chosen)
+    }
     assert 0 < len(expected) < len(facts.targets)
     assert main(["--list", *words.split(), "--format", "json"], root) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)} == expected
 
 
-def test_a_filtered_list_for_people(facts: Facts, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_filtered_list_for_people(
+    facts: Facts, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--list", "--only", "*cpu*"], root) == 0
-    assert len(capsys.readouterr().out.splitlines()) == sum("-cpu-" in facts.name_of(row) for row in facts.targets) + 1
+    assert (
+        len(capsys.readouterr().out.splitlines())
+        == sum("-cpu-" in facts.name_of(row) for row in facts.targets) + 1
+    )

@@ -24,7 +24,14 @@ from trainworks.terminal.words import clock
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (750, "12:30"), (3599.6, "1:00:00"), (3723, "1:02:03")],
+    [
+        (0, "0:00"),
+        (7.4, "0:07"),
+        (59.6, "1:00"),
+        (750, "12:30"),
+        (3599.6, "1:00:00"),
+        (3723, "1:02:03"),
+    ],
 )
 def test_times(seconds: float, text: str) -> None:
     assert clock(seconds) == text
@@ -87,7 +94,9 @@ def test_a_line_of_a_log_says_all_of_it() -> None:
         task.about = True
         ticks.now += 35
         task.reach(312_000_000)
-    assert stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 0:35, about 1:28 left, 9 MB/s\n"
+    assert (
+        stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 0:35, about 1:28 left, 9 MB/s\n"
+    )
 
 
 # On a terminal.
@@ -132,7 +141,9 @@ def building(columns: int = 100, **environment: str) -> Iterator[Terminal]:
 
 
 def waits(mine: Terminal) -> bool:
-    return any("more" in line for line in mine.shown) and any("1 of 6 steps" in line for line in mine.shown)
+    return any("more" in line for line in mine.shown) and any(
+        "1 of 6 steps" in line for line in mine.shown
+    )
 
 
 def test_a_build_on_a_terminal() -> None:
@@ -147,7 +158,9 @@ def test_a_build_on_a_terminal() -> None:
         assert mine.finish() == 0
         assert not mine.cursor_is_hidden()
         lines = [line for line in mine.text.splitlines() if line]
-    assert [line.split()[0] for line in lines] == ["十年樹木", "second", "steps", "built"], "no bar is left over"
+    assert [line.split()[0] for line in lines] == ["十年樹木", "second", "steps", "built"], (
+        "no bar is left over"
+    )
     assert "  second                  2.1 s  RUN echo sec > /two" in lines[1]
 
 
@@ -155,7 +168,9 @@ def test_a_build_on_a_terminal() -> None:
 def test_no_line_of_a_build_wraps(columns: int) -> None:
     with building(columns) as mine:
         mine.read(lambda now: any("十年" in line for line in now.shown) and len(now.shown) >= 3)
-        assert len([line for line in mine.shown if line]) == 3, "a line, and a row for the build and for its step"
+        assert len([line for line in mine.shown if line]) == 3, (
+            "a line, and a row for the build and for its step"
+        )
         mine.type("\n")
         assert mine.finish() == 0
         lines = [line for line in mine.text.splitlines() if line]
@@ -193,7 +208,9 @@ def test_a_dumb_terminal_gets_lines() -> None:
 
 def test_a_file_gets_lines(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
-        subprocess.run((sys.executable, "-c", BUILD), stdin=subprocess.DEVNULL, stderr=log, check=True)
+        subprocess.run(
+            (sys.executable, "-c", BUILD), stdin=subprocess.DEVNULL, stderr=log, check=True
+        )
     text = (tmp_path / "log").read_text(encoding="utf-8")
     assert "\x1b" not in text
     assert "\r" not in text
@@ -234,7 +251,11 @@ say("the end")
 
 def test_targets_in_threads_have_their_names_before_lines_and_bars() -> None:
     with Terminal((sys.executable, "-c", THREADS)) as mine:
-        mine.read(lambda now: sum("2 of 4 steps" in line for line in now.shown) == 2 and "a result" in now.text)
+        mine.read(
+            lambda now: (
+                sum("2 of 4 steps" in line for line in now.shown) == 2 and "a result" in now.text
+            )
+        )
         assert {line.split()[0] for line in mine.shown[-2:]} == {"one:", "two:"}
         mine.type("\n")
         assert mine.finish() == 0

@@ -95,7 +95,9 @@ build pytorch-2.4.1-cu121-py311-debian12 --all --until plan
 
 
 @pytest.fixture
-def refuse(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def refuse(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
     """Give a command line that fails without an engine: its exit status, and what it writes to stderr."""
     # The rows are read once for all of them.
     monkeypatch.setattr("trainworks.facts.load.load", functools.cache(load))
@@ -116,7 +118,9 @@ def test_golden_refusals(refuse: Callable[[str], str], golden: Callable[[str, st
 
 
 def test_programs_get_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--framework", "pytorch", "--cuda", "cu120", "--until", "plan", "--format", "json"], root)
+    status = main(
+        ["--framework", "pytorch", "--cuda", "cu120", "--until", "plan", "--format", "json"], root
+    )
     output, errors = capsys.readouterr()
     content = json.loads(output)
     assert content.keys() == {"error", "message", "hint", "exit_status"}

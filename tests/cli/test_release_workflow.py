@@ -24,24 +24,43 @@ def commands(job: Any) -> list[str]:
 
 
 def test_its_matrix_is_every_target_of_packages(workflow: Any, root: Path) -> None:
-    (listing,) = [command for command in commands(workflow["jobs"]["targets"]) if "tools/release" in command]
+    (listing,) = [
+        command for command in commands(workflow["jobs"]["targets"]) if "tools/release" in command
+    ]
     words = listing.partition("$(")[2].partition(")")[0].replace("$ONLY", "*")
     done = subprocess.run(
-        [sys.executable, *shlex.split(words)[1:]], cwd=root, check=True, capture_output=True, text=True
+        [sys.executable, *shlex.split(words)[1:]],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     names = json.loads(done.stdout)
     assert len(names) == len(set(names)) > 10
     assert not any(name.endswith(("-vendor", "-arm64")) for name in names)
 
 
-def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(workflow: Any, root: Path) -> None:
+def test_the_day_moves_for_each_target_of_the_matrix_and_is_committed(
+    workflow: Any, root: Path
+) -> None:
     """Targets of vendors are left alone: where a base image of theirs cannot be reached, `lock` ends with an error."""
-    (moves,) = [command for command in commands(workflow["jobs"]["targets"]) if "lock --upgrade system" in command]
+    (moves,) = [
+        command
+        for command in commands(workflow["jobs"]["targets"])
+        if "lock --upgrade system" in command
+    ]
     (line,) = [line for line in moves.splitlines() if "lock --upgrade" in line]
     names = [row["name"] for row in listed(root)]
     (pattern,) = shlex.split(line)[shlex.split(line).index("--only") + 1 :]
-    assert {name for name in names if fnmatch(name, pattern)} == {name for name in names if "-vendor" not in name}
-    for words in ("git add images", "git commit", 'git push --force origin "$branch"', "gh pr create"):
+    assert {name for name in names if fnmatch(name, pattern)} == {
+        name for name in names if "-vendor" not in name
+    }
+    for words in (
+        "git add images",
+        "git commit",
+        'git push --force origin "$branch"',
+        "gh pr create",
+    ):
         assert words in moves
     assert "branch=main" not in moves
 
@@ -61,9 +80,15 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
     assert goals
     assert all(f"\n{goal}:" in makefile for goal in goals)
     (release,) = [command for command in ran if "tools/release" in command]
-    words = shlex.split(release.replace("$REPOSITORY", "r.example/name").replace("$TARGET", "none of these"))
-    done = subprocess.run([sys.executable, *words[1:]], cwd=root, check=False, capture_output=True, text=True)
-    assert done.stderr.startswith("release: no target of packages for amd64 is named none of these"), done.stderr
+    words = shlex.split(
+        release.replace("$REPOSITORY", "r.example/name").replace("$TARGET", "none of these")
+    )
+    done = subprocess.run(
+        [sys.executable, *words[1:]], cwd=root, check=False, capture_output=True, text=True
+    )
+    assert done.stderr.startswith(
+        "release: no target of packages for amd64 is named none of these"
+    ), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,7 +99,9 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
         ("no-slash", "HOST/NAME"),
     ],
 )
-def test_a_repository_that_is_none_is_refused_before_anything_is_built(root: Path, repository: str, said: str) -> None:
+def test_a_repository_that_is_none_is_refused_before_anything_is_built(
+    root: Path, repository: str, said: str
+) -> None:
     words = (sys.executable, str(root / "tools" / "release"), "--repository", repository)
     done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -87,7 +114,10 @@ def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     assert release["needs"] in workflow["jobs"]
     assert workflow["permissions"] == {"contents": "read"}
     # Only what a job writes: a pull request with the moved day; images, and a signature with the job's identity.
-    assert workflow["jobs"]["targets"]["permissions"] == {"contents": "write", "pull-requests": "write"}
+    assert workflow["jobs"]["targets"]["permissions"] == {
+        "contents": "write",
+        "pull-requests": "write",
+    }
     assert release["permissions"] == {"contents": "read", "packages": "write", "id-token": "write"}
     assert release["strategy"]["matrix"]["target"] == "${{ fromJSON(needs.targets.outputs.names) }}"
 
@@ -97,7 +127,9 @@ def test_what_is_pushed_is_signed(workflow: Any, root: Path) -> None:
     release, sign = commands(workflow["jobs"]["release"])[-2:]
     words = shlex.split(sign)
     assert words == ["tools/sign-released", "--results", shlex.split(release)[-1]]
-    done = subprocess.run([root / words[0], *words[1:]], cwd=root, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [root / words[0], *words[1:]], cwd=root, check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("sign-released: ")
 

@@ -32,7 +32,11 @@ def test_what_is_hidden_is_written(text: str, seen: str) -> None:
 
 def test_no_control_character_is_left() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
-    left = {each for each in visible(everything) if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    left = {
+        each
+        for each in visible(everything)
+        if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    }
     assert left == {"\n", "\t"}
 
 

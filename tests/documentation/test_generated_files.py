@@ -20,13 +20,19 @@ def copied(root: Path, tmp_path: Path) -> Path:
     """Give a copy of the checkout."""
     for name in WRITTEN:
         if (root / name).is_dir():
-            shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                root / name,
+                tmp_path / name,
+                ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+            )
         else:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copy(root / name, tmp_path / name)
     # Of records only those that git has: a run on this machine leaves others.
     (tmp_path / "evidence").mkdir()
-    listed = subprocess.run(("git", "ls-files", "evidence"), cwd=root, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ("git", "ls-files", "evidence"), cwd=root, capture_output=True, text=True, check=False
+    )
     for name in listed.stdout.split():
         shutil.copy(root / name, tmp_path / name)
     return tmp_path
@@ -45,10 +51,14 @@ def append(path: Path, text: str) -> None:
 
 
 def test_words_and_records_ask_for_nothing(copied: Path) -> None:
-    append(copied / "launcher" / "trainworks_launcher" / "contract" / "names.py", "# One more line.\n")
+    append(
+        copied / "launcher" / "trainworks_launcher" / "contract" / "names.py", "# One more line.\n"
+    )
     append(copied / "docs" / "debug.md", "\nOne more sentence.\n")
     built = copied / "images" / "built.toml"
-    content, changes = re.subn(r'"sha256:\w+"', f'"sha256:{"0" * 64}"', built.read_text(encoding="utf-8"))
+    content, changes = re.subn(
+        r'"sha256:\w+"', f'"sha256:{"0" * 64}"', built.read_text(encoding="utf-8")
+    )
     built.write_text(content, encoding="utf-8")
     assert changes > 0
     assert generate(copied, "--check") == (0, "")
@@ -95,8 +105,14 @@ def test_a_decision_names_the_later_ones_that_change_it(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        ("Date: 2026-11-29.\nChanges: [8](0008-none.md).", "changes 8 (0008-none.md): no such older one"),
-        ("Date: 2026-11-29.\nChanges: [902](0902-new.md).", "changes 902 (0902-new.md): no such older one"),
+        (
+            "Date: 2026-11-29.\nChanges: [8](0008-none.md).",
+            "changes 8 (0008-none.md): no such older one",
+        ),
+        (
+            "Date: 2026-11-29.\nChanges: [902](0902-new.md).",
+            "changes 902 (0902-new.md): no such older one",
+        ),
         ("Accepted.", 'below its title stands no line "Date: ... Status: ..."'),
     ],
     ids=["unknown", "itself", "no-date"],

@@ -23,7 +23,9 @@ from trainworks_launcher.given.platforms import Given
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "platforms"
-SCHEMAS: dict[str, Any] = json.loads((Path(__file__).with_name("kubernetes_schemas.json")).read_text("utf-8"))
+SCHEMAS: dict[str, Any] = json.loads(
+    (Path(__file__).with_name("kubernetes_schemas.json")).read_text("utf-8")
+)
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -33,7 +35,10 @@ def blocks(page: str, language: str) -> list[str]:
 
 def manifests() -> list[dict[str, Any]]:
     found = [
-        made for page in PAGES.glob("*.md") for text in blocks(page.name, "yaml") for made in yaml.safe_load_all(text)
+        made
+        for page in PAGES.glob("*.md")
+        for text in blocks(page.name, "yaml")
+        for made in yaml.safe_load_all(text)
     ]
     return [made for made in found if "apiVersion" in made]
 
@@ -63,12 +68,20 @@ def schema_of(kind: str) -> dict[str, Any]:
     if kind != "Job":
         made = strict(SCHEMAS["kinds"][kind]["schema"])
     else:
-        jobs = SCHEMAS["kinds"]["JobSet"]["schema"]["properties"]["spec"]["properties"]["replicatedJobs"]
+        jobs = SCHEMAS["kinds"]["JobSet"]["schema"]["properties"]["spec"]["properties"][
+            "replicatedJobs"
+        ]
         made = {
             "type": "object",
-            "properties": {"spec": strict(jobs["items"]["properties"]["template"]["properties"]["spec"])},
+            "properties": {
+                "spec": strict(jobs["items"]["properties"]["template"]["properties"]["spec"])
+            },
         }
-    metadata = {"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False}
+    metadata = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "additionalProperties": False,
+    }
     made["properties"] = {**made["properties"], "metadata": metadata}
     return made
 
@@ -121,7 +134,10 @@ def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     (row,) = jobset["spec"]["replicatedJobs"]
     name = jobset["metadata"]["name"]
-    for spec, prefix in ((job["spec"], job["metadata"]["name"]), (row["template"]["spec"], f"{name}-{row['name']}-0")):
+    for spec, prefix in (
+        (job["spec"], job["metadata"]["name"]),
+        (row["template"]["spec"], f"{name}-{row['name']}-0"),
+    ):
         (container,) = spec["template"]["spec"]["containers"]
         variables = {each["name"]: each["value"] for each in container["env"]}
         for index in range(spec["completions"]):
@@ -133,6 +149,10 @@ def test_the_hosts_of_an_indexed_job_are_the_names_of_its_pods() -> None:
 
 def test_the_job_definition_of_aws_batch_is_valid() -> None:
     (text,) = blocks("batch.md", "json")
-    model = botocore.session.get_session().get_service_model("batch").operation_model("RegisterJobDefinition")
+    model = (
+        botocore.session.get_session()
+        .get_service_model("batch")
+        .operation_model("RegisterJobDefinition")
+    )
     report = botocore.validate.ParamValidator().validate(json.loads(text), model.input_shape)
     assert not report.has_errors(), report.generate_report()

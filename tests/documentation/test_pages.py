@@ -18,7 +18,9 @@ from trainworks_launcher.contract import names
 
 def blocks(path: Path, language: str) -> list[str]:
     """Return the blocks of a page that are in some language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) -> None:
@@ -40,14 +42,23 @@ def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) ->
 
 def commands(path: Path) -> list[tuple[str, ...]]:
     """Return the words of every line of a page that calls build.py, without comments, pipes and redirections."""
-    text = re.sub(r"<!-- generated: .*?<!-- end of generated -->", "", path.read_text("utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"<!-- generated: .*?<!-- end of generated -->",
+        "",
+        path.read_text("utf-8"),
+        flags=re.DOTALL,
+    )
     text = re.sub(r"^image=\$\((.*)\)", r"\1", text, flags=re.MULTILINE)
     lines = re.findall(r"^python build\.py .*$", text.replace("\\\n", " "), re.MULTILINE)
     return [tuple(shlex.split(re.split(r" [|>] ", line)[0], comments=True)[2:]) for line in lines]
 
 
 def test_every_command_line_of_every_page_is_understood(root: Path) -> None:
-    pages = [root / "README.md", root / "launcher" / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    pages = [
+        root / "README.md",
+        root / "launcher" / "README.md",
+        *sorted((root / "docs").rglob("*.md")),
+    ]
     found = [words for page in pages for words in commands(page)]
     assert len(found) > 30
     for words in found:
@@ -76,18 +87,35 @@ def test_the_changelog_begins_with_the_version_of_the_builder(root: Path) -> Non
 
 
 def test_every_file_that_a_walk_names_exists(root: Path) -> None:
-    words = set(re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", (root / "docs" / "architecture.md").read_text("utf-8")))
+    words = set(
+        re.findall(
+            r"`([\w.-]+(?:/[\w.-]+)+/?)`", (root / "docs" / "architecture.md").read_text("utf-8")
+        )
+    )
     # FRAMEWORK and NAME stand for the reader's own.
-    paths = {word for word in words if not re.search(r"[A-Z]{3,}", Path(word).stem.replace("README", ""))}
+    paths = {
+        word for word in words if not re.search(r"[A-Z]{3,}", Path(word).stem.replace("README", ""))
+    }
     assert len(paths) > 9
     assert {path for path in paths if not (root / path).exists()} == set()
 
 
 def test_the_page_on_what_a_script_is_given_has_every_default_of_mpirun(root: Path) -> None:
-    page = (root / "docs" / "environment.md").read_text("utf-8").partition("\n## The command line of mpirun\n")[2]
-    plans = [json.loads(path.read_text("utf-8")) for path in sorted((root / "launcher/tests/golden").glob("*.json"))]
+    page = (
+        (root / "docs" / "environment.md")
+        .read_text("utf-8")
+        .partition("\n## The command line of mpirun\n")[2]
+    )
+    plans = [
+        json.loads(path.read_text("utf-8"))
+        for path in sorted((root / "launcher/tests/golden").glob("*.json"))
+    ]
     reasons = [
-        each for plan in plans if plan["ranks_by"] == "mpirun" for each in plan["why"] if each["origin"] != "user"
+        each
+        for plan in plans
+        if plan["ranks_by"] == "mpirun"
+        for each in plan["why"]
+        if each["origin"] != "user"
     ]
     given = {each["subject"].split()[-1] for each in reasons if each["subject"].startswith("--")}
     assert len(given) > 12
@@ -101,13 +129,19 @@ def rows(path: Path, heading: str) -> dict[str, str]:
     return {first.strip("`"): rest for first, rest in found[1:]}
 
 
-def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_status(root: Path) -> None:
+def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_status(
+    root: Path,
+) -> None:
     page = root / "launcher" / "README.md"
     settings, statuses = rows(page, "Settings"), rows(page, "Exit status")
     # Each constant of names.py is followed by the text that documents it.
-    section = inspect.getsource(names).partition(" variables that are read\n")[2].partition("\n# ---")[0]
+    section = (
+        inspect.getsource(names).partition(" variables that are read\n")[2].partition("\n# ---")[0]
+    )
     constants = re.findall(r'^\w+ = "(\w+)"\n"""(.*?)"""$', section, re.DOTALL | re.MULTILINE)
-    own = {name for name, _ in constants if name.startswith("TRAINWORKS_") and name != "TRAINWORKS_"}
+    own = {
+        name for name, _ in constants if name.startswith("TRAINWORKS_") and name != "TRAINWORKS_"
+    }
     assert len(own) > 8
     assert own - settings.keys() == set()
     for name, text in constants:
@@ -116,11 +150,19 @@ def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_st
         if name in settings and isinstance(value, int | float):
             assert settings[name].startswith(f"{value:g} |"), name
     numbers = {int(number) for status in statuses for number in re.findall(r"\d+", status)}
-    assert numbers == {0} | {value for name, value in vars(names).items() if name.startswith("EXIT_")}
+    assert numbers == {0} | {
+        value for name, value in vars(names).items() if name.startswith("EXIT_")
+    }
 
 
 # ---------------------------------------------------------------------------------------------- the launcher's seconds
-WAITS = ("contract/names.py", "contract/looking.py", "given/patience.py", "programs/guard.py", "programs/rank.py")
+WAITS = (
+    "contract/names.py",
+    "contract/looking.py",
+    "given/patience.py",
+    "programs/guard.py",
+    "programs/rank.py",
+)
 """Modules outside of ``supervise`` whose seconds it waits by."""
 
 
@@ -129,7 +171,9 @@ def seconds_in(file: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        names_ = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        names_ = [
+            node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+        ]
         for name in names_:
             if name.endswith("_SECONDS") and isinstance(statement, ast.Assign):
                 literal = isinstance(statement.value, (ast.Constant, ast.Tuple))
@@ -141,13 +185,21 @@ def test_the_page_on_timing_has_a_row_for_each_constant_in_seconds(root: Path) -
     launcher = root / "launcher/trainworks_launcher"
     files = [*sorted((launcher / "supervise").rglob("*.py")), *(launcher / name for name in WAITS)]
     defined = {
-        f"`{file.relative_to(launcher)}` `{name}`": value for file in files for name, value in seconds_in(file).items()
+        f"`{file.relative_to(launcher)}` `{name}`": value
+        for file in files
+        for name, value in seconds_in(file).items()
     }
     page = (root / "docs/timing.md").read_text(encoding="utf-8")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
     told = {row[0]: row[1] for row in rows}
     assert len(told) == len(rows)
-    assert told.keys() == defined.keys(), "a new constant needs a row: what it decides, and what a slow machine does"
+    assert told.keys() == defined.keys(), (
+        "a new constant needs a row: what it decides, and what a slow machine does"
+    )
     assert {name: told[name] for name, value in defined.items() if value} == {
         name: value for name, value in defined.items() if value
     }

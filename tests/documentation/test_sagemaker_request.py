@@ -41,7 +41,9 @@ def test_awss_model_takes_the_request(request_of_the_page: dict[str, Any]) -> No
     assert "InstanceCount" in problems_of(wrong)
 
 
-def test_its_hyperparameters_start_torchrun_on_both_hosts(request_of_the_page: dict[str, Any]) -> None:
+def test_its_hyperparameters_start_torchrun_on_both_hosts(
+    request_of_the_page: dict[str, Any],
+) -> None:
     sent = request_of_the_page["HyperParameters"]
     sent.pop("sagemaker_submit_directory")  # the archive at S3: the code is taken to be there
     count = request_of_the_page["ResourceConfig"]["InstanceCount"]

@@ -29,4 +29,6 @@ def test_a_step_with_secrets_runs_no_other_code() -> None:
     for step, code, secrets, *_ in rows():
         if secrets not in ("none", "-"):
             words = re.split(r"[,;] ", code)
-            assert all(word.startswith((*ours, "Debian's signed", "in a base of ours")) for word in words), step
+            assert all(
+                word.startswith((*ours, "Debian's signed", "in a base of ours")) for word in words
+            ), step

@@ -14,9 +14,27 @@ import pytest
 
 from reports.browser import Browser, browser
 
-WORDS = ("kubernetes", "slurm", "torchrun", "multi node", "CVE", "ECR", "hang", "checkpoint", "requirements")
+WORDS = (
+    "kubernetes",
+    "slurm",
+    "torchrun",
+    "multi node",
+    "CVE",
+    "ECR",
+    "hang",
+    "checkpoint",
+    "requirements",
+)
 
-NOT_FOR_USERS = ("/adr/", "/tables/", "CHANGELOG", "AGENTS", "CONTRIBUTING", "benchmarks/", "tests/")
+NOT_FOR_USERS = (
+    "/adr/",
+    "/tables/",
+    "CHANGELOG",
+    "AGENTS",
+    "CONTRIBUTING",
+    "benchmarks/",
+    "tests/",
+)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -48,10 +66,14 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_the_first_answers_of_the_search_are_pages_for_users(site: str, window: Browser, word: str) -> None:
+def test_the_first_answers_of_the_search_are_pages_for_users(
+    site: str, window: Browser, word: str
+) -> None:
     window.open(f"{site}/search.html?q={word.replace(' ', '+')}")
     window.until("document.querySelectorAll('ul.search li a').length >= 3")
-    script = "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
+    script = (
+        "return [...document.querySelectorAll('ul.search li > a')].slice(0, 3).map(it => it.href)"
+    )
     found = [address.removeprefix(site) for address in window.run(script)]
     assert len(found) == 3
     assert [page for page in found if any(part in page for part in NOT_FOR_USERS)] == []
@@ -59,7 +81,9 @@ def test_the_first_answers_of_the_search_are_pages_for_users(site: str, window: 
 
 def test_kubernetes_is_a_title(site: str, window: Browser) -> None:
     window.open(f"{site}/docs/index.html")
-    titles = window.run("return [...document.querySelectorAll('.sidebar-tree a')].map(it => it.textContent)")
+    titles = window.run(
+        "return [...document.querySelectorAll('.sidebar-tree a')].map(it => it.textContent)"
+    )
     for word in ("Kubernetes", "Slurm"):
         assert [title for title in titles if word in title], titles
 

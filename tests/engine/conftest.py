@@ -27,7 +27,9 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base_archive(rootfs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = tmp_path_factory.mktemp("archive") / "base.tar"
     environment = {"PATH": "/bin:/usr/bin", "FLAVOUR": "tiny"}
-    write_archive(rootfs, archive, name=BASE, environment=environment, command=("/bin/sh",), created=CREATED)
+    write_archive(
+        rootfs, archive, name=BASE, environment=environment, command=("/bin/sh",), created=CREATED
+    )
     return archive
 
 

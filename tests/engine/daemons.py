@@ -46,7 +46,15 @@ def own_daemon(data: Path, *options: str) -> Iterator[Daemon]:
     state = Path("/run") / f"trainworks-{uuid.uuid4().hex[:8]}"
     state.mkdir()
     argv = (
-        *("unshare", "--net", program, "--data-root", str(data), "--exec-root", str(state / "exec")),
+        *(
+            "unshare",
+            "--net",
+            program,
+            "--data-root",
+            str(data),
+            "--exec-root",
+            str(state / "exec"),
+        ),
         *("--pidfile", str(state / "pid"), "--host", f"unix://{state}/docker.sock", *options),
     )
     before = len(mounts_below(data))
@@ -84,7 +92,11 @@ def own_daemon(data: Path, *options: str) -> Iterator[Daemon]:
 def mounts_below(folder: Path) -> list[str]:
     """Return where something is mounted at or below a folder, in the order of mounting."""
     lines = Path("/proc/mounts").read_text().splitlines()
-    return [where for line in lines if (where := line.split()[1]) == str(folder) or where.startswith(f"{folder}/")]
+    return [
+        where
+        for line in lines
+        if (where := line.split()[1]) == str(folder) or where.startswith(f"{folder}/")
+    ]
 
 
 def processes_with(text: str) -> list[int]:
@@ -92,6 +104,9 @@ def processes_with(text: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if text.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+            if (
+                text.encode() in (folder / "cmdline").read_bytes()
+                and int(folder.name) != os.getpid()
+            ):
                 found.append(int(folder.name))
     return found

@@ -15,8 +15,39 @@ LOGS = Path(__file__).parent / "logs"
 BASE = "trainworks-conformance:base"
 CREATED = 1_700_000_000
 APPLETS = (
-    *("[", "cat", "chmod", "cp", "dd", "echo", "env", "false", "find", "grep", "head", "id", "ln", "ls", "md5sum"),
-    *("mkdir", "mount", "mv", "od", "printf", "ps", "pwd", "rm", "sed", "seq", "setsid", "sh", "sha256sum", "sleep"),
+    *(
+        "[",
+        "cat",
+        "chmod",
+        "cp",
+        "dd",
+        "echo",
+        "env",
+        "false",
+        "find",
+        "grep",
+        "head",
+        "id",
+        "ln",
+        "ls",
+        "md5sum",
+    ),
+    *(
+        "mkdir",
+        "mount",
+        "mv",
+        "od",
+        "printf",
+        "ps",
+        "pwd",
+        "rm",
+        "sed",
+        "seq",
+        "setsid",
+        "sh",
+        "sha256sum",
+        "sleep",
+    ),
     *("sort", "stat", "tail", "test", "touch", "tr", "true", "uname", "wc", "which", "yes"),
 )
 
@@ -59,7 +90,9 @@ def request(
         (folder / path).write_text(text)
     # As in the builder's own contexts: newer versions of buildah have the times of mounted files in their cache's keys.
     for written in folder.rglob("*"):
-        os.utime(written, ns=(content_time(written.read_bytes() if written.is_file() else b""),) * 2)
+        os.utime(
+            written, ns=(content_time(written.read_bytes() if written.is_file() else b""),) * 2
+        )
     return BuildRequest(
         name=name,
         context=folder,
@@ -72,7 +105,9 @@ def request(
 
 
 def parser_for(log: Path, components: Mapping[str, str]) -> BuildahParser | BuildKitParser:
-    return BuildahParser(components) if log.name.startswith("buildah") else BuildKitParser(components)
+    return (
+        BuildahParser(components) if log.name.startswith("buildah") else BuildKitParser(components)
+    )
 
 
 def events_of(log: Path, components: Mapping[str, str], *, finish: bool = True) -> list[StepEvent]:

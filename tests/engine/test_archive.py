@@ -33,7 +33,12 @@ def rootfs(folder: Path) -> Path:
 
 def write(folder: Path, destination: Path) -> str:
     return write_archive(
-        folder, destination, name="tiny:one", environment={"PATH": "/bin"}, command=("/bin/sh",), created=CREATED
+        folder,
+        destination,
+        name="tiny:one",
+        environment={"PATH": "/bin"},
+        command=("/bin/sh",),
+        created=CREATED,
     )
 
 

@@ -36,7 +36,9 @@ def context(folder: Path) -> Path:
 
 def keys(dockerfile: str, folder: Path, image: str = "sha256:1") -> list[str]:
     text = with_content_keys(dockerfile, folder, identify=lambda _: image)
-    return [line.partition("=")[2] for line in text.splitlines() if line.startswith(f"ARG {ARGUMENT}=")]
+    return [
+        line.partition("=")[2] for line in text.splitlines() if line.startswith(f"ARG {ARGUMENT}=")
+    ]
 
 
 def test_only_steps_that_mount_files_get_a_key_and_the_rest_stays(tmp_path: Path) -> None:
@@ -56,7 +58,9 @@ def test_a_file_without_mounts_is_unchanged(tmp_path: Path) -> None:
 
 
 def test_the_same_content_gives_the_same_keys_anywhere(tmp_path: Path) -> None:
-    assert keys(DOCKERFILE, context(tmp_path / "one")) == keys(DOCKERFILE, context(tmp_path / "two"))
+    assert keys(DOCKERFILE, context(tmp_path / "one")) == keys(
+        DOCKERFILE, context(tmp_path / "two")
+    )
 
 
 def write_b(folder: Path) -> None:
@@ -77,7 +81,12 @@ def rename(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "changed"),
-    [(write_b, (False, True)), (write_a, (True, False)), (make_executable, (False, True)), (rename, (False, True))],
+    [
+        (write_b, (False, True)),
+        (write_a, (True, False)),
+        (make_executable, (False, True)),
+        (rename, (False, True)),
+    ],
 )
 def test_a_change_changes_the_keys_that_depend_on_it(
     tmp_path: Path, change: Callable[[Path], None], changed: tuple[bool, bool]
@@ -97,8 +106,12 @@ def test_a_mounted_image_counts_by_its_identifier(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["made", "Made", "0"])
 def test_a_mounted_stage_is_refused_with_the_way_out(tmp_path: Path, stage: str) -> None:
-    dockerfile = f"FROM base:1 AS made\nFROM base:1\nRUN --mount=type=bind,from={stage},target=/m true\n"
-    with pytest.raises(BuildError, match=f"line 3 of the Dockerfile mounts the stage {stage}") as caught:
+    dockerfile = (
+        f"FROM base:1 AS made\nFROM base:1\nRUN --mount=type=bind,from={stage},target=/m true\n"
+    )
+    with pytest.raises(
+        BuildError, match=f"line 3 of the Dockerfile mounts the stage {stage}"
+    ) as caught:
         keys(dockerfile, tmp_path)
     assert f"COPY --from={stage}" in caught.value.hint
 

@@ -27,8 +27,14 @@ except TrainworksError as error:
 """
 
 
-def choose(tmp_path: Path, *arguments: str, code: str = CHOOSE, path: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": path or str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "HOME": str(tmp_path)}
+def choose(
+    tmp_path: Path, *arguments: str, code: str = CHOOSE, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": path or str(tmp_path),
+        "DOCKER_HOST": f"unix://{tmp_path}/no.sock",
+        "HOME": str(tmp_path),
+    }
     return subprocess.run(
         (sys.executable, "-W", "error", "-c", code, *arguments),
         env=environment,
@@ -49,21 +55,29 @@ def test_nothing_there_names_what_was_tried_and_what_to_type(tmp_path: Path) -> 
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
     first, docker, buildah, hint = done.stdout.splitlines()
     assert first == "no container engine answers. Tried:"
-    assert docker.startswith(f"  docker: the docker daemon at unix://{tmp_path}/no.sock does not answer")
+    assert docker.startswith(
+        f"  docker: the docker daemon at unix://{tmp_path}/no.sock does not answer"
+    )
     assert "No such file" in docker
     assert buildah == "  buildah: there is no `buildah` program on PATH"
     assert "make engine" in hint
 
 
-def test_a_daemon_that_takes_the_call_and_says_nothing_is_not_waited_for_long(tmp_path: Path) -> None:
+def test_a_daemon_that_takes_the_call_and_says_nothing_is_not_waited_for_long(
+    tmp_path: Path,
+) -> None:
     lines: list[str] = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "no.sock"))
         listener.listen()
         with pytest.raises(EngineUnavailableError, match="does not answer: ") as caught:
             DockerEngine(host=f"unix://{tmp_path}/no.sock", first_answer=1).probe(lines.append)
-    assert f"the docker daemon at unix://{tmp_path}/no.sock does not answer: " in caught.value.message
-    assert lines == [f"waiting for the docker daemon at unix://{tmp_path}/no.sock to answer, at most 1 s"]
+    assert (
+        f"the docker daemon at unix://{tmp_path}/no.sock does not answer: " in caught.value.message
+    )
+    assert lines == [
+        f"waiting for the docker daemon at unix://{tmp_path}/no.sock to answer, at most 1 s"
+    ]
 
 
 AS_NOBODY = f"""
@@ -77,7 +91,9 @@ os.seteuid(65534)
 
 def test_a_daemon_that_this_user_may_not_use_names_the_group() -> None:
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: only root can start a process of another user, who may not use the socket")
+        pytest.skip(
+            "NOT TESTED: only root can start a process of another user, who may not use the socket"
+        )
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listener:
         folder = Path(name)
         folder.chmod(0o755)
@@ -86,7 +102,9 @@ def test_a_daemon_that_this_user_may_not_use_names_the_group() -> None:
         done = choose(folder, code=AS_NOBODY)
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
     assert "no.sock: Permission denied" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("hint: your user may not use this daemon: join its group")
+    assert done.stdout.splitlines()[-1].startswith(
+        "hint: your user may not use this daemon: join its group"
+    )
 
 
 OLD = "echo 'buildah version 1.19.6 (image-spec 1.0.1)'"
@@ -103,7 +121,9 @@ CLOSED = 'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error
         (CLOSED, "", "cannot open its store: Error: mkdir: denied"),
     ],
 )
-def test_a_buildah_that_cannot_be_used_says_why(script: str, before: str, said: str, tmp_path: Path) -> None:
+def test_a_buildah_that_cannot_be_used_says_why(
+    script: str, before: str, said: str, tmp_path: Path
+) -> None:
     if script:
         program(tmp_path, "buildah", script)
     done = choose(tmp_path, "buildah", path=f"{before}{tmp_path}")
@@ -119,7 +139,9 @@ def test_an_unknown_engine_has_a_nearest_name() -> None:
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:
     code = "import sys; from trainworks.engine import create; create('docker'); print('docker' in sys.modules)"
-    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        (sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=300
+    )
     assert done.stdout == "False\n"
 
 

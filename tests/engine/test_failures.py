@@ -10,7 +10,13 @@ from engine.helpers import LOGS, events_of, log_of
 from trainworks.engine.failures import Failure, explain, shorten
 from trainworks.engine.progress import FailedStep, StepLog
 from trainworks.engine.protocol import StepEvent
-from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
+from trainworks.errors import (
+    BuildError,
+    EngineError,
+    EngineUnavailableError,
+    OutputError,
+    TrainworksError,
+)
 
 COMPONENTS = {"first": "python", "second": "metis"}
 LOOP = 'RUN for i in 1 2 3; do echo line $i; done; echo "exit code: 3"; echo err >&2; printf unfinished; exit 7'
@@ -69,40 +75,60 @@ def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(said
     for text in (said, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
         log.add(StepEvent(component="apex", step="RUN x", state="output", text=text))
     log.add(StepEvent(component="apex", step="RUN x", state="failed", text="x: exit code: 1"))
-    made = Failure(target="wheels", engine="docker", status=1, step=log.failed, lines=(), daemon=True)
+    made = Failure(
+        target="wheels", engine="docker", status=1, step=log.failed, lines=(), daemon=True
+    )
     text = str(explain(made, alive=str, space=lambda: SPACE))
     assert f"  the compiler's first errors:\n    {said.strip()}\n  its last lines:\n" in text
     assert "line 99, in build_ext" in text
 
 
-def failure(*, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker") -> Failure:
+def failure(
+    *, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker"
+) -> Failure:
     step = FailedStep(component="torch", step="RUN x", reason=reason, lines=lines)
-    return Failure(target="cpu", engine=engine, status=1, step=step, lines=(), daemon=engine == "docker")
+    return Failure(
+        target="cpu", engine=engine, status=1, step=step, lines=(), daemon=engine == "docker"
+    )
 
 
 def test_a_crash_of_the_engine_is_no_failure_of_the_step_that_had_begun() -> None:
     """The build is tried again then, and the stage that failed before the crash fails alone."""
     error = explained("buildah-panic.txt", {"python-environment": "python", "torch": "torch"})
     assert isinstance(error, EngineError)
-    assert error.message.startswith("buildah itself failed during the build of cpu, torch: ARG TRAINWORKS")
-    assert error.message.endswith("panic: runtime error: invalid memory address or nil pointer dereference")
+    assert error.message.startswith(
+        "buildah itself failed during the build of cpu, torch: ARG TRAINWORKS"
+    )
+    assert error.message.endswith(
+        "panic: runtime error: invalid memory address or nil pointer dereference"
+    )
 
 
 def test_a_full_disk_says_how_much_is_free_and_where() -> None:
-    error = explain(failure(lines=("tar: ./x: Cannot write: No space left on device",)), alive=str, space=lambda: SPACE)
+    error = explain(
+        failure(lines=("tar: ./x: Cannot write: No space left on device",)),
+        alive=str,
+        space=lambda: SPACE,
+    )
     assert isinstance(error, OutputError)
-    assert error.message.startswith("the disk is full: the build of cpu, torch: RUN x could not write")
+    assert error.message.startswith(
+        "the disk is full: the build of cpu, torch: RUN x could not write"
+    )
     assert SPACE in error.message
 
 
 def test_a_dead_daemon_is_named_with_the_step_it_died_in() -> None:
     error = explain(
-        failure(reason="failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"),
+        failure(
+            reason="failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"
+        ),
         alive=lambda: "the docker daemon at unix:///x does not answer",
         space=str,
     )
     assert isinstance(error, EngineUnavailableError)
-    assert error.message.startswith("the docker daemon stopped answering during the build of cpu, torch: RUN x")
+    assert error.message.startswith(
+        "the docker daemon stopped answering during the build of cpu, torch: RUN x"
+    )
 
 
 def test_words_of_a_command_are_not_taken_for_its_output() -> None:
@@ -114,7 +140,9 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
 def test_a_build_that_fails_before_its_first_step_shows_the_engines_words() -> None:
     lines = ("dockerfile parse error line 3: unknown instruction: RUNN",)
     error = explain(
-        Failure(target="cpu", engine="docker", status=1, step=None, lines=lines, daemon=True), alive=str, space=str
+        Failure(target="cpu", engine="docker", status=1, step=None, lines=lines, daemon=True),
+        alive=str,
+        space=str,
     )
     assert lines[0] in error.message
     assert "docker ended with status 1" in error.message

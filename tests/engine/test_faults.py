@@ -26,7 +26,9 @@ from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(os.geteuid() != 0, reason="a dockerd needs root"),
-    pytest.mark.skipif(platform.machine() not in {"x86_64", "aarch64"}, reason="the number of a kernel call"),
+    pytest.mark.skipif(
+        platform.machine() not in {"x86_64", "aarch64"}, reason="the number of a kernel call"
+    ),
 ]
 
 WORDS = {"buildah": "Close_Fd sealing memfd copy: Device or resource busy", "docker": "OCI runtime"}
@@ -40,7 +42,10 @@ CHECKS = (
 
 @pytest.fixture
 def buildah(
-    request: pytest.FixtureRequest, base_archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    base_archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Engine, Faulty]:
     """Give a buildah that fails when it runs a command: before that, or as the parameter says."""
     program = shutil.which("buildah")
@@ -58,7 +63,9 @@ def buildah(
 
 
 @pytest.fixture(scope="module")
-def daemon(base_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Faulty]]:
+def daemon(
+    base_archive: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Faulty]]:
     """Give a dockerd whose runtime fails when a command is to be run in a container."""
     folder = tmp_path_factory.mktemp("daemon")
     runc = shutil.which("runc", path=f"{os.environ['PATH']}:/usr/sbin:/usr/bin")
@@ -79,7 +86,9 @@ def failing(request: pytest.FixtureRequest) -> tuple[Engine, Faulty]:
     return found
 
 
-def check(engine: Engine, reported: list[CheckResult], junit: Path | None = None) -> tuple[CheckResult, ...]:
+def check(
+    engine: Engine, reported: list[CheckResult], junit: Path | None = None
+) -> tuple[CheckResult, ...]:
     image = engine.inspect(BASE)
     assert image is not None
     return run_checks(engine, image, CHECKS, report=reported.append, junit=junit)
@@ -94,13 +103,17 @@ def test_a_check_is_tried_again_and_says_what_the_image_has(failing: tuple[Engin
     assert "false\nended with status 1" in results[2].detail
 
 
-def test_an_engine_that_keeps_failing_breaks_no_promise(failing: tuple[Engine, Faulty], tmp_path: Path) -> None:
+def test_an_engine_that_keeps_failing_breaks_no_promise(
+    failing: tuple[Engine, Faulty], tmp_path: Path
+) -> None:
     engine, faulty = failing
     faulty.times = ALWAYS
     reported: list[CheckResult] = []
     with pytest.raises(EngineError) as caught:
         check(engine, reported, tmp_path / "junit.xml")
-    assert faulty.times <= ALWAYS - ATTEMPTS, "several checks are asked at once; each is tried as often"
+    assert faulty.times <= ALWAYS - ATTEMPTS, (
+        "several checks are asked at once; each is tried as often"
+    )
     assert reported == []
     assert not (tmp_path / "junit.xml").exists()
     assert caught.value.message.startswith(f"{engine.name} failed running true in a container: ")
@@ -144,17 +157,25 @@ def test_a_step_is_tried_again(buildah: tuple[Engine, Faulty], tmp_path: Path) -
     built = engine.build(context, events.append)
     engine.remove(built.identifier)
     assert faulty.times == 0
-    assert [event.text for event in events if event.state == "output" and event.text == "done"] == ["done"]
+    assert [event.text for event in events if event.state == "output" and event.text == "done"] == [
+        "done"
+    ]
     faulty.times = ALWAYS
     with pytest.raises(EngineError) as caught:
         engine.build(context, events.append)
-    assert faulty.times <= ALWAYS - ATTEMPTS, "several checks are asked at once; each is tried as often"
-    assert caught.value.message.startswith("buildah itself failed during the build of tiny, torch: RUN echo")
+    assert faulty.times <= ALWAYS - ATTEMPTS, (
+        "several checks are asked at once; each is tried as often"
+    )
+    assert caught.value.message.startswith(
+        "buildah itself failed during the build of tiny, torch: RUN echo"
+    )
     assert WORDS["buildah"] in caught.value.message
 
 
 @pytest.mark.parametrize("buildah", [LOSING], indirect=True)
-def test_what_a_command_printed_is_whole_or_the_engine_lost_it(buildah: tuple[Engine, Faulty]) -> None:
+def test_what_a_command_printed_is_whole_or_the_engine_lost_it(
+    buildah: tuple[Engine, Faulty],
+) -> None:
     engine, faulty = buildah
     speak = ("sh", "-c", "echo out; echo error >&2; exit 3")
     with engine.container(BASE) as container:
@@ -166,9 +187,14 @@ def test_what_a_command_printed_is_whole_or_the_engine_lost_it(buildah: tuple[En
         found = Host(container.testinfra_backend()).run("echo out; echo error >&2; exit 3")
         assert (found.rc, found.stdout, found.stderr) == (3, "out\n", "error\n")
         faulty.times = ALWAYS
-        with pytest.raises(EngineError, match="buildah failed running sh in a container: the end of what it printed"):
+        with pytest.raises(
+            EngineError,
+            match="buildah failed running sh in a container: the end of what it printed",
+        ):
             container.run(speak)
-        assert faulty.times <= ALWAYS - ATTEMPTS, "several checks are asked at once; each is tried as often"
+        assert faulty.times <= ALWAYS - ATTEMPTS, (
+            "several checks are asked at once; each is tried as often"
+        )
     # A job is never run twice.
     faulty.times = 1
     job = engine.run(BASE, speak)

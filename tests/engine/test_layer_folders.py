@@ -69,7 +69,9 @@ def test_folders_have_what_the_engine_streams(engine: Engine, tag: str, tmp_path
     with engine.layers(tag) as layers:
         listed = list(layers)
     if not all(isinstance(layer.archive, LayerFolder) for layer in listed):
-        pytest.skip("NOT TESTED: this daemon's layers cannot be read here (another driver, another machine, not root)")
+        pytest.skip(
+            "NOT TESTED: this daemon's layers cannot be read here (another driver, another machine, not root)"
+        )
     read = contents(iter(listed))
     with subprocess.Popen(("docker", "save", tag), stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -82,7 +84,11 @@ def test_folders_have_what_the_engine_streams(engine: Engine, tag: str, tmp_path
         for path in here.keys() - marks:
             assert here[path] == there[path]
     told = {path: entry for entries in compared for path, entry in entries.items()}
-    assert (told["/d/link"].owner, told["/d/link"].group, told["/d/link"].target) == (1000, 1001, "one")
+    assert (told["/d/link"].owner, told["/d/link"].group, told["/d/link"].target) == (
+        1000,
+        1001,
+        "one",
+    )
     assert told["/d/e"].time == 172_800
     assert told["/d/pipe"].type == "pipe"
     names = [name for members in read for name, _, _ in members]
@@ -114,7 +120,9 @@ def test_a_byte_that_changed_on_the_disk_is_seen(engine: Engine, tag: str, tmp_p
 
 
 def layer_paths(tag: str) -> list[Path]:
-    described = subprocess.run(("docker", "inspect", tag), stdout=subprocess.PIPE, check=True).stdout
+    described = subprocess.run(
+        ("docker", "inspect", tag), stdout=subprocess.PIPE, check=True
+    ).stdout
     return list(layer_folders(json.loads(described)[0]).values())
 
 
@@ -138,7 +146,10 @@ def test_folders_belong_to_layers_lowest_first() -> None:
         "middle": Path("/store/middle/diff"),
         "top": Path("/store/top/diff"),
     }
-    single = {"GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": "/a"}}, "RootFS": {"Layers": ["one"]}}
+    single = {
+        "GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": "/a"}},
+        "RootFS": {"Layers": ["one"]},
+    }
     assert layer_folders(single) == {"one": Path("/a")}
 
 

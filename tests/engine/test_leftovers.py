@@ -11,7 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainworks.engine.leftovers import container_name, end_left_children, is_left, owner, remove_left_containers
+from trainworks.engine.leftovers import (
+    container_name,
+    end_left_children,
+    is_left,
+    owner,
+    remove_left_containers,
+)
 
 SAY_OWNER = "from trainworks.engine.leftovers import owner; print(owner(), flush=True); input()"
 
@@ -63,7 +69,9 @@ def test_a_number_that_another_process_has_now_is_not_its_owner() -> None:
 def test_only_containers_of_the_dead_are_removed() -> None:
     left = container_name().replace(owner(), ".".join((*owner().split(".")[:2], "4194304", "1")))
     removed: list[str] = []
-    remove_left_containers([container_name(), "trainworks-0123456789ab", left, f"{left}-mine", "web"], removed.append)
+    remove_left_containers(
+        [container_name(), "trainworks-0123456789ab", left, f"{left}-mine", "web"], removed.append
+    )
     assert removed == [left]
 
 

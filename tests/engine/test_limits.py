@@ -23,6 +23,8 @@ def test_steps_and_containers_have_the_limits_of_this_process(
         pytest.skip("docker's daemon has its own limits")
     (tmp_path / "containers.conf").write_text(NEWER)
     monkeypatch.setenv("CONTAINERS_CONF", str(tmp_path / "containers.conf"))
-    engine.build(request(tmp_path / "context", f"FROM {BASE}\nRUN true\n", tags=(tag,)), lambda _: None)
+    engine.build(
+        request(tmp_path / "context", f"FROM {BASE}\nRUN true\n", tags=(tag,)), lambda _: None
+    )
     with engine.container(tag) as container:
         assert container.run(("true",)).status == 0

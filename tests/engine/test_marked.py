@@ -27,7 +27,9 @@ def run(marked: Marked, *, split: bool) -> Finished:
     ],
 )
 @pytest.mark.parametrize("job", [False, True])
-def test_status_and_output_are_the_commands(command: tuple[str, ...], status: int, output: bytes, job: bool) -> None:
+def test_status_and_output_are_the_commands(
+    command: tuple[str, ...], status: int, output: bytes, job: bool
+) -> None:
     marked = Marked(command=command, job=job)
     told = marked.read(run(marked, split=True), split=True)
     assert (told.status, told.whole, told.output) == (status, True, output)
@@ -42,7 +44,11 @@ def test_streams_may_be_merged() -> None:
 def test_what_an_engine_loses_or_adds_is_seen() -> None:
     marked = Marked(command=("sh", "-c", "echo a; exit 3"))
     done = run(marked, split=True)
-    told = marked.read(Finished(status=1, output=b"", errors=done.errors + b"Error: exit status 3\n"), split=True)
+    told = marked.read(
+        Finished(status=1, output=b"", errors=done.errors + b"Error: exit status 3\n"), split=True
+    )
     assert (told.status, told.whole, told.errors) == (3, False, b"")
-    nothing = marked.read(Finished(status=125, output=b"", errors=b"no such container\n"), split=True)
+    nothing = marked.read(
+        Finished(status=125, output=b"", errors=b"no such container\n"), split=True
+    )
     assert (nothing.status, nothing.whole, nothing.errors) == (None, False, b"no such container\n")

@@ -24,18 +24,29 @@ def test_a_container_reaches_a_server_of_its_host(base_archive: Path, tmp_path: 
     (tmp_path / "word").write_text("from the host\n")
     with own_daemon(tmp_path / "data") as daemon:
         docker = ("docker", "--host", daemon.host)
-        subprocess.run((*docker, "load", "--input", str(base_archive)), check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            (*docker, "load", "--input", str(base_archive)),
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
         host = host_address(BASE, docker=docker)
         # This daemon's host is the network that it is in, not this machine's.
-        server = daemon.beside(sys.executable, "-u", "-m", "http.server", "--bind", host, "--directory", str(tmp_path))
-        with subprocess.Popen((*server, "0"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serving:
+        server = daemon.beside(
+            sys.executable, "-u", "-m", "http.server", "--bind", host, "--directory", str(tmp_path)
+        )
+        with subprocess.Popen(
+            (*server, "0"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as serving:
             try:
                 assert serving.stdout is not None
                 found = re.search(r"port (\d+)", serving.stdout.readline())
                 assert found is not None, "the server did not start"
                 fetch = ("busybox", "wget", "-q", "-O", "-", f"http://{host}:{found[1]}/word")
                 words = (*docker, "run", "--rm", BASE, *fetch)
-                done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+                done = subprocess.run(
+                    words, capture_output=True, text=True, timeout=300, check=False
+                )
             finally:
                 serving.kill()
     assert (done.stdout, done.stderr) == ("from the host\n", "")

@@ -48,18 +48,32 @@ def parse(engine: Engine, dockerfile: str, folder: Path, tag: str) -> None:
     assert program
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "Dockerfile").write_text(NOTHING + dockerfile)
-    command = (program, "build", "--isolation", "chroot", "--target", "parsed", "--tag", tag, str(folder))
+    command = (
+        program,
+        "build",
+        "--isolation",
+        "chroot",
+        "--target",
+        "parsed",
+        "--tag",
+        tag,
+        str(folder),
+    )
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise BuildError(done.stderr)
 
 
-def test_every_dockerfile_is_read(renderings: dict[str, Rendering], engine: Engine, tag: str, tmp_path: Path) -> None:
+def test_every_dockerfile_is_read(
+    renderings: dict[str, Rendering], engine: Engine, tag: str, tmp_path: Path
+) -> None:
     for name, rendering in renderings.items():
         parse(engine, rendering.dockerfile, tmp_path / name, tag)
 
 
-@pytest.mark.parametrize("line", ["RUNN true", "RUN --mnt=type=bind,target=/x true", "COPY --from=system onlyone"])
+@pytest.mark.parametrize(
+    "line", ["RUNN true", "RUN --mnt=type=bind,target=/x true", "COPY --from=system onlyone"]
+)
 def test_what_buildkit_does_not_know_would_be_seen(
     line: str, renderings: dict[str, Rendering], engine: Engine, tag: str, tmp_path: Path
 ) -> None:
@@ -75,7 +89,11 @@ def test_what_buildkit_does_not_know_would_be_seen(
 
 def instructions(dockerfile: str) -> Iterator[tuple[str, str, str]]:
     """Yield the instructions of the stages: word, options, and the rest."""
-    lines = [line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line
+        for line in dockerfile.splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         match = re.fullmatch(r"(\S+)\s+((?:--\S+\s+)*)(.*)", line)
         assert match, line
@@ -111,13 +129,22 @@ def twin(renderings: dict[str, Rendering], *more: str) -> tuple[str, list[str]]:
             path = rest.split()[0] if word == "COPY" else re.search(r"source=([^,\s]+)", options)[1]  # type: ignore[index]
             stages.setdefault(stage[1], set()).add(path)
         else:
-            own += rest.split()[:-1] if word == "COPY" else re.findall(r"type=bind,source=([^,\s]+)", options)
+            own += (
+                rest.split()[:-1]
+                if word == "COPY"
+                else re.findall(r"type=bind,source=([^,\s]+)", options)
+            )
         lines.append(f"RUN {options}true" if word == "RUN" else f"{word} {options}{rest}")
-    head = [f"FROM {BASE} AS {name}\nRUN mkdir -p {' '.join(sorted(paths))}" for name, paths in stages.items()]
+    head = [
+        f"FROM {BASE} AS {name}\nRUN mkdir -p {' '.join(sorted(paths))}"
+        for name, paths in stages.items()
+    ]
     return "\n".join([*head, f"FROM {BASE}", *lines, *more]), own
 
 
-def build_twin(engine: Engine, renderings: dict[str, Rendering], folder: Path, tag: str, *more: str) -> None:
+def build_twin(
+    engine: Engine, renderings: dict[str, Rendering], folder: Path, tag: str, *more: str
+) -> None:
     dockerfile, paths = twin(renderings, *more)
     secrets = HostSettings(pip=PipSettings()).secrets("bookworm", "")
     for path in paths:
@@ -127,7 +154,9 @@ def build_twin(engine: Engine, renderings: dict[str, Rendering], folder: Path, t
             place.write_bytes(b"")
         else:
             place.mkdir(parents=True, exist_ok=True)
-    given = tuple(Secret(identifier=name, content=content or b"-") for name, content in secrets.items())
+    given = tuple(
+        Secret(identifier=name, content=content or b"-") for name, content in secrets.items()
+    )
     engine.build(request(folder, dockerfile, tags=(tag,), secrets=given), lambda _: None)
 
 
@@ -140,7 +169,9 @@ def test_every_kind_of_instruction_is_understood(
     build_twin(engine, renderings, tmp_path, tag)
 
 
-@pytest.mark.parametrize("line", ["RUNN true", "RUN --mnt=type=bind,target=/x true", "COPY --from=nowhere /a /b"])
+@pytest.mark.parametrize(
+    "line", ["RUNN true", "RUN --mnt=type=bind,target=/x true", "COPY --from=nowhere /a /b"]
+)
 def test_a_kind_that_is_not_understood_would_be_seen(
     line: str, renderings: dict[str, Rendering], engine: Engine, tag: str, tmp_path: Path
 ) -> None:

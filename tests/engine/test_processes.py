@@ -38,7 +38,9 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def test_run_returns_status_and_both_streams() -> None:
-    done = run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"), timeout=300)
+    done = run(
+        python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"), timeout=300
+    )
     assert (done.status, done.output, done.errors, done.timed_out) == (3, b"out\n", b"err\n", False)
     assert done.words == "err"
 
@@ -144,7 +146,9 @@ def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
         f"stream({python(STUBBORN.replace(chr(39) + 'ready' + chr(39), '__import__(chr(111)+chr(115)).getpid()'))!r},"
         " lambda line: print(line, flush=True), grace=1.0)\n"
     )
-    with subprocess.Popen((sys.executable, str(program)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        (sys.executable, str(program)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(signal.SIGINT)
@@ -216,7 +220,10 @@ def test_programs_finds_each_real_file_once(tmp_path: Path) -> None:
         (folder / "tool").write_text("#!/bin/sh\n")
         (folder / "tool").chmod(0o755)
     link.symlink_to(first)
-    assert programs("tool", f"{link}:{second}:{first}:/nonexistent") == (f"{link}/tool", f"{second}/tool")
+    assert programs("tool", f"{link}:{second}:{first}:/nonexistent") == (
+        f"{link}/tool",
+        f"{second}/tool",
+    )
     assert programs("tool", None) == ()
 
 

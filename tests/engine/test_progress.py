@@ -18,8 +18,12 @@ def test_every_step_belongs_to_its_component(engine: str) -> None:
     steps = {event.step: event.component for event in events if event.state == "started"}
     assert {component for step, component in steps.items() if "echo one" in step} == {"python"}
     assert {component for step, component in steps.items() if "echo sec" in step} == {"metis"}
-    assert {component for step, component in steps.items() if step.startswith("COPY")} == {"launcher"}
-    assert {component for step, component in steps.items() if step.startswith("RUN --mount=type=bind")} == {"launcher"}
+    assert {component for step, component in steps.items() if step.startswith("COPY")} == {
+        "launcher"
+    }
+    assert {
+        component for step, component in steps.items() if step.startswith("RUN --mount=type=bind")
+    } == {"launcher"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -42,7 +46,9 @@ def test_started_comes_first_and_every_run_step_ends_once(engine: str) -> None:
 
 def test_buildkit_says_how_long_a_step_took() -> None:
     events = events_of(LOGS / "buildkit-success.txt", COMPONENTS)
-    (seconds,) = [event.seconds for event in events if event.state == "done" and "echo sec" in event.step]
+    (seconds,) = [
+        event.seconds for event in events if event.state == "done" and "echo sec" in event.step
+    ]
     assert seconds is not None
     assert seconds > 2.0
 
@@ -131,7 +137,12 @@ def test_a_stage_without_a_name_has_no_component() -> None:
 
 def test_a_program_may_print_what_looks_like_buildah() -> None:
     parser = BuildahParser({"a": "torch"})
-    lines = ("STEP 1/2: FROM x AS a", "STEP 2/2: RUN make", "Error: this is make's own", "Successfully built wheel")
+    lines = (
+        "STEP 1/2: FROM x AS a",
+        "STEP 2/2: RUN make",
+        "Error: this is make's own",
+        "Successfully built wheel",
+    )
     events = [event for line in lines for event in parser.feed(line)]
     assert [event.text for event in events if event.state == "output"] == list(lines[2:])
     assert not [event for event in events if event.state == "failed"]

@@ -23,7 +23,10 @@ with private_folder(sys.argv[1]) as folder:
 def hold(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     """Start a process that has a private folder; return it, and the folder, as old as one of a long build."""
     process = subprocess.Popen(
-        (sys.executable, "-c", HOLD, str(parent)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        (sys.executable, "-c", HOLD, str(parent)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     folder = Path(process.stdout.readline().strip())

@@ -26,7 +26,9 @@ def dockerfile(number: int, wheel: str) -> str:
         wheel: What the files have in them, new for each test: an engine finds a COPY in its cache by content alone.
     """
     environment = new_environment(load(ROOT).templates.items())
-    as_layer = environment.from_string("{% import 'macros.j2' as macros %}{{ macros.as_layer() }}").render()
+    as_layer = environment.from_string(
+        "{% import 'macros.j2' as macros %}{{ macros.as_layer() }}"
+    ).render()
     return f"""\
 FROM {BASE} AS stage
 RUN echo {number} && mkdir -p /opt/venv/lib && echo {wheel} > /opt/venv/lib/wheel && ln -s wheel /opt/venv/lib/link \\
@@ -40,7 +42,11 @@ COPY --from=stage /opt/root /
 def times(layers: Iterator[Layer]) -> list[list[tuple[str, float]]]:
     """Return the members of all layers with their times; what an archive says of the root itself is left out."""
     return [
-        [(name, member.mtime) for member in layer.archive if (name := member.name.strip("/")) not in ("", ".")]
+        [
+            (name, member.mtime)
+            for member in layer.archive
+            if (name := member.name.strip("/")) not in ("", ".")
+        ]
         for layer in layers
     ]
 
@@ -61,7 +67,9 @@ def test_the_same_files_are_the_same_layer(engine: Engine, tag: str, tmp_path: P
     for number in (1, 2):
         context = tmp_path / f"context-{number}"
         engine.build(request(context, dockerfile(number, tag), tags=(tag,)), lambda _event: None)
-        found.append(next(layer for layer in exported(engine, tag) if "opt/venv/lib/wheel" in dict(layer)))
+        found.append(
+            next(layer for layer in exported(engine, tag) if "opt/venv/lib/wheel" in dict(layer))
+        )
     assert found[0] == found[1]
     assert {time for _, time in found[0]} == {IMAGE_TIME}
     assert "opt/venv/lib/other" not in dict(found[0])

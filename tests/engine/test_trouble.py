@@ -75,7 +75,9 @@ def test_a_daemon_that_is_killed_in_mid_build(daemon: Daemon, tmp_path: Path) ->
             process.kill()
 
     wanted = request(
-        tmp_path / "context", f"FROM {BASE} AS slow\nRUN echo begun; sleep 1{mark}\n", components={"slow": "torch"}
+        tmp_path / "context",
+        f"FROM {BASE} AS slow\nRUN echo begun; sleep 1{mark}\n",
+        components={"slow": "torch"},
     )
     began = start_clock()
     try:
@@ -86,12 +88,16 @@ def test_a_daemon_that_is_killed_in_mid_build(daemon: Daemon, tmp_path: Path) ->
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert_within(60, began, time.monotonic())
-    assert caught.value.message.startswith("the docker daemon stopped answering during the build of tiny, torch: RUN")
+    assert caught.value.message.startswith(
+        "the docker daemon stopped answering during the build of tiny, torch: RUN"
+    )
     assert "make engine" in caught.value.hint
 
 
 def test_a_full_disk_under_buildah(small_disk: Path, base_archive: Path, tmp_path: Path) -> None:
-    engine = BuildahEngine(options=("--root", f"{small_disk}/root", "--runroot", f"{small_disk}/run"))
+    engine = BuildahEngine(
+        options=("--root", f"{small_disk}/root", "--runroot", f"{small_disk}/run")
+    )
     try:
         engine.probe()
     except EngineUnavailableError as error:

@@ -22,7 +22,11 @@ from trainworks.plan.target import artifact_rows, context_of
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
-    sources = [row.source for rows in (facts.bases, facts.cudas, facts.components, facts.stacks) for row in rows]
+    sources = [
+        row.source
+        for rows in (facts.bases, facts.cudas, facts.components, facts.stacks)
+        for row in rows
+    ]
     sources += [
         row.source
         for rows in (
@@ -34,7 +38,11 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
         )
         for row in rows
     ]
-    sources += [row.source for rows in (facts.targets, facts.artifacts, facts.base_images, facts.rules) for row in rows]
+    sources += [
+        row.source
+        for rows in (facts.targets, facts.artifacts, facts.base_images, facts.rules)
+        for row in rows
+    ]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []
 
@@ -65,7 +73,15 @@ def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
 def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
     """But those of which a vendor's other parts are made: what they are needed for says it."""
     silent = {row.name for row in facts.components if not row.required and not row.without}
-    assert silent == {"cpython", "cudnn", "cmake", "cuda-headers", "efa-installer", "libfabric", "boost"}
+    assert silent == {
+        "cpython",
+        "cudnn",
+        "cmake",
+        "cuda-headers",
+        "efa-installer",
+        "libfabric",
+        "boost",
+    }
 
 
 def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
@@ -82,7 +98,8 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
             locked = {
                 package.version
                 for package in packages
-                if fnmatchcase(package.name, pattern) and package.build is (name == "builder" or component.build_only)
+                if fnmatchcase(package.name, pattern)
+                and package.build is (name == "builder" or component.build_only)
             }
             if artifact_rows(component, context_of(row, facts), facts):
                 # What is downloaded by itself has a build of its own; the lock has what the same version requires.
@@ -95,14 +112,18 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
 @pytest.mark.parametrize("name", ["cuda", "nccl"])
 def test_every_cuda_target_declares_what_its_framework_pulls_in(name: str, facts: Facts) -> None:
     with_cuda = [row for row in facts.targets if facts.cuda_by_name[row.cuda].version]
-    assert [facts.name_of(row) for row in with_cuda if name not in context_of(row, facts).versions] == []
+    assert [
+        facts.name_of(row) for row in with_cuda if name not in context_of(row, facts).versions
+    ] == []
 
 
 def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(facts: Facts) -> None:
     for row in facts.targets:
         target = context_of(row, facts)
         own = [component.name for component in target.fitting.values() if component.frameworks]
-        declared = [target.versions[name].partition("+")[0] for name in own if name in target.versions]
+        declared = [
+            target.versions[name].partition("+")[0] for name in own if name in target.versions
+        ]
         assert row.version in declared, facts.name_of(row)
 
 
@@ -112,7 +133,9 @@ def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
         if facts.cuda_by_name[row.cuda].version and "cudnn" not in context_of(row, facts).versions:
             names = [package.name for package in facts.locks[facts.name_of(row)].packages]
             suffix = facts.cuda_by_name[row.cuda].wheel_suffix
-            assert [name for name in names if name.startswith("nvidia-cudnn-")] == [f"nvidia-cudnn-{suffix}"]
+            assert [name for name in names if name.startswith("nvidia-cudnn-")] == [
+                f"nvidia-cudnn-{suffix}"
+            ]
 
 
 def test_the_cuda_of_a_target_is_that_of_its_cell(facts: Facts) -> None:
@@ -125,7 +148,12 @@ def test_every_dependency_in_a_lock_is_in_the_lock(facts: Facts) -> None:
     for lock in facts.locks.values():
         for build in (False, True):
             names = {package.name for package in lock.packages if package.build is build}
-            needed = {need for package in lock.packages if package.build is build for need in package.requires}
+            needed = {
+                need
+                for package in lock.packages
+                if package.build is build
+                for need in package.requires
+            }
             assert needed <= names, lock.target
 
 
@@ -139,7 +167,9 @@ def test_facts_are_frozen(facts: Facts) -> None:
 
 
 def test_generated_files_are_what_the_facts_say(root: Path) -> None:
-    done = subprocess.run([sys.executable, "tools/generate.py", "--check"], cwd=root, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "tools/generate.py", "--check"], cwd=root, capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
@@ -149,8 +179,16 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
     for path in files:
         shared = path.name in {lockfile.ARTIFACTS, lockfile.BASE_IMAGES, lockfile.ARCHIVES}
         in_lock = f"lock-{path.stem}" if shared else "lock"
-        kind = in_lock if path.parent.name == "lock" else "framework" if path.stem in frameworks else path.stem
-        schema = json.loads((root / "images" / "schema" / f"{kind}.json").read_text(encoding="utf-8"))
+        kind = (
+            in_lock
+            if path.parent.name == "lock"
+            else "framework"
+            if path.stem in frameworks
+            else path.stem
+        )
+        schema = json.loads(
+            (root / "images" / "schema" / f"{kind}.json").read_text(encoding="utf-8")
+        )
         for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items():
             assert key in schema["properties"], path
             if isinstance(value, list):
@@ -161,10 +199,14 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
 
 
 def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> None:
-    table = json.loads((root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8"))
+    table = json.loads(
+        (root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8")
+    )
     written = [{"name": name, **row} for name, row in table["instances"].items()]
     expected = [dataclasses.asdict(row) for row in facts.instances]
-    assert written == [{name: row[name] for name in row if name != "source"} for row in expected], "make docs"
+    assert written == [{name: row[name] for name in row if name != "source"} for row in expected], (
+        "make docs"
+    )
     assert table["families"] == [row.name for row in facts.families]
 
 
@@ -174,10 +216,16 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
         ({}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE"}),
         ({"libfabric": "1.11.1"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE"}),
         ({"libfabric": "1.13"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"}),
-        ({"libfabric": "1.17.1amzn1.0"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"}),
+        (
+            {"libfabric": "1.17.1amzn1.0"},
+            {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"},
+        ),
         ({"libfabric": "2.7.0amzn2.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
         ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.22.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
-        ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.5.0-aws"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "NCCL_PROTO"}),
+        (
+            {"libfabric": "2.7.0", "aws-ofi-nccl": "1.5.0-aws"},
+            {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "NCCL_PROTO"},
+        ),
         (
             {"libfabric": "1.18.1", "efa-installer": "1.24.1", "nccl": "2.19.3"},
             {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "FI_EFA_SET_CUDA_SYNC_MEMOPS"},
@@ -192,8 +240,12 @@ def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> 
         ),
     ],
 )
-def test_versions_decide_what_hosts_with_efa_need(facts: Facts, versions: dict[str, str], expected: set[str]) -> None:
+def test_versions_decide_what_hosts_with_efa_need(
+    facts: Facts, versions: dict[str, str], expected: set[str]
+) -> None:
     chosen = {
-        row.name for row in facts.fabric if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when)
+        row.name
+        for row in facts.fabric
+        if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when)
     }
     assert chosen == expected

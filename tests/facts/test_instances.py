@@ -49,4 +49,6 @@ def test_every_row_can_be_true(facts: Facts) -> None:
         assert bool(row.gpus) != bool(row.neuron_cores), row.name
         assert row.efa or not row.efa_rdma, row.name
         assert row.memory_gib >= 16 * max(row.gpus, 1), row.name
-    assert {row.name for row in facts.instances if row.architecture != "amd64"} == {"ml.p6e-gb200.36xlarge"}
+    assert {row.name for row in facts.instances if row.architecture != "amd64"} == {
+        "ml.p6e-gb200.36xlarge"
+    }

@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 
 from trainworks.facts import lockfile
 from trainworks.facts.reader import Reader
-from trainworks.facts.rows import Facts, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage
+from trainworks.facts.rows import (
+    Facts,
+    LockedArchive,
+    LockedArtifact,
+    LockedBaseImage,
+    LockedPackage,
+)
 
 NAMES = st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True)
 PACKAGES = st.builds(
-    lambda *, end, **keys: LockedPackage(file=f"{keys['name'].replace('-', '_')}-{keys['version']}{end}", **keys),
+    lambda *, end, **keys: LockedPackage(
+        file=f"{keys['name'].replace('-', '_')}-{keys['version']}{end}", **keys
+    ),
     name=NAMES,
     version=st.from_regex(r"[0-9]+(\.[0-9]+)*(\+cu[0-9]+)?", fullmatch=True),
     end=st.sampled_from(("-py3-none-any.whl", ".tar.gz")),
@@ -28,7 +36,10 @@ PACKAGES = st.builds(
 @settings(max_examples=15, deadline=None)
 @given(
     packages=st.lists(
-        PACKAGES, min_size=1, max_size=5, unique_by=(lambda row: (row.name, row.build), lambda row: row.sha256)
+        PACKAGES,
+        min_size=1,
+        max_size=5,
+        unique_by=(lambda row: (row.name, row.build), lambda row: row.sha256),
     )
 )
 def test_what_is_written_is_what_is_read(

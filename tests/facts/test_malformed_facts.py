@@ -25,9 +25,15 @@ RECIPE = "templates/components/ssh.j2"
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
     """Give a checkout with one target's lock: to copy and read fifty more of the same would take most of the time."""
-    shutil.copytree(root / "images", tmp_path / "images", ignore=lambda *_: ["lock"], copy_function=shutil.copy)
+    shutil.copytree(
+        root / "images", tmp_path / "images", ignore=lambda *_: ["lock"], copy_function=shutil.copy
+    )
     shutil.copytree(root / "templates", tmp_path / "templates", copy_function=shutil.copy)
-    shutil.copytree(root / "launcher" / "entrypoint", tmp_path / "launcher" / "entrypoint", copy_function=shutil.copy)
+    shutil.copytree(
+        root / "launcher" / "entrypoint",
+        tmp_path / "launcher" / "entrypoint",
+        copy_function=shutil.copy,
+    )
     (tmp_path / LOCK).parent.mkdir()
     shutil.copy(root / LOCK, tmp_path / LOCK)
     return tmp_path
@@ -46,9 +52,17 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("images/stacks.toml", 'sources = "packages"', 'sources = "packages"\nflavour = "sweet"'),
     ("images/stacks.toml", 'sources = "packages"', 'sources = "parcels"'),
     ("images/pytorch.toml", "size_budget_megabytes = 6300\n", ""),
-    ("images/components.toml", 'source = "https://docs.aws.amazon.com/sagemaker/latest/dg/model-parallel.html"', ""),
+    (
+        "images/components.toml",
+        'source = "https://docs.aws.amazon.com/sagemaker/latest/dg/model-parallel.html"',
+        "",
+    ),
     (LOCK, 'sha256 = "', 'sha256 = "abc"  # '),
-    ("images/pytorch.toml", 'cuda = "cu121"\nbase = "debian12"', 'cuda = "cu121"\nbase = "debian11"'),
+    (
+        "images/pytorch.toml",
+        'cuda = "cu121"\nbase = "debian12"',
+        'cuda = "cu121"\nbase = "debian11"',
+    ),
     ("images/pytorch.toml", 'cuda = "cu121"', 'cuda = "cu122"'),
     (
         "images/pytorch.toml",
@@ -71,7 +85,11 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
             'versions = {}\nsize_budget_megabytes = 1\nsource = "copied by mistake"\n'
         ),
     ),
-    (LOCK, "", f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 = "{"1" * 64}"\n'),
+    (
+        LOCK,
+        "",
+        f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch-2.4.1-x.whl"\nsha256 = "{"1" * 64}"\n',
+    ),
     ("images/lock/pytorch-1.0.0-cu121-py311-debian12.toml", "", "package = []\n"),
     ("templates/components/nccl.j2", "{#\n", ""),
     ("templates/components/metis.j2", "[[check]]", "[[check"),
@@ -80,8 +98,16 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     ("templates/components/rmm.j2", "[[check]]", "[check]"),
     ("templates/components/horovod.j2", "", "{#\n#}\n"),
     ("images/compatibility.toml", 'when = { gdrcopy = "<2.2" }', 'when = { gdrcopi = "<2.2" }'),
-    ("images/compatibility.toml", 'require = { "image.base" = "{base}" }', 'require = { "image.base" = "{bass}" }'),
-    ("images/compatibility.toml", 'require = { nccl = ">=2.4.8" }', 'require = { nccl = "=>2.4.8" }'),
+    (
+        "images/compatibility.toml",
+        'require = { "image.base" = "{base}" }',
+        'require = { "image.base" = "{bass}" }',
+    ),
+    (
+        "images/compatibility.toml",
+        'require = { nccl = ">=2.4.8" }',
+        'require = { nccl = "=>2.4.8" }',
+    ),
     ("images/compatibility.toml", 'when = { smp = ">=2", sources = "vendor" }', "when = {}"),
     (
         "images/artifacts.toml",
@@ -103,7 +129,11 @@ DAMAGES: tuple[tuple[str, str, str], ...] = (
     (LOCK, "size = ", "size = -"),
     ("images/pytorch.toml", "size_budget_megabytes = ", "size_budget_megabytes = -"),
     ("images/pytorch.toml", "size_budget_megabytes = 7000", "size_budget_megabytes = 0"),
-    ("images/generated-files.toml", 'copy_of = "/usr/share/base-files/profile"', 'copy_of = "/etc/profile"'),
+    (
+        "images/generated-files.toml",
+        'copy_of = "/usr/share/base-files/profile"',
+        'copy_of = "/etc/profile"',
+    ),
     ("images/components.toml", "NVIDIA's", "\u202eNVIDIA's"),
     ("images/pytorch.toml", 'version = "2.10.0"', 'version = "2.1\uff10.0"'),
     (LOCK, 'sha256 = "', f'sha256 = "{"0" * 64}"  # '),
@@ -272,16 +302,22 @@ def described(checkout: Path) -> Iterator[str]:
         problems = with_each(checkout, file, partial(spoil, old=behind, new=behind + added))
         yield "\n  ".join((f"{file}: {added!a} behind {behind!a}", *map(ascii, problems)))
     for front in FRONT_MATTERS:
-        (problem,) = with_each(checkout, RECIPE, partial(Path.write_text, data=f"{{#\n{front}#}}\n"))
+        (problem,) = with_each(
+            checkout, RECIPE, partial(Path.write_text, data=f"{{#\n{front}#}}\n")
+        )
         yield f"{RECIPE}: {front!a}\n  {problem!a}"
     for file, kind, change in SPOILED:
         (problem,) = with_each(checkout, file, change)
         yield f"{file}: {kind}\n  {problem!a}"
 
 
-def test_golden_problems_name_file_row_and_key(checkout: Path, golden: Callable[[str, str], None]) -> None:
+def test_golden_problems_name_file_row_and_key(
+    checkout: Path, golden: Callable[[str, str], None]
+) -> None:
     # Numbers of lines would change with every new row.
-    text = "\n".join(re.sub(r"line \d+, column \d+", "line N, column N", each) for each in described(checkout))
+    text = "\n".join(
+        re.sub(r"line \d+, column \d+", "line N, column N", each) for each in described(checkout)
+    )
     golden("facts/problems.txt", f"{text}\n")
 
 
@@ -295,7 +331,9 @@ def test_a_whole_folder_that_is_a_link_is_refused(checkout: Path) -> None:
     assert len(problems_of(checkout)) == 1
 
 
-def test_the_packages_own_folder_stands_in_for_one_that_is_missing(checkout: Path, facts: Facts) -> None:
+def test_the_packages_own_folder_stands_in_for_one_that_is_missing(
+    checkout: Path, facts: Facts
+) -> None:
     shutil.rmtree(checkout / "launcher")
     assert load(checkout).files == facts.files
 
@@ -303,12 +341,16 @@ def test_the_packages_own_folder_stands_in_for_one_that_is_missing(checkout: Pat
 def test_all_problems_of_all_files_are_reported_at_once(checkout: Path) -> None:
     """One problem of each file; a target whose base, CUDA or stack has a problem of its own is not to blame for it."""
     together = {
-        file: (old, new) for file, old, new in reversed(DAMAGES) if not re.search("stacks|jax|families|1.0.0", file)
+        file: (old, new)
+        for file, old, new in reversed(DAMAGES)
+        if not re.search("stacks|jax|families|1.0.0", file)
     }
     for file, (old, new) in together.items():
         spoil(checkout / file, old, new)
     assert len(problems_of(checkout)) == len(together)
-    with pytest.raises(FactsError, match=rf"\A{len(together)} problems in the facts:\n  images/\S+: .*\n"):
+    with pytest.raises(
+        FactsError, match=rf"\A{len(together)} problems in the facts:\n  images/\S+: .*\n"
+    ):
         load(checkout)
 
 

@@ -97,11 +97,17 @@ def test_references() -> None:
 
 # Properties.
 
-RELEASES = st.lists(st.integers(0, 2000), min_size=1, max_size=4).map(lambda numbers: ".".join(map(str, numbers)))
+RELEASES = st.lists(st.integers(0, 2000), min_size=1, max_size=4).map(
+    lambda numbers: ".".join(map(str, numbers))
+)
 VENDORS = st.sampled_from(["", "amzn1.0", "amzn2.0", "amzn10.0", "-aws", "-1", "+cu113", ".post1"])
 VERSIONS = st.builds("".join, st.tuples(st.sampled_from(["", "v"]), RELEASES, VENDORS))
 RANGES = st.lists(
-    st.lists(st.tuples(st.sampled_from([">=", "<=", "==", "!=", ">", "<"]), RELEASES), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.sampled_from([">=", "<=", "==", "!=", ">", "<"]), RELEASES),
+        min_size=1,
+        max_size=3,
+    ),
     min_size=1,
     max_size=3,
 )
@@ -126,7 +132,9 @@ def test_comparators_agree_with_each_other(version: str, bound: str) -> None:
 
 
 @given(RELEASES, VENDORS, VENDORS)
-def test_a_vendors_suffix_counts_for_nothing_where_the_bound_has_none(release: str, one: str, two: str) -> None:
+def test_a_vendors_suffix_counts_for_nothing_where_the_bound_has_none(
+    release: str, one: str, two: str
+) -> None:
     assert compare(release + one, release) == compare(release + two, release) == 0
 
 
@@ -138,9 +146,12 @@ def test_a_vendors_number_counts_where_the_bound_has_one(release: str, one: int,
 
 @given(VERSIONS, RANGES)
 def test_comma_is_and_and_bar_is_or(version: str, written: list[list[tuple[str, str]]]) -> None:
-    text = "|".join(",".join(comparator + bound for comparator, bound in conditions) for conditions in written)
+    text = "|".join(
+        ",".join(comparator + bound for comparator, bound in conditions) for conditions in written
+    )
     expected = any(
-        all(satisfies(version, comparator + bound, {}) for comparator, bound in conditions) for conditions in written
+        all(satisfies(version, comparator + bound, {}) for comparator, bound in conditions)
+        for conditions in written
     )
     assert satisfies(version, text, {}) is expected
     assert satisfies(version, text.replace(",", " , ").replace("|", " | "), {}) is expected

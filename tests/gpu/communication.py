@@ -13,7 +13,10 @@ MIB = 1 << 20
 
 
 def run(options: dict[str, Any]) -> dict[str, Any]:
-    return {f"{count} ranks": ranks(__file__, count, "exchange", device=options["device"])[0] for count in (2, 4)}
+    return {
+        f"{count} ranks": ranks(__file__, count, "exchange", device=options["device"])[0]
+        for count in (2, 4)
+    }
 
 
 def exchange(device: str) -> dict[str, Any]:
@@ -36,7 +39,9 @@ def exchange(device: str) -> dict[str, Any]:
         sent = torch.arange(number, device=place) % 251 + rank
         out = sent.view(torch.uint8)
         into = {peer: torch.empty_like(out) for peer in (left, right)}
-        works: list[Any] = [dist.isend(out, peer, group=groups[rank, peer]) for peer in {left, right}]
+        works: list[Any] = [
+            dist.isend(out, peer, group=groups[rank, peer]) for peer in {left, right}
+        ]
         works += [dist.irecv(into[peer], peer, group=groups[peer, rank]) for peer in {left, right}]
         for work in works:
             work.wait()

@@ -24,7 +24,9 @@ def run(options: dict[str, Any]) -> dict[str, float]:
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
             raise NotTestedError("there is no C compiler, which Triton needs to start a kernel")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 8)).to(options["device"])
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 8)).to(
+        options["device"]
+    )
     data = torch.randn(32, 64, device=options["device"])
     # On a CPU the graph is only traced: to compile it would need a C++ compiler and half a minute.
     fast: Any = torch.compile(model, backend="inductor" if on_gpu else "aot_eager")
@@ -52,7 +54,11 @@ def added() -> float:
     def add(left, right, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = at < count
-        tl.store(out + at, tl.load(left + at, mask=inside) + tl.load(right + at, mask=inside), mask=inside)
+        tl.store(
+            out + at,
+            tl.load(left + at, mask=inside) + tl.load(right + at, mask=inside),
+            mask=inside,
+        )
 
     left, right = torch.randn(2, 10_001, device="cuda")
     out = torch.empty_like(left)

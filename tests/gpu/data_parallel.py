@@ -39,11 +39,15 @@ def train(device: str, kind: str, backend: str) -> float:
 
     def network() -> nn.Sequential:
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+        return nn.Sequential(
+            nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4)
+        ).double()
 
     plain, model = network().to(place), network().to(place)
     if kind == "ddp":
-        trained: Any = nn.parallel.DistributedDataParallel(model, device_ids=[0] if device == "cuda" else None)
+        trained: Any = nn.parallel.DistributedDataParallel(
+            model, device_ids=[0] if device == "cuda" else None
+        )
     else:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -54,7 +58,11 @@ def train(device: str, kind: str, backend: str) -> float:
                 fully_shard(layer, mesh=mesh)
         trained = fully_shard(model, mesh=mesh)
     optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (plain, trained)]
-    samples = torch.randn(STEPS, size, BATCH, 16, generator=torch.Generator().manual_seed(1)).double().to(place)
+    samples = (
+        torch.randn(STEPS, size, BATCH, 16, generator=torch.Generator().manual_seed(1))
+        .double()
+        .to(place)
+    )
     for step in range(STEPS):
         plain(samples[step].flatten(0, 1)).pow(2).mean().backward()
         trained(samples[step, rank]).pow(2).mean().backward()

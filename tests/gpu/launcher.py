@@ -44,7 +44,9 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             status, said, seconds = launch(folder, [str(script), device], 1, variables, mode)
             print(said)
             assert status == 0, f"{what}: status {status}"
-            (line,) = [line.partition("found ")[2] for line in said.splitlines() if "found {" in line]
+            (line,) = [
+                line.partition("found ")[2] for line in said.splitlines() if "found {" in line
+            ]
             found = json.loads(line)
             expected = 0 if variables or device == "cpu" else 1
             assert min(found["devices"], 1) == expected, f"{what}: {found}"
@@ -74,10 +76,14 @@ def management() -> dict[str, Any]:
     uuids = [device["uuid"] for device in found.devices.values()]
     for number, device in found.devices.items():
         assert device["uuid"].startswith(("GPU-", "MIG-")), f"GPU {number}: {device}"
-        assert any("reasons.active" in name for name in device), f"GPU {number} does not say why its clocks are low"
+        assert any("reasons.active" in name for name in device), (
+            f"GPU {number} does not say why its clocks are low"
+        )
     own = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
     sliced = "MIG" in torch.cuda.get_device_name(0)
-    assert not own or sliced or any(own in uuid for uuid in uuids), f"CUDA's GPU {own} is none of nvidia-smi's"
+    assert not own or sliced or any(own in uuid for uuid in uuids), (
+        f"CUDA's GPU {own} is none of nvidia-smi's"
+    )
     status, said = check({"CUDA_VISIBLE_DEVICES": uuids[0]})
     assert status == 0, f"train check with CUDA_VISIBLE_DEVICES: {said}"
     return {"driver": found.driver, "GPUs": dict(found.devices)}

@@ -14,7 +14,11 @@ from together import ONE_GPU, ROOT, free_port
 
 
 def launch(
-    folder: str, words: Sequence[str], ranks: int, variables: Mapping[str, str] | None = None, mode: str = "torchrun"
+    folder: str,
+    words: Sequence[str],
+    ranks: int,
+    variables: Mapping[str, str] | None = None,
+    mode: str = "torchrun",
 ) -> tuple[int, str, float]:
     """Run a program under the launcher; return its status, what it and the launcher wrote, and the seconds.
 
@@ -27,15 +31,29 @@ def launch(
     """
     place = Path(folder)
     torchrun = place / "torchrun"
-    torchrun.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n', encoding="utf-8")
+    torchrun.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n', encoding="utf-8"
+    )
     torchrun.chmod(0o755)
     manifest = place / "image.json"
     programs = {"python": sys.executable, "torchrun": str(torchrun)}
-    manifest.write_text(json.dumps({"schema": 1, "name": "gpu-suite", "programs": programs}), encoding="utf-8")
-    options = ["--mode", "torch_distributed", "--processes-per-host", str(ranks)] if mode == "torchrun" else []
+    manifest.write_text(
+        json.dumps({"schema": 1, "name": "gpu-suite", "programs": programs}), encoding="utf-8"
+    )
+    options = (
+        ["--mode", "torch_distributed", "--processes-per-host", str(ranks)]
+        if mode == "torchrun"
+        else []
+    )
     begun = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "launcher" / "trainworks_launcher" / "__main__.py"), *options, "--", *words],
+        [
+            sys.executable,
+            str(ROOT / "launcher" / "trainworks_launcher" / "__main__.py"),
+            *options,
+            "--",
+            *words,
+        ],
         env={
             **os.environ,
             **ONE_GPU,

@@ -23,9 +23,23 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         program = Path(folder, "bin", "all_reduce_perf")
         if not program.is_file():
             raise NotTestedError("the archive has no bin/all_reduce_perf")
-        path = os.pathsep.join(filter(None, (f"{folder}/lib", *nvidia_libraries(), os.environ.get("LD_LIBRARY_PATH"))))
+        path = os.pathsep.join(
+            filter(None, (f"{folder}/lib", *nvidia_libraries(), os.environ.get("LD_LIBRARY_PATH")))
+        )
         ended = subprocess.run(
-            [str(program), "--minbytes", "8", "--maxbytes", "64M", "--stepfactor", "8", "--ngpus", "1", "--check", "1"],
+            [
+                str(program),
+                "--minbytes",
+                "8",
+                "--maxbytes",
+                "64M",
+                "--stepfactor",
+                "8",
+                "--ngpus",
+                "1",
+                "--check",
+                "1",
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -37,13 +37,19 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     device, figures = options["device"], {}
     job = functools.partial(ranks, __file__, device=device)
     # On a CPU these are smdistributed's own tests: two of each are enough to try this file.
-    for what, (count, config, dtype, variables) in list(EQUALITY.items())[: None if device == "cuda" else 1]:
+    for what, (count, config, dtype, variables) in list(EQUALITY.items())[
+        : None if device == "cuda" else 1
+    ]:
         found = job(count, "equality_of", variables, config=config, dtype=dtype)
         figures[what] = near(what, max(found), LIMITS[dtype])
     alone = job(1, "losses", config={})[0]
     for what, count, config in (
         ("2 partitions, activation checkpointing", 2, {**SPLIT, "recompute": True}),
-        ("2 partitions, offloaded activations", 2, {**SPLIT, "recompute": True, "offload_activations": True}),
+        (
+            "2 partitions, offloaded activations",
+            2,
+            {**SPLIT, "recompute": True, "offload_activations": True},
+        ),
         ("2 tensor ranks", 2, TENSOR),
         ("2 tensor ranks, 2 partitions", 4, {**TENSOR, **SPLIT}),
         ("a module on a stream of its own", 2, {**SPLIT, "side_stream": True}),
@@ -52,13 +58,19 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     for kind, limit in list(HALVES.items())[: None if device == "cuda" else 1]:
         one = job(1, "losses", config={kind: True})[0]
         what = f"2 partitions, {kind}"
-        figures[what] = near(what, worst(job(2, "losses", config={**SPLIT, kind: True}), one), limit)
+        figures[what] = near(
+            what, worst(job(2, "losses", config={**SPLIT, kind: True}), one), limit
+        )
     with tempfile.TemporaryDirectory() as folder:
         for partial in (True, False):
             what = f"{'partial' if partial else 'full'} checkpoint"
             found = job(2, "resumed", folder=f"{folder}/{partial}", partial=partial)
-            count = 6 if partial else 4  # a full checkpoint has no optimizer: the fourth loss is the model's
-            figures[what] = near(what, worst([each[:count] for each in found], alone[:count]), 1e-10)
+            count = (
+                6 if partial else 4
+            )  # a full checkpoint has no optimizer: the fourth loss is the model's
+            figures[what] = near(
+                what, worst([each[:count] for each in found], alone[:count]), 1e-10
+            )
     for schedule in ("simple", "interleaved"):
         figures[f"step, {schedule}"] = job(2, "step_times", schedule=schedule)[0]
     return figures
@@ -73,7 +85,9 @@ def step_times(device: str, schedule: str) -> str:
 
     import pipeline
 
-    found = pipeline.rank_steps(schedule, rounds=3, device=device, rows=512 if device == "cuda" else 16)
+    found = pipeline.rank_steps(
+        schedule, rounds=3, device=device, rows=512 if device == "cuda" else 16
+    )
     carrier = "NCCL" if device == "cuda" else "gloo, on CPUs"
     ours, peer = (statistics.median(found[name]) for name in ("ours", "peer"))
     return f"step, {schedule}: {ours:.3f} s, Schedule1F1B {peer:.3f} s ({carrier})"
@@ -145,7 +159,10 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(5)
-            layers = [nn.Sequential(nn.Linear(16, 32), nn.Tanh(), Aside(32, 16), nn.LayerNorm(16)) for _ in range(4)]
+            layers = [
+                nn.Sequential(nn.Linear(16, 32), nn.Tanh(), Aside(32, 16), nn.LayerNorm(16))
+                for _ in range(4)
+            ]
             self.body, self.head = nn.Sequential(*layers), nn.Linear(16, 4)
 
         def forward(self, value: Any) -> Any:
@@ -158,7 +175,9 @@ def trainer(device: str, config: dict[str, Any]) -> Any:
         smp.set_activation_checkpointing(model.module.body)
     plain = torch.optim.Adam(model.parameters(), lr=0.01)
     scale = {"init_scale": 2.0**8}
-    optimizer: Any = smp.DistributedOptimizer(plain, dynamic_loss_scale=True, dynamic_loss_args=scale)
+    optimizer: Any = smp.DistributedOptimizer(
+        plain, dynamic_loss_scale=True, dynamic_loss_args=scale
+    )
 
     @smp.step
     def step(model: Any, data: Any) -> Any:

@@ -39,9 +39,13 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         if not plugins:
             raise NotTestedError("the archive has no lib/libnccl-net*.so")
         # The plugin asks the loader for CUDA's runtime by a name that no wheel has.
-        for runtime in (file for place in nvidia_libraries() for file in Path(place).glob("libcudart.so.*")):
+        for runtime in (
+            file for place in nvidia_libraries() for file in Path(place).glob("libcudart.so.*")
+        ):
             (plugins[0].parent / "libcudart.so").symlink_to(runtime)
-        path = os.pathsep.join(filter(None, (str(plugins[0].parent), os.environ.get("LD_LIBRARY_PATH"))))
+        path = os.pathsep.join(
+            filter(None, (str(plugins[0].parent), os.environ.get("LD_LIBRARY_PATH")))
+        )
         variables = {
             "LD_LIBRARY_PATH": path,
             "NCCL_NET_PLUGIN": str(plugins[0]),
@@ -54,19 +58,28 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         has_cuda = libfabric.is_file() and b"\0libcudart.so\0" in libfabric.read_bytes()
         asked = subprocess.run(
             (sys.executable, "-c", ASK, str(libfabric)),
-            env={**os.environ, "LD_LIBRARY_PATH": path, "FI_LOG_LEVEL": "info", "FI_LOG_SUBSYS": "core"},
+            env={
+                **os.environ,
+                "LD_LIBRARY_PATH": path,
+                "FI_LOG_LEVEL": "info",
+                "FI_LOG_SUBSYS": "core",
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
         ranks(__file__, 2, "move", variables)
-        logs = "\n".join(file.read_text(errors="replace") for file in Path(folder).glob("nccl-*.log"))
+        logs = "\n".join(
+            file.read_text(errors="replace") for file in Path(folder).glob("nccl-*.log")
+        )
     used = [line.strip() for line in logs.splitlines() if "NET/" in line and "sing" in line]
     assert any("OFI" in line for line in used), f"NCCL did not take the plugin: {used[:5]}"
     detected = DETECTED.search(asked.stderr)
     gpus = int(detected[1]) if detected else 0
-    assert not has_cuda or gpus, f"the archive's libfabric has CUDA, and finds no GPU: {asked.stderr[-1000:]}"
+    assert not has_cuda or gpus, (
+        f"the archive's libfabric has CUDA, and finds no GPU: {asked.stderr[-1000:]}"
+    )
     return {"plugin": plugins[0].name, "NCCL": used[0][-200:], "GPUs that libfabric finds": gpus}
 
 

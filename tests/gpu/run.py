@@ -125,7 +125,9 @@ def run_part(part: Part, options: dict[str, Any]) -> Result:
     if status == NOT_TESTED_STATUS:
         return Result(part.name, NOT_TESTED, seconds, given)
     if status < 0:
-        return Result(part.name, FAILED, seconds, f"it was killed by {signal.Signals(-status).name}", lines)
+        return Result(
+            part.name, FAILED, seconds, f"it was killed by {signal.Signals(-status).name}", lines
+        )
     if status or not given:
         return Result(part.name, FAILED, seconds, cause_of(said), lines)
     return Result(part.name, PASSED, seconds, figures=json.loads(given))
@@ -135,7 +137,11 @@ def look() -> dict[str, Any]:
     """Return versions and devices, as a process of its own sees them: torch or the driver may crash it."""
     try:
         seen = subprocess.run(
-            [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=LOOK_SECONDS, env=_environment()
+            [sys.executable, "-c", LOOK],
+            capture_output=True,
+            text=True,
+            timeout=LOOK_SECONDS,
+            env=_environment(),
         )
     except subprocess.TimeoutExpired:
         return {"problem": f"torch or the driver does not answer within {LOOK_SECONDS:g} s"}
@@ -151,7 +157,9 @@ def digest() -> str:
     total = hashlib.sha256()
     for each in TESTED:
         for file in [ROOT / each] if each.endswith(".py") else sorted((ROOT / each).rglob("*.py")):
-            total.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+            total.update(
+                f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest()
+            )
     return f"sha256:{total.hexdigest()}"
 
 
@@ -159,7 +167,9 @@ def commit() -> str:
     """Return git's commit, with `+` if files differ from it; nothing where git or its folder is absent."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         head, changed = (
-            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout.strip()
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--", *TESTED))
         )
         return head + ("+" if changed else "")
@@ -169,27 +179,46 @@ def commit() -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the suite; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="print the parts and their bounds, and run nothing")
-    parser.add_argument("--only", metavar="PART", action="append", help="run this part; may be given again")
+    parser.add_argument(
+        "--list", action="store_true", help="print the parts and their bounds, and run nothing"
+    )
+    parser.add_argument(
+        "--only", metavar="PART", action="append", help="run this part; may be given again"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report in JSON")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="a tar file with lib/ of an image's EFA plugin")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the parts with gloo")
-    parser.add_argument("--times", type=float, default=1, metavar="N", help="multiply all bounds: a busy machine")
-    parser.add_argument("--parts", type=Path, default=HERE, metavar="FOLDER", help="take the parts from here")
+    parser.add_argument(
+        "--archive", type=Path, metavar="FILE", help="a tar file with lib/ of an image's EFA plugin"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the parts with gloo"
+    )
+    parser.add_argument(
+        "--times", type=float, default=1, metavar="N", help="multiply all bounds: a busy machine"
+    )
+    parser.add_argument(
+        "--parts", type=Path, default=HERE, metavar="FOLDER", help="take the parts from here"
+    )
     given = parser.parse_args(words)
     parts = parts_in(given.parts)
     if unknown := set(given.only or ()) - {part.name for part in parts}:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; see --list")
     parts = [
-        replace(part, bound=part.bound * given.times) for part in parts if not given.only or part.name in given.only
+        replace(part, bound=part.bound * given.times)
+        for part in parts
+        if not given.only or part.name in given.only
     ]
     if given.list:
         for part in parts:
             print(f"{part.name:<16} {part.bound:>4g} s  {part.title}")
         return 0
-    with contextlib.suppress(OSError, AttributeError):  # elsewhere than on Linux what escapes its group stays
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # elsewhere than on Linux what escapes its group stays
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    options = {"device": given.device, "archive": str(given.archive.resolve()) if given.archive else ""}
+    options = {
+        "device": given.device,
+        "archive": str(given.archive.resolve()) if given.archive else "",
+    }
     facts = look()
     print(" ".join(f"{name}={value}" for name, value in facts.items()), flush=True)
     results = []
@@ -198,7 +227,10 @@ def main(words: Sequence[str] | None = None) -> int:
         results.append(result := run_part(part, options))
         print(f"{result.result:<10} {result.seconds:>6.1f} s  {result.cause}", flush=True)
         figures = result.figures.values() if isinstance(result.figures, dict) else ()
-        for line in (*result.last_lines, *(figure for figure in figures if isinstance(figure, str))):
+        for line in (
+            *result.last_lines,
+            *(figure for figure in figures if isinstance(figure, str)),
+        ):
             print(f"    {line}")
     failed = any(result.result == FAILED for result in results)
     passed = any(result.result == PASSED for result in results)
@@ -210,7 +242,9 @@ def main(words: Sequence[str] | None = None) -> int:
             "versions": facts,
             "commit": commit(),
             "digest": digest(),
-            "image": f"sha256:{hashlib.sha256(IMAGE.read_bytes()).hexdigest()}" if IMAGE.is_file() else "",
+            "image": f"sha256:{hashlib.sha256(IMAGE.read_bytes()).hexdigest()}"
+            if IMAGE.is_file()
+            else "",
             "parts": [asdict(result) for result in results],
         }
         given.report.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -221,9 +255,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _environment() -> dict[str, str]:
     """Return the variables of a part: it finds this checkout's code, and the helpers of its tests."""
-    paths = [ROOT / each for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher", "benchmarks")]
+    paths = [
+        ROOT / each
+        for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher", "benchmarks")
+    ]
     before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])]),
+    }
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -75,7 +75,11 @@ def main(part: Mapping[str, Any]) -> None:
 
 
 def ranks(
-    part: str, count: int, function: str, variables: Mapping[str, str] | None = None, **arguments: Any
+    part: str,
+    count: int,
+    function: str,
+    variables: Mapping[str, str] | None = None,
+    **arguments: Any,
 ) -> list[Any]:
     """Run a function of a part as the ranks of a job on one GPU, and return what each returned.
 
@@ -93,10 +97,24 @@ def ranks(
         place, port = Path(folder), free_port()
         children = []
         for rank in range(count):
-            words = [sys.executable, part, "rank", function, json.dumps(arguments), str(place / f"result{rank}")]
+            words = [
+                sys.executable,
+                part,
+                "rank",
+                function,
+                json.dumps(arguments),
+                str(place / f"result{rank}"),
+            ]
             with (place / f"output{rank}").open("wb") as output:
-                environment = {**os.environ, **ONE_GPU, **rank_variables(rank, count, port), **(variables or {})}
-                children.append(subprocess.Popen(words, stdout=output, stderr=output, env=environment))
+                environment = {
+                    **os.environ,
+                    **ONE_GPU,
+                    **rank_variables(rank, count, port),
+                    **(variables or {}),
+                }
+                children.append(
+                    subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+                )
         first = _wait(children)
         if first is not None:
             texts = [(place / f"output{rank}").read_text(errors="replace") for rank in range(count)]
@@ -104,7 +122,10 @@ def ranks(
             said = "\n".join(texts[first].splitlines()[-15:])
             what = f"{function} {arguments} of {count}: rank {first} failed first of {ended}"
             raise RanksError(f"{what}\n{said}", ended, texts)
-        return [json.loads((place / f"result{rank}").read_text(encoding="utf-8")) for rank in range(count)]
+        return [
+            json.loads((place / f"result{rank}").read_text(encoding="utf-8"))
+            for rank in range(count)
+        ]
 
 
 def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
@@ -158,7 +179,11 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
                 with contextlib.suppress(ProcessLookupError):
                     child.send_signal(signal.SIGKILL)
         time.sleep(0.02)
-    return next((rank for rank, child in enumerate(children) if child.returncode), None) if first is None else first
+    return (
+        next((rank for rank, child in enumerate(children) if child.returncode), None)
+        if first is None
+        else first
+    )
 
 
 def _torch(_: Mapping[str, Any]) -> Any:
@@ -174,7 +199,11 @@ def _cuda(options: Mapping[str, Any]) -> None:
     if options["device"] == "cpu":
         return
     if not torch.cuda.is_available():
-        why = "it was built without CUDA" if torch.version.cuda is None else "it finds no GPU and driver that work"
+        why = (
+            "it was built without CUDA"
+            if torch.version.cuda is None
+            else "it finds no GPU and driver that work"
+        )
         raise NotTestedError(f"torch {torch.__version__} cannot use a GPU: {why}")
 
 

@@ -26,7 +26,10 @@ DEBIAN = "http://mirror.example/debian"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (f"deb {DEBIAN} bookworm main contrib", [AptSource(uri=DEBIAN, suite="bookworm", components="main contrib")]),
+        (
+            f"deb {DEBIAN} bookworm main contrib",
+            [AptSource(uri=DEBIAN, suite="bookworm", components="main contrib")],
+        ),
         (
             f"  deb\t[arch=amd64 trusted=yes]  {DEBIAN}\tbookworm  main # ours\n",
             [AptSource(uri=DEBIAN, suite="bookworm", components="main", trusted=True)],
@@ -34,11 +37,18 @@ DEBIAN = "http://mirror.example/debian"
         (f"# deb {DEBIAN} bookworm main\ndeb-src {DEBIAN} bookworm main\n\n", []),
         (
             "deb [signed-by=/k.gpg] http://mirror.example/flat ./\n",
-            [AptSource(uri="http://mirror.example/flat", suite="./", components="", signed_by="/k.gpg")],
+            [
+                AptSource(
+                    uri="http://mirror.example/flat", suite="./", components="", signed_by="/k.gpg"
+                )
+            ],
         ),
         (
             f"deb {DEBIAN} bookworm main\ndeb {DEBIAN} bookworm-updates main\n",
-            [AptSource(uri=DEBIAN, suite=suite, components="main") for suite in ("bookworm", "bookworm-updates")],
+            [
+                AptSource(uri=DEBIAN, suite=suite, components="main")
+                for suite in ("bookworm", "bookworm-updates")
+            ],
         ),
     ],
 )
@@ -78,7 +88,11 @@ trusted: yes
 
 
 def test_deb822_format() -> None:
-    pairs = [(uri, suite) for uri in (DEBIAN, "http://second.example/debian") for suite in ("", "-updates")]
+    pairs = [
+        (uri, suite)
+        for uri in (DEBIAN, "http://second.example/debian")
+        for suite in ("", "-updates")
+    ]
     assert parse_deb822(DEB822) == [
         *(
             AptSource(
@@ -90,7 +104,10 @@ def test_deb822_format() -> None:
             for uri, suite in pairs
         ),
         AptSource(
-            uri="http://security.example/debian-security", suite="bookworm-security", components="main", trusted=True
+            uri="http://security.example/debian-security",
+            suite="bookworm-security",
+            components="main",
+            trusted=True,
         ),
     ]
 
@@ -98,7 +115,9 @@ def test_deb822_format() -> None:
 def test_both_formats_are_read_from_their_places(tmp_path: Path) -> None:
     folder = tmp_path / "etc" / "apt" / "sources.list.d"
     folder.mkdir(parents=True)
-    (tmp_path / "etc" / "apt" / "sources.list").write_text(f"deb {DEBIAN} bookworm main\n", encoding="utf-8")
+    (tmp_path / "etc" / "apt" / "sources.list").write_text(
+        f"deb {DEBIAN} bookworm main\n", encoding="utf-8"
+    )
     (folder / "more.list").write_text(f"deb {DEBIAN} bookworm-backports main\n", encoding="utf-8")
     (folder / "new.sources").write_text(DEB822, encoding="utf-8")
     suites = [source.suite for source in read_apt_settings(tmp_path).sources]
@@ -123,7 +142,9 @@ def test_both_formats_are_read_from_their_places(tmp_path: Path) -> None:
         ("bookworm", "noble", ()),
     ],
 )
-def test_archives_of_the_machine_serve_another_suite(suite: str, own: str, expected: tuple[str, ...]) -> None:
+def test_archives_of_the_machine_serve_another_suite(
+    suite: str, own: str, expected: tuple[str, ...]
+) -> None:
     sources = (
         AptSource(uri=DEBIAN, suite="bookworm", components="main contrib"),
         AptSource(uri=DEBIAN, suite="bookworm", components="main"),
@@ -132,7 +153,10 @@ def test_archives_of_the_machine_serve_another_suite(suite: str, own: str, expec
         AptSource(uri="http://vendor.example/apt", suite="stable", components="main"),
         AptSource(uri="http://vendor.example/bookwormish", suite="bookwormish", components="main"),
         AptSource(
-            uri="http://security.example/debian-security", suite="bookworm-security", components="main", trusted=True
+            uri="http://security.example/debian-security",
+            suite="bookworm-security",
+            components="main",
+            trusted=True,
         ),
     )
     assert sources_for(suite, sources, own) == expected
@@ -158,9 +182,13 @@ def test_only_settings_that_say_how_to_reach_an_archive_are_kept(name: str, kept
 
 
 def test_a_configuration_for_inside_the_build() -> None:
-    settings = AptSettings(lines=('Acquire::http::Proxy "http://proxy.example:3128";', 'Acquire::Retries "3";'))
+    settings = AptSettings(
+        lines=('Acquire::http::Proxy "http://proxy.example:3128";', 'Acquire::Retries "3";')
+    )
     assert apt_configuration(AptSettings()) == ""
-    assert apt_configuration(settings, sources_path="/run/secrets/sources.list", ca_path="/run/secrets/ca.pem") == (
+    assert apt_configuration(
+        settings, sources_path="/run/secrets/sources.list", ca_path="/run/secrets/ca.pem"
+    ) == (
         'Acquire::http::Proxy "http://proxy.example:3128";\n'
         'Acquire::Retries "3";\n'
         'Dir::Etc::SourceList "/run/secrets/sources.list";\n'
@@ -172,9 +200,13 @@ def test_a_configuration_for_inside_the_build() -> None:
 @pytest.mark.skipif(shutil.which("apt-config") is None, reason="this machine has no apt")
 def test_apt_itself_understands_the_configuration(tmp_path: Path) -> None:
     settings = AptSettings(lines=('Acquire::http::Proxy::mirror.example "DIRECT";',))
-    (tmp_path / "apt.conf").write_text(apt_configuration(settings, sources_path="/run/x", ca_path="/run/y"))
+    (tmp_path / "apt.conf").write_text(
+        apt_configuration(settings, sources_path="/run/x", ca_path="/run/y")
+    )
     argv = ["apt-config", "-c", str(tmp_path / "apt.conf"), "dump"]
-    dump = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    dump = subprocess.run(
+        argv, capture_output=True, text=True, check=True, timeout=300
+    ).stdout.splitlines()
     assert {
         'Acquire::http::Proxy::mirror.example "DIRECT";',
         'Dir::Etc::sourcelist "/run/x";',
@@ -185,7 +217,10 @@ def test_apt_itself_understands_the_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("release", "suite"),
     [
-        ('PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_CODENAME=bookworm\nID=debian\n', "bookworm"),
+        (
+            'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_CODENAME=bookworm\nID=debian\n',
+            "bookworm",
+        ),
         ('ID="debian"\nVERSION_CODENAME="trixie"\n', "trixie"),
         ("ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n", ""),
         ("ID=debian\n", ""),

@@ -34,7 +34,9 @@ def in_release(suite: str, day: datetime, packages: str, *, more: str = "") -> s
         "contrib/binary-amd64/Packages": more,
         "main/Contents-amd64": more,
     }
-    listed = "".join(f" {hashlib.sha256(text.encode()).hexdigest()} 1 {path}\n" for path, text in lines.items())
+    listed = "".join(
+        f" {hashlib.sha256(text.encode()).hexdigest()} 1 {path}\n" for path, text in lines.items()
+    )
     return (
         "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"
         f"Suite: stable\nCodename: {suite}\nDate: {format_datetime(day.astimezone(UTC), usegmt=True)}\n"
@@ -63,7 +65,9 @@ def base() -> Base:
     )
 
 
-def serve(server: Server, place: str, day: datetime, packages: str, *, more: str = "") -> tuple[LockedArchive, ...]:
+def serve(
+    server: Server, place: str, day: datetime, packages: str, *, more: str = ""
+) -> tuple[LockedArchive, ...]:
     texts = {suite: in_release(suite, day, packages, more=more) for suite in SUITES}
     for suite, text in texts.items():
         server.serve(f"{place}/dists/{suite}/InRelease", text.encode())
@@ -71,7 +75,9 @@ def serve(server: Server, place: str, day: datetime, packages: str, *, more: str
 
 
 def machine(server: Server, suites: tuple[str, ...] = SUITES) -> HostSettings:
-    sources = tuple(AptSource(uri=f"{server.url}/today", suite=suite, components="main") for suite in suites)
+    sources = tuple(
+        AptSource(uri=f"{server.url}/today", suite=suite, components="main") for suite in suites
+    )
     apt = AptSettings(sources=sources)
     snapshot = f"{server.url}/archive/{{archive}}/{{date}}"
     return HostSettings(pip=PipSettings(), apt=apt, suite="tiny", snapshot=snapshot)
@@ -86,7 +92,9 @@ def test_a_state_is_its_packages_and_not_its_signature() -> None:
     assert state_of(in_release("tiny", DAY, "demo 2"), (first,)).contents != first.contents
 
 
-@pytest.mark.parametrize("text", ["", "<html>Not found</html>", "Codename: tiny\nDate: yesterday\nSHA256:\n"])
+@pytest.mark.parametrize(
+    "text", ["", "<html>Not found</html>", "Codename: tiny\nDate: yesterday\nSHA256:\n"]
+)
 def test_what_is_no_release_file(text: str) -> None:
     with pytest.raises(HostError, match="not the InRelease file"):
         state_of(text)
@@ -126,9 +134,16 @@ def test_what_is_nowhere_is_said_for_each_suite(server: Server, base: Base) -> N
     settings = machine(server)
     found = find_archive(base, states, settings)
     assert found.settings == settings
-    assert found.differs == ("tiny is locked as of 2026-11-01T06:00:00Z, the archive has it of 2026-11-08T06:00:00Z",)
-    (missing,) = find_archive(base, (replace(states[1], contents="0" * 64),), machine(server, ("tiny",))).differs
-    assert missing == "tiny-updates is locked as of 2026-11-01T06:00:00Z, not in the archive of this machine"
+    assert found.differs == (
+        "tiny is locked as of 2026-11-01T06:00:00Z, the archive has it of 2026-11-08T06:00:00Z",
+    )
+    (missing,) = find_archive(
+        base, (replace(states[1], contents="0" * 64),), machine(server, ("tiny",))
+    ).differs
+    assert (
+        missing
+        == "tiny-updates is locked as of 2026-11-01T06:00:00Z, not in the archive of this machine"
+    )
 
 
 def test_a_machine_without_apt_reads_the_snapshot(server: Server, base: Base) -> None:
@@ -153,7 +168,9 @@ def test_without_a_lock_nobody_is_asked(server: Server, base: Base) -> None:
     assert server.seen == []
 
 
-def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(server: Server, tmp_path: Path) -> None:
+def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(
+    server: Server, tmp_path: Path
+) -> None:
     root = make_tree(tmp_path / "tree", sources="packages")
     bases = root / "images" / "bases.toml"
     row = 'suite = "bookworm"\n'
@@ -185,4 +202,6 @@ def test_lock_records_the_states_keeps_them_and_moves_them_when_asked(server: Se
     assert lock() == states
     del said[:]
     assert lock(upgrade=True) == newer
-    assert said == [f"  {each.suite} 2026-11-01T06:00:00Z -> 2026-11-08T06:00:00Z" for each in states]
+    assert said == [
+        f"  {each.suite} 2026-11-01T06:00:00Z -> 2026-11-08T06:00:00Z" for each in states
+    ]

@@ -28,7 +28,11 @@ def image(**files: str) -> ImageTree:
     for name, text in {"var__lib__dpkg__status": STATUS, **files}.items():
         path = "/" + name.replace("__", "/")
         while path not in tree.members:
-            kind = "folder" if tree.members.get(path) is None and path != "/" + name.replace("__", "/") else "file"
+            kind = (
+                "folder"
+                if tree.members.get(path) is None and path != "/" + name.replace("__", "/")
+                else "file"
+            )
             tree.members[path] = TreeMember(kind=kind, mode=0o644, owner=0)
             if kind == "file":
                 tree.contents[path] = text.encode()
@@ -59,8 +63,14 @@ def tree_with(sources: str, ending: str = "list") -> ImageTree:
             "deb http://archive.example.org/debian bookworm main",
             "deb http://archive.example.org/debian bookworm main\n",
         ),
-        ("deb [trusted=yes allow-insecure=yes] https://a.example/x y main", "deb https://a.example/x y main\n"),
-        ("deb https://nvidia.example/cuda/x86_64/ /", "deb https://nvidia.example/cuda/x86_64/ /\n"),
+        (
+            "deb [trusted=yes allow-insecure=yes] https://a.example/x y main",
+            "deb https://a.example/x y main\n",
+        ),
+        (
+            "deb https://nvidia.example/cuda/x86_64/ /",
+            "deb https://nvidia.example/cuda/x86_64/ /\n",
+        ),
         ("deb-src http://archive.example.org/debian bookworm main", ""),
         ("deb file:/etc/secret bookworm main", ""),
         ("deb copy:/run/secrets bookworm main", ""),
@@ -112,7 +122,9 @@ def test_keys_are_written_anew() -> None:
     assert first.endswith(".asc] https://a.example/x y main")
     assert second.startswith("deb [signed-by=/run/foreign/keys/")
     (armoured,) = (text for name, text in foreign.files.items() if name.endswith(".asc"))
-    assert armoured.decode() == ("-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----\n")
+    assert armoured.decode() == (
+        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----\n"
+    )
 
 
 def test_settings_of_an_image_are_not_taken() -> None:
@@ -129,10 +141,14 @@ def test_settings_of_an_image_are_not_taken() -> None:
 @pytest.mark.parametrize("architecture", ['x";Dir::Bin::methods::http "/evil', "..", "all", ""])
 def test_an_architecture_cannot_be_a_setting(architecture: str) -> None:
     tree = image()
-    tree.contents["/var/lib/dpkg/status"] = f"Package: dpkg\nArchitecture: {architecture}\n".encode()
+    tree.contents["/var/lib/dpkg/status"] = (
+        f"Package: dpkg\nArchitecture: {architecture}\n".encode()
+    )
     foreign = read_foreign(tree)
     assert foreign is not None
-    assert re.search(r'^APT::Architecture "amd64";$', foreign.files["apt.conf"].decode(), re.MULTILINE)
+    assert re.search(
+        r'^APT::Architecture "amd64";$', foreign.files["apt.conf"].decode(), re.MULTILINE
+    )
 
 
 def test_an_image_without_dpkg_is_none() -> None:

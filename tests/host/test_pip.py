@@ -29,7 +29,9 @@ OTHER = "https://other.example/simple"
 
 def read(tmp_path: Path, text: str = "", **variables: str) -> PipSettings:
     (tmp_path / "pip.conf").write_text(text, encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))
+    }
     return read_pip_settings(
         {**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables}
     )
@@ -43,7 +45,9 @@ def read(tmp_path: Path, text: str = "", **variables: str) -> PipSettings:
         ({}, "[install]\ntimeout = soon\n", "timeout is 'soon', and not a number"),
     ],
 )
-def test_what_pip_refuses_is_refused(variables: dict[str, str], text: str, said: str, tmp_path: Path) -> None:
+def test_what_pip_refuses_is_refused(
+    variables: dict[str, str], text: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(HostError, match=said) as caught:
         read(tmp_path, text, **variables)
     assert "pip config debug" in caught.value.hint
@@ -59,9 +63,17 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))}
-    variables = {"XDG_CONFIG_DIRS": f"{tmp_path}/xdg", "PIP_TRUSTED_HOST": "h.example", "PIP_DEFAULT_TIMEOUT": "30"}
-    assert read_pip_settings({**kept, "HOME": str(tmp_path), **variables, "PIP_CERT": "/srv/ca.pem"}) == PipSettings(
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))
+    }
+    variables = {
+        "XDG_CONFIG_DIRS": f"{tmp_path}/xdg",
+        "PIP_TRUSTED_HOST": "h.example",
+        "PIP_DEFAULT_TIMEOUT": "30",
+    }
+    assert read_pip_settings(
+        {**kept, "HOME": str(tmp_path), **variables, "PIP_CERT": "/srv/ca.pem"}
+    ) == PipSettings(
         index_url=OTHER,
         extra_index_urls=(OTHER,),
         find_links=("/srv/two", "https://h.example/w"),
@@ -69,13 +81,18 @@ def test_pip_is_asked_for_what_it_would_use(tmp_path: Path) -> None:
         certificate="/srv/ca.pem",
         timeout_seconds=30,
     )
-    assert read_pip_settings({**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}) == PipSettings()
+    assert (
+        read_pip_settings({**kept, "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
+        == PipSettings()
+    )
 
 
 def test_the_default_index_is_pips_own() -> None:
     """pip's help names it, too: two programs of other makers say the same."""
     words = (sys.executable, "-I", "-m", "pip", "install", "--help")
-    done = subprocess.run(words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        words, env={**os.environ, "COLUMNS": "500"}, capture_output=True, text=True, check=True
+    )
     assert default_index().startswith("https://")
     assert f"(default {default_index()})" in " ".join(done.stdout.split())
 
@@ -106,7 +123,11 @@ VENDOR = "https://vendor.example/whl/cpu"
         ),
         pytest.param(
             PipSettings(),
-            {"index-strategy": "unsafe-best-match", "find-links": ["/run/wheels"], "index": [{"url": VENDOR}]},
+            {
+                "index-strategy": "unsafe-best-match",
+                "find-links": ["/run/wheels"],
+                "index": [{"url": VENDOR}],
+            },
             id="a user without a source of packages gets the vendor's",
         ),
         pytest.param(
@@ -120,20 +141,37 @@ VENDOR = "https://vendor.example/whl/cpu"
         ),
         pytest.param(
             PipSettings(no_index=True, index_url=MIRROR),
-            {"index-strategy": "unsafe-best-match", "find-links": ["/run/wheels"], "no-index": True},
+            {
+                "index-strategy": "unsafe-best-match",
+                "find-links": ["/run/wheels"],
+                "no-index": True,
+            },
             id="no index",
         ),
     ],
 )
 def test_uv_is_told_the_same(settings: PipSettings, expected: object) -> None:
-    assert tomllib.loads(uv_configuration(settings, vendor_index=VENDOR, folders=["/run/wheels"])) == expected
+    assert (
+        tomllib.loads(uv_configuration(settings, vendor_index=VENDOR, folders=["/run/wheels"]))
+        == expected
+    )
 
 
 def test_uv_accepts_what_it_is_told(tmp_path: Path) -> None:
     """The real program, with every setting at once: it refuses unknown keys and malformed values."""
-    (tmp_path / "uv.toml").write_text(uv_configuration(MANY, folders=[str(tmp_path)]), encoding="utf-8")
+    (tmp_path / "uv.toml").write_text(
+        uv_configuration(MANY, folders=[str(tmp_path)]), encoding="utf-8"
+    )
     uv = str(Path(sys.executable).parent / "uv")
-    argv = [uv, "pip", "list", "--config-file", str(tmp_path / "uv.toml"), "--python", sys.executable]
+    argv = [
+        uv,
+        "pip",
+        "list",
+        "--config-file",
+        str(tmp_path / "uv.toml"),
+        "--python",
+        sys.executable,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "trainworks" in done.stdout
@@ -162,7 +200,11 @@ def test_a_pip_inside_the_build_is_told_the_same(tmp_path: Path) -> None:
 CONTENT = b"not really a wheel"
 FILE = "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl"
 PACKAGE = LockedPackage(
-    name="torch", version="2.13.0+cpu", file=FILE, sha256=hashlib.sha256(CONTENT).hexdigest(), requires=()
+    name="torch",
+    version="2.13.0+cpu",
+    file=FILE,
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    requires=(),
 )
 
 
@@ -176,7 +218,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", ["{path}", "{uri}", "{uri}/"])
 def test_a_file_in_a_folder_is_found(form: str, folder: Path) -> None:
     address = form.format(path=folder, uri=folder.as_uri())
-    assert find_local_file(PACKAGE, PipSettings(find_links=("https://mirror.example/w", address))) == folder / FILE
+    assert (
+        find_local_file(PACKAGE, PipSettings(find_links=("https://mirror.example/w", address)))
+        == folder / FILE
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,11 +233,16 @@ def test_a_file_in_a_folder_is_found(form: str, folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["index-url", "extra-index-url"])
-def test_a_file_in_an_index_on_this_machine_is_found(href: str, kind: str, folder: Path, tmp_path: Path) -> None:
+def test_a_file_in_an_index_on_this_machine_is_found(
+    href: str, kind: str, folder: Path, tmp_path: Path
+) -> None:
     page = tmp_path / "index" / "simple" / "torch" / "index.html"
     page.parent.mkdir(parents=True)
     link = href.replace("URI", folder.as_uri())
-    page.write_text(f"<a HREF='https://mirror.example/{FILE}'>x</a><a href=\"{link}\">{FILE}</a>", encoding="utf-8")
+    page.write_text(
+        f"<a HREF='https://mirror.example/{FILE}'>x</a><a href=\"{link}\">{FILE}</a>",
+        encoding="utf-8",
+    )
     settings = read(tmp_path, f"[global]\n{kind} = {(tmp_path / 'index' / 'simple').as_uri()}/\n")
     found = find_local_file(PACKAGE, settings)
     assert found is not None
@@ -209,4 +259,7 @@ def test_a_file_with_another_hash_is_ignored(folder: Path, tmp_path: Path) -> No
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    assert find_local_file(PACKAGE, PipSettings(find_links=(str(tmp_path / "missing"), MIRROR))) is None
+    assert (
+        find_local_file(PACKAGE, PipSettings(find_links=(str(tmp_path / "missing"), MIRROR)))
+        is None
+    )

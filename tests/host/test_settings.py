@@ -24,7 +24,9 @@ MACHINE = HostSettings(
     ),
     apt=AptSettings(
         lines=('Acquire::Retries "3";',),
-        sources=(AptSource(uri="http://mirror.example/debian", suite="bookworm", components="main"),),
+        sources=(
+            AptSource(uri="http://mirror.example/debian", suite="bookworm", components="main"),
+        ),
     ),
     suite="bookworm",
     ca=b"-----BEGIN CERTIFICATE-----\n",
@@ -41,7 +43,13 @@ def test_all_secrets_are_there_even_on_a_machine_without_settings() -> None:
     """A step that mounts a secret which does not exist fails, or gets a folder: it depends on the engine."""
     secrets = HostSettings(pip=PipSettings()).secrets("bookworm", "")
     assert sorted(secrets) == NAMES
-    assert secrets["ca.pem"] == secrets["netrc"] == secrets["apt.conf"] == secrets["sources.list"] == b""
+    assert (
+        secrets["ca.pem"]
+        == secrets["netrc"]
+        == secrets["apt.conf"]
+        == secrets["sources.list"]
+        == b""
+    )
     assert secrets["timeout"] == b"30\n"
 
 
@@ -57,10 +65,15 @@ def test_secrets_of_a_machine_with_settings() -> None:
     assert b"vendor.example" not in secrets["uv.toml"]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, b"30\n"), (0.2, b"1\n"), (2.5, b"3\n"), (2_000_000, b"2000000\n")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, b"30\n"), (0.2, b"1\n"), (2.5, b"3\n"), (2_000_000, b"2000000\n")]
+)
 def test_a_time_out_is_whole_seconds(seconds: float, text: bytes) -> None:
     """uv takes no fraction, and ``install-python-packages`` hands the text on."""
-    assert HostSettings(pip=PipSettings(timeout_seconds=seconds)).secrets("bookworm", "")["timeout"] == text
+    assert (
+        HostSettings(pip=PipSettings(timeout_seconds=seconds)).secrets("bookworm", "")["timeout"]
+        == text
+    )
 
 
 def test_what_must_not_stay_in_an_image() -> None:
@@ -77,13 +90,17 @@ def test_what_must_not_stay_in_an_image() -> None:
     [
         PipSettings(),
         PipSettings(index_url=default_index()),
-        PipSettings(index_url=f"{default_index()}/", extra_index_urls=("https://vendor.example/whl/cpu/",)),
+        PipSettings(
+            index_url=f"{default_index()}/", extra_index_urls=("https://vendor.example/whl/cpu/",)
+        ),
         PipSettings(find_links=("/w", "wheels", ".")),
     ],
 )
 def test_short_and_public_texts_are_not_looked_for(settings: PipSettings) -> None:
     """They occur in pip, in torch and in everything: an image would fail its tests for nothing."""
-    machine = replace(HostSettings(pip=settings), proxies={"no_proxy": "10.0.0.0/8", "http_proxy": "p:80"})
+    machine = replace(
+        HostSettings(pip=settings), proxies={"no_proxy": "10.0.0.0/8", "http_proxy": "p:80"}
+    )
     assert machine.forbidden_texts("https://vendor.example/whl/cpu") == ()
 
 
@@ -122,9 +139,15 @@ def test_proxies_keep_their_spelling() -> None:
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
     """Whatever it has: the settings come as one value, and turn into all secrets."""
-    (tmp_path / "netrc").write_text("machine mirror.example login user password word\n", encoding="utf-8")
+    (tmp_path / "netrc").write_text(
+        "machine mirror.example login user password word\n", encoding="utf-8"
+    )
     (tmp_path / "ca.pem").write_text("certificate\n", encoding="utf-8")
-    environment = {"NETRC": str(tmp_path / "netrc"), "PIP_CERT": str(tmp_path / "ca.pem"), "https_proxy": "http://p:1"}
+    environment = {
+        "NETRC": str(tmp_path / "netrc"),
+        "PIP_CERT": str(tmp_path / "ca.pem"),
+        "https_proxy": "http://p:1",
+    }
     settings = read_host_settings(environment)
     assert settings.netrc.startswith(b"machine mirror.example")
     assert settings.ca == b"certificate\n"
@@ -151,7 +174,10 @@ default login everybody password d
     [
         ((), ""),
         (("https://unknown.example/", "comment.example", "https://macro.example", "http://["), ""),
-        (("https://user@MIRROR.example:8443/simple",), 'machine mirror.example login user password "two words"\n'),
+        (
+            ("https://user@MIRROR.example:8443/simple",),
+            'machine mirror.example login user password "two words"\n',
+        ),
         (("git+https://other.example/a.git",), "machine OTHER.example login other password o#1\n"),
         (
             ("https://files.example/x.whl", "ssh://git@more.example/b"),
@@ -188,11 +214,16 @@ LOOPBACK = AptSource(uri="http://127.0.0.2:3142/debian", suite="bookworm", compo
         (HostSettings(pip=PipSettings(), proxies={"no_proxy": "127.0.0.1"}), "default"),
         (HostSettings(pip=PipSettings(), apt=AptSettings(sources=(LOOPBACK,))), "host"),
         (
-            HostSettings(pip=PipSettings(), apt=AptSettings(lines=('Acquire::http::Proxy "http://127.1.1.1/";',))),
+            HostSettings(
+                pip=PipSettings(),
+                apt=AptSettings(lines=('Acquire::http::Proxy "http://127.1.1.1/";',)),
+            ),
             "host",
         ),
         (HostSettings(pip=PipSettings(), mirror="http://localhost/files"), "host"),
     ],
 )
-def test_the_network_of_this_machine_is_for_what_names_its_loopback(machine: HostSettings, expected: str) -> None:
+def test_the_network_of_this_machine_is_for_what_names_its_loopback(
+    machine: HostSettings, expected: str
+) -> None:
     assert machine.network == expected

@@ -28,7 +28,9 @@ def test_threads_that_ask_first_at_the_same_time_get_the_same_path() -> None:
     """Python's table of its own paths is filled by the first question of a process, so each try is a process."""
     found = set()
     for _ in range(10):
-        done = subprocess.run((sys.executable, "-c", PROGRAM), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            (sys.executable, "-c", PROGRAM), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     [path] = found

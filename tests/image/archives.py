@@ -75,7 +75,13 @@ class Archive:
             (tree / "usr" / "share").mkdir(parents=True)
             (tree / "usr" / "share" / file).write_text(f"{version}\n", encoding="utf-8")
             environment = {**os.environ, "SOURCE_DATE_EPOCH": "1500000000"}
-            command = ("dpkg-deb", "--root-owner-group", "--build", str(tree), str(self.folder / name))
+            command = (
+                "dpkg-deb",
+                "--root-owner-group",
+                "--build",
+                str(tree),
+                str(self.folder / name),
+            )
             subprocess.run(command, check=True, capture_output=True, env=environment)
         content = (self.folder / name).read_bytes()
         control = (tree / "DEBIAN" / "control").read_text(encoding="utf-8")

@@ -30,7 +30,9 @@ MIRROR = "TRAINWORKS_TEST_MIRROR"
 @pytest.fixture(scope="session", params=list(ENGINES))
 def image(request: pytest.FixtureRequest, shared: Path) -> BuiltByCommand:
     """Give the image as each engine built it."""
-    return (given_image() if request.param == "docker" else None) or build_once(shared, request.param)
+    return (given_image() if request.param == "docker" else None) or build_once(
+        shared, request.param
+    )
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +46,9 @@ def mirror() -> Path:
     """Give a mirror folder that has the plugin's source."""
     folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
     if not list(folder.glob("aws-ofi-nccl-*.bundle")):
-        pytest.skip(f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`")
+        pytest.skip(
+            f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`"
+        )
     return folder
 
 
@@ -74,14 +78,25 @@ def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactor
         " && ln -s libcudart.so libcuda.so.1"
     )
     mounts = (Mount(source=folder, target="/fabric"),)
-    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300).status == 0
+    has_compiler = (
+        cuda_image.engine.run(
+            cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300
+        ).status
+        == 0
+    )
     if has_compiler:
-        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300)
+        done = cuda_image.engine.run(
+            cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300
+        )
         assert done.status == 0, done.output
     elif shutil.which("gcc"):
-        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=300)
+        subprocess.run(
+            ("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=300
+        )
     else:
-        pytest.skip("NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)")
+        pytest.skip(
+            "NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)"
+        )
     return folder
 
 
@@ -90,7 +105,9 @@ def tree(tmp_path: Path) -> Tree:
     """Give a folder that gets real shared libraries."""
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
-        pytest.skip("NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe")
+        pytest.skip(
+            "NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe"
+        )
     return Tree(root=tmp_path, compiler=compiler)
 
 
@@ -100,7 +117,9 @@ def network() -> Iterator[Any]:
     import docker
 
     client = docker.from_env()
-    made = client.networks.create(f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True)
+    made = client.networks.create(
+        f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True
+    )
     try:
         yield made
     finally:

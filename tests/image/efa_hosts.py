@@ -46,15 +46,26 @@ class EfaHost:
             root = classes / "tree" / f"pci0000:{bus:02x}"
             device = root / f"0000:{bus:02x}:1b.0"
             place = root / "pci_bus" / f"0000:{bus:02x}"
-            for made in (device, place, classes / "infiniband" / name, classes / "infiniband_verbs" / f"uverbs{index}"):
+            for made in (
+                device,
+                place,
+                classes / "infiniband" / name,
+                classes / "infiniband_verbs" / f"uverbs{index}",
+            ):
                 made.mkdir(parents=True)
-            (classes / "pci_bus" / f"0000:{bus:02x}").symlink_to(f"../tree/{root.name}/pci_bus/{place.name}")
+            (classes / "pci_bus" / f"0000:{bus:02x}").symlink_to(
+                f"../tree/{root.name}/pci_bus/{place.name}"
+            )
             (device / "driver").symlink_to("../../drivers/efa")
             (device / "vendor").write_text(f"0x{AMAZON}\n")
             (device / "device").write_text(f"0x{self.part}\n")
-            (classes / "infiniband" / name / "device").symlink_to(f"../../tree/{root.name}/{device.name}")
+            (classes / "infiniband" / name / "device").symlink_to(
+                f"../../tree/{root.name}/{device.name}"
+            )
             # How the plugin reads it: the card's PCI bus in the second byte from the right.
-            (classes / "infiniband" / name / "node_guid").write_text(f"{index:04x}:0000:0000:{bus:02x}00\n")
+            (classes / "infiniband" / name / "node_guid").write_text(
+                f"{index:04x}:0000:0000:{bus:02x}00\n"
+            )
             (classes / "infiniband_verbs" / f"uverbs{index}" / "ibdev").write_text(f"{name}\n")
             (folder / "nodes" / f"uverbs{index}").touch()
             for number in ("1b", "1c"):
@@ -67,11 +78,15 @@ class EfaHost:
     def _topology(self) -> str:
         """Return the host's hardware in hwloc's format: one bridge with a GPU and its cards, as often as needed."""
         sets = " ".join(
-            f'{prefix}{kind}="0x1"' for kind in ("cpuset", "nodeset") for prefix in ("", "complete_", "allowed_")
+            f'{prefix}{kind}="0x1"'
+            for kind in ("cpuset", "nodeset")
+            for prefix in ("", "complete_", "allowed_")
         )
         lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<topology version="2.0">']
         lines += [f'<object type="Machine" os_index="0" gp_index="1" {sets}>']
-        lines += [f'<object type="NUMANode" os_index="0" gp_index="2" {sets} local_memory="1073741824"/>']
+        lines += [
+            f'<object type="NUMANode" os_index="0" gp_index="2" {sets} local_memory="1073741824"/>'
+        ]
         lines += [f'<object type="PU" os_index="0" gp_index="3" {sets}/>']
         number = 4
         for first in range(0, self.cards, self.per_gpu):

@@ -90,10 +90,17 @@ def make_installer(folder: Path, *, headers: bool = False) -> str:
     deb = unpacked / "DEBS" / "efa-test.deb"
     command = (program, "--root-owner-group", "--build", str(package), str(deb))
     subprocess.run(
-        command, check=True, capture_output=True, timeout=300, env={"SOURCE_DATE_EPOCH": "0", "PATH": "/usr/bin:/bin"}
+        command,
+        check=True,
+        capture_output=True,
+        timeout=300,
+        env={"SOURCE_DATE_EPOCH": "0", "PATH": "/usr/bin:/bin"},
     )
     archive = folder / FILE
-    with gzip.GzipFile(archive, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with (
+        gzip.GzipFile(archive, "wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         tar.add(unpacked, "aws-efa-installer", filter=_anonymous)
     shutil.rmtree(work)
     return hashlib.sha256(archive.read_bytes()).hexdigest()

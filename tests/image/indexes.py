@@ -21,10 +21,13 @@ def wheel_of(name: str, version: str, text: str, *requires: str) -> tuple[str, b
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
         f"{name}.py": text,
-        f"{information}/METADATA": metadata + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{information}/METADATA": metadata
+        + "".join(f"Requires-Dist: {each}\n" for each in requires),
         f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    files[f"{information}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{information}/RECORD"])
+    files[f"{information}/RECORD"] = "".join(
+        f"{path},,\n" for path in [*files, f"{information}/RECORD"]
+    )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, content in files.items():
@@ -36,7 +39,11 @@ def sdist_of(name: str, version: str, setup: str, **files: str) -> tuple[str, by
     """Return name and content of a source archive that says what it requires only when its setup.py runs."""
     stem = f"{name}-{version}"
     said = f"Metadata-Version: 1.0\nName: {name}\nVersion: {version}\n"
-    texts = {"PKG-INFO": said, "setup.py": setup, **{f"{each}.py": text for each, text in files.items()}}
+    texts = {
+        "PKG-INFO": said,
+        "setup.py": setup,
+        **{f"{each}.py": text for each, text in files.items()},
+    }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for path, text in texts.items():
@@ -99,7 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts[0] == "links":
             self.answer(200, index.page(iter(sorted(index.files))).encode())
         else:
-            names = [name for name in sorted(index.files) if name.split("-")[0].replace("_", "-") == parts[-1]]
+            names = [
+                name
+                for name in sorted(index.files)
+                if name.split("-")[0].replace("_", "-") == parts[-1]
+            ]
             self.answer(200 if names else 404, index.page(iter(names)).encode())
 
     def answer(self, status: int, body: bytes) -> None:

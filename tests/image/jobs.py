@@ -16,7 +16,9 @@ from trainworks_testing.clock import PATIENCE
 LOSS = re.compile(r"epoch (\d+) world (\d+) loss ([0-9.]+)")
 
 
-def prepare(folder: Path, mode: str, *, processes: int = 2, host: str = "algo-1", hosts: str = "algo-1") -> Path:
+def prepare(
+    folder: Path, mode: str, *, processes: int = 2, host: str = "algo-1", hosts: str = "algo-1"
+) -> Path:
     """Lay out /opt/ml for the digits example with the example's own command."""
     command = (sys.executable, str(ROOT / "examples" / "digits" / "prepare.py"), str(folder))
     options = ("--mode", mode, "--processes", str(processes), "--host", host, "--hosts", hosts)
@@ -49,7 +51,11 @@ RESTRICTED: Mapping[str, Any] = {
 
 
 def run_on_hosts(
-    reference: str, network: Any, folders: Mapping[str, Path], status: int = 0, settings: Mapping[str, Any] = {}
+    reference: str,
+    network: Any,
+    folders: Mapping[str, Path],
+    status: int = 0,
+    settings: Mapping[str, Any] = {},
 ) -> str:
     """Run a job in one container for each host, on a private network; return what they said.
 
@@ -69,7 +75,10 @@ def run_on_hosts(
         for host, folder in folders.items():
             # As on the platform: the name resolves on the network, and the container's own hostname is another.
             container = client.containers.create(
-                reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}, **settings
+                reference,
+                ["train"],
+                volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}},
+                **settings,
             )
             stack.callback(container.remove, force=True)
             client.networks.get("bridge").disconnect(container)
@@ -83,14 +92,21 @@ def run_on_hosts(
     return "".join(logs)
 
 
-def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path, user: str = "") -> None:
+def train_on_two_hosts(
+    reference: str, network: Any, mode: str, folder: Path, user: str = ""
+) -> None:
     """Train the digits example on two hosts, and assert that both end well. user: of a restricted pod."""
     hosts = ("algo-1", "algo-2")
-    folders = {host: prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts)) for host in hosts}
+    folders = {
+        host: prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts))
+        for host in hosts
+    }
     if user:
         subprocess.run(("chown", "-R", user, str(folder)), check=True)
     settings = {**RESTRICTED, "user": user} if user else {}
-    assert_trained(run_on_hosts(reference, network, folders, settings=settings), 2, folder / "algo-1")
+    assert_trained(
+        run_on_hosts(reference, network, folders, settings=settings), 2, folder / "algo-1"
+    )
     assert (folder / "algo-2" / "output" / "success").exists()
     # One model, and it is the leader's: only rank 0 writes it.
     assert not any((folder / "algo-2" / "model").iterdir())

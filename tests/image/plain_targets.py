@@ -39,7 +39,9 @@ def write_targets(root: Path, facts: Facts, names: Sequence[str]) -> str:
     for number, name in enumerate(names):
         new = f"{row.base}{name}{suffix}"
         # The name of the base image follows from the row: another image text makes it another one.
-        block = base_block.replace(f'"{row.base}"', f'"{new}"').replace('image = "', f'image = "{new}/')
+        block = base_block.replace(f'"{row.base}"', f'"{new}"').replace(
+            'image = "', f'image = "{new}/'
+        )
         text += f"\n[[base]]{block}"
         targets += (
             f'\n[[target]]\nversion = "{number}"\ncuda = "{CELL}"\nbase = "{new}"\nversions = {{}}\n'
@@ -62,4 +64,8 @@ def build(engine: Engine, folder: Path, base: str, line: str, tag: str) -> None:
 def tags(root: Path, suffix: str) -> list[str]:
     """Return the names of the images."""
     facts = load_facts(root)
-    return [target.plan.tags[0] for target in plan_targets(rows_like([f"*{suffix}"], facts), facts) if target.plan]
+    return [
+        target.plan.tags[0]
+        for target in plan_targets(rows_like([f"*{suffix}"], facts), facts)
+        if target.plan
+    ]

@@ -128,7 +128,16 @@ source = "tests/image/source_page.py"
 # What a program needs to be compiled, and to run, without a driver.
 TOOLKIT_PACKAGES = (
     *("nvidia-cuda-toolkit", "nvidia-cuda-dev", "libcudart11.0", "libnvvm4", "libnvtoolsext1"),
-    *("g++-11", "gcc-11", "cpp-11", "libgcc-11-dev", "libstdc++-11-dev", "libasan6", "libtsan0", "libcu++-dev"),
+    *(
+        "g++-11",
+        "gcc-11",
+        "cpp-11",
+        "libgcc-11-dev",
+        "libstdc++-11-dev",
+        "libasan6",
+        "libtsan0",
+        "libcu++-dev",
+    ),
 )
 UNNEEDED = (
     "libcu[bfrs]*_static*.a",
@@ -194,14 +203,24 @@ def make_mirror(folder: Path) -> dict[str, str]:
     tree = folder / MADE["rmm"]
     with tarfile.open(given / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
         packed.extractall(folder / ".rmm", filter="tar")
-    command = ("git", "-C", str(folder / ".rmm" / "rmm.git"), "archive", "--prefix=rmm-0.15.0/", RMM_COMMIT)
+    command = (
+        "git",
+        "-C",
+        str(folder / ".rmm" / "rmm.git"),
+        "archive",
+        "--prefix=rmm-0.15.0/",
+        RMM_COMMIT,
+    )
     content = subprocess.run(command, check=True, capture_output=True, timeout=300).stdout
     with gzip.GzipFile(tree, "wb", mtime=0) as file:
         file.write(content)
     shutil.rmtree(folder / ".rmm")
     fetch_sources(folder, FROM_DEBIAN)
     _complete_boost(folder)
-    hashes = {name: hashlib.sha256((folder / file).read_bytes()).hexdigest() for name, file in MADE.items()}
+    hashes = {
+        name: hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        for name, file in MADE.items()
+    }
     return {**hashes, "efa-installer": efa_installer.make_installer(folder, headers=True)}
 
 
@@ -216,9 +235,17 @@ def _complete_boost(folder: Path) -> None:
     given = folder / BOOST.file
     root, engine = work / "boost_1_74_0", "tools/build/src/engine"
     root.mkdir()
-    subprocess.run(("tar", "-xf", given, "-C", root, "--strip-components=1"), check=True, timeout=300)
     subprocess.run(
-        (work / "usr/bin/bison", "--yacc", "--defines=jamgram.hpp", "--output=jamgram.cpp", "jamgram.y"),
+        ("tar", "-xf", given, "-C", root, "--strip-components=1"), check=True, timeout=300
+    )
+    subprocess.run(
+        (
+            work / "usr/bin/bison",
+            "--yacc",
+            "--defines=jamgram.hpp",
+            "--output=jamgram.cpp",
+            "jamgram.y",
+        ),
         cwd=root / engine,
         env={"BISON_PKGDATADIR": str(work / "usr/share/bison"), "M4": str(work / "usr/bin/m4")},
         check=True,
@@ -234,7 +261,11 @@ def _complete_boost(folder: Path) -> None:
         "--numeric-owner",
         "--use-compress-program=gzip -1n",
     )
-    subprocess.run(("tar", *words, "-cf", folder / MADE["boost"], "-C", work, root.name), check=True, timeout=300)
+    subprocess.run(
+        ("tar", *words, "-cf", folder / MADE["boost"], "-C", work, root.name),
+        check=True,
+        timeout=300,
+    )
     given.unlink()
     shutil.rmtree(work)
 
@@ -261,8 +292,16 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
     (package / "usr/local/cuda-11.8/lib64").mkdir(parents=True)
     for path in (tree / LIBRARIES).glob("lib*"):
         if path.name.startswith(LOADED):
-            shutil.copy(path, package / "usr/local/cuda-11.8/lib64" / path.name, follow_symlinks=False)
-    command = ("dpkg-deb", "--root-owner-group", "--build", str(package), str(folder / "runtime.deb"))
+            shutil.copy(
+                path, package / "usr/local/cuda-11.8/lib64" / path.name, follow_symlinks=False
+            )
+    command = (
+        "dpkg-deb",
+        "--root-owner-group",
+        "--build",
+        str(package),
+        str(folder / "runtime.deb"),
+    )
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     shutil.rmtree(package)
     # A program that is compiled against RMM needs CUDA's headers.
@@ -271,14 +310,18 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
     digests = {}
     for tag, text in (("devel", DEVEL), ("runtime", RUNTIME)):
         (folder / "Dockerfile").write_text(text.format(base=base))
-        (folder / ".dockerignore").write_text(f"*\n!{'toolkit.tar' if tag == 'devel' else 'runtime.deb'}\n")
+        (folder / ".dockerignore").write_text(
+            f"*\n!{'toolkit.tar' if tag == 'devel' else 'runtime.deb'}\n"
+        )
         name = f"{registry}/cuda:{tag}"
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
         words = ("docker", "inspect", "--format", '{{join .RepoDigests " "}}', name)
         said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
         # An earlier run's registry may have had the same image.
-        (digests[tag],) = {each.rpartition("@")[2] for each in said.split() if each.startswith(f"{registry}/")}
+        (digests[tag],) = {
+            each.rpartition("@")[2] for each in said.split() if each.startswith(f"{registry}/")
+        }
     shutil.rmtree(folder)
     return digests
 
@@ -303,23 +346,37 @@ def plain_registry(folder: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: dict[str, str]) -> Path:
+def make_checkout(
+    folder: Path, registry: str, digests: dict[str, str], hashes: dict[str, str]
+) -> Path:
     """Copy the checkout and give it the target."""
     for name in ("images", "templates", "launcher", "smdistributed"):
         shutil.copytree(
-            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache")
+            ROOT / name,
+            folder / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache"),
         )
     images = folder / "images"
     versions = ", ".join(f'{name} = "{version}"' for name, version in VERSIONS.items())
     made = [
-        Source(name=name, version=VERSIONS[name], package=name, folder="-", file=file, sha256=hashes[name], size=0)
+        Source(
+            name=name,
+            version=VERSIONS[name],
+            package=name,
+            folder="-",
+            file=file,
+            sha256=hashes[name],
+            size=0,
+        )
         for name, file in MADE.items()
     ]
     head, *blocks = (images / "artifacts.toml").read_text(encoding="utf-8").split(HEADER)
     ours = [*(each for each in FROM_DEBIAN if each.name not in MADE), *made]
     heads = heads_of([("torch", VERSIONS["torch"]), *((each.name, each.version) for each in ours)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
-    together = {"rmm": 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'}
+    together = {
+        "rmm": 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
+    }
     rows = [artifact(each) + together.get(each.name, "") for each in ours]
     rows.append(efa_installer.row(hashes["efa-installer"]))
     (images / "artifacts.toml").write_text("".join([head, *others, *rows]), encoding="utf-8")
@@ -334,7 +391,9 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
     for name, text in added.items():
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
             file.write(text)
-    _replace(images / "cuda.toml", f'name = "{CUDA}"', "architectures = [", "]", f'"{ARCHITECTURE}"')
+    _replace(
+        images / "cuda.toml", f'name = "{CUDA}"', "architectures = [", "]", f'"{ARCHITECTURE}"'
+    )
     rules = images / "compatibility.toml"
     head, *blocks = rules.read_text(encoding="utf-8").split("[[rule]]\n")
     kept = [each for each in blocks if not each.startswith(UNFIT_RULES)]
@@ -342,7 +401,11 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
     components = images / "components.toml"
     head, *blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     # This repository's smp and smddp take the place of AWS's.
-    kept = [each for each in blocks if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)]
+    kept = [
+        each
+        for each in blocks
+        if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)
+    ]
     kept = [
         each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
         if each.startswith(('name = "smp"', 'name = "smddp"'))

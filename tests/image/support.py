@@ -35,7 +35,9 @@ class BuiltByCommand:
     progress: str
 
 
-def build_command(engine: str, *more: str, framework: str = "pytorch", cuda: str = "cpu") -> tuple[str, ...]:
+def build_command(
+    engine: str, *more: str, framework: str = "pytorch", cuda: str = "cpu"
+) -> tuple[str, ...]:
     """Return the command line that builds an image with an engine."""
     return (
         *(sys.executable, str(ROOT / "build.py"), "--framework", framework, "--cuda", cuda),
@@ -79,7 +81,12 @@ def given_image(variable: str = "TRAINWORKS_TEST_IMAGE") -> BuiltByCommand | Non
 
 
 def build_once(
-    shared: Path, name: str, framework: str = "pytorch", *, cuda: str = "cpu", more: tuple[str, ...] = ()
+    shared: Path,
+    name: str,
+    framework: str = "pytorch",
+    *,
+    cuda: str = "cpu",
+    more: tuple[str, ...] = (),
 ) -> BuiltByCommand:
     """Build and test an image with an engine, the first time in this run of tests.
 
@@ -103,10 +110,15 @@ def build_once(
             record = () if "--without" in more else ("--record",)
             words = (*record, "--root", str(copied_checkout(root)), *more)
             command = build_command(name, *words, framework=framework, cuda=cuda)
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=1500
+            )
             # Not the checks that passed: the one that did not is above them.
             complaints = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
             assert done.returncode == 0, "\n".join(complaints)[-6000:]
-            said.write_text(json.dumps({"report": json.loads(done.stdout), "progress": done.stderr}), encoding="utf-8")
+            said.write_text(
+                json.dumps({"report": json.loads(done.stdout), "progress": done.stderr}),
+                encoding="utf-8",
+            )
     found = json.loads(said.read_text(encoding="utf-8"))
     return BuiltByCommand(engine=engine, root=root, reference=found["report"]["tags"][0], **found)

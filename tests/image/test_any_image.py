@@ -47,14 +47,26 @@ FAULTS = {
 """What a Dockerfile does, and the words that say it."""
 
 
-def checked(image: BuiltByCommand, folder: Path, dockerfile: str, *options: str) -> tuple[int, dict[str, Any], str]:
+def checked(
+    image: BuiltByCommand, folder: Path, dockerfile: str, *options: str
+) -> tuple[int, dict[str, Any], str]:
     """Build an image from the text of a Dockerfile, and check it: exit status, result, and what people are told."""
     (folder / "Dockerfile").write_text(f"FROM {image.reference}\n{dockerfile}")
     name = f"localhost/trainworks-any-{uuid.uuid4().hex[:12]}:test"
-    command = (sys.executable, str(ROOT / "build.py"), "check", "--image", name, "--engine", image.engine.name)
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "check",
+        "--image",
+        name,
+        "--engine",
+        image.engine.name,
+    )
     try:
         image.engine.build(BuildRequest(name="test", context=folder, tags=(name,)), ignore)
-        done = subprocess.run((*command, "--format", "json", *options), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            (*command, "--format", "json", *options), capture_output=True, text=True, check=False
+        )
     finally:
         image.engine.remove(name)
     return done.returncode, json.loads(done.stdout), done.stderr
@@ -74,7 +86,9 @@ def test_a_sound_image_made_from_ours_passes_and_says_what_a_job_finds(
 
 
 @pytest.mark.engine
-def test_the_faults_of_another_makers_image_are_named(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_the_faults_of_another_makers_image_are_named(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     steps = "".join(f"RUN {command}\n" for command in FAULTS)
     path = "ENV LD_LIBRARY_PATH=/opt/cuda/lib64/stubs:$NOT_SET\nUSER 0\nRUN rm /opt/venv/bin/torchrun\n"
     status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + steps + path)
@@ -86,7 +100,9 @@ def test_the_faults_of_another_makers_image_are_named(docker_image: BuiltByComma
 
 
 @pytest.mark.engine
-def test_an_image_without_a_python_is_asked_what_a_shell_can_tell(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_an_image_without_a_python_is_asked_what_a_shell_can_tell(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     without = "RUN rm -r /opt/venv /usr/bin/python3*\nUSER 1000\n"
     status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + without)
     assert status == ImageTestError.exit_status, said
@@ -104,7 +120,9 @@ def test_what_an_image_prints_at_the_end_of_each_python_is_not_its_answer(
     step = f'RUN echo "{lines}" > {PACKAGES}/zz.pth\n'
     _, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
     titles = {each["title"]: each["passed"] for each in result["checks"]}
-    assert [passed for title, passed in titles.items() if title.startswith("import torch succeeds: ")] == [True], said
+    assert [
+        passed for title, passed in titles.items() if title.startswith("import torch succeeds: ")
+    ] == [True], said
     assert "all shared libraries under /usr, /opt find what they need" in titles
     assert not [note for note in result["notes"] if "no torch" in note]
 
@@ -117,4 +135,6 @@ def test_an_image_whose_python_ends_before_it_answers_has_passed_nothing(
     step = f"RUN rm -r {torch}/__pycache__ && echo 'import os; os._exit(0)' > {torch}/__init__.py\n"
     status, result, said = checked(docker_image, tmp_path, OF_ANOTHER_MAKER + step)
     assert status == ImageTestError.exit_status
-    assert [each["passed"] for each in result["checks"] if each["component"] == "torch"] == [False], said
+    assert [each["passed"] for each in result["checks"] if each["component"] == "torch"] == [
+        False
+    ], said

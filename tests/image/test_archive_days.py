@@ -57,9 +57,13 @@ class Days:
     def lock(self) -> None:
         """Lock the state of today."""
         with Client(self.settings) as client:
-            self.base = replace(self.base, states=todays_states(self.base.row, self.settings, client))
+            self.base = replace(
+                self.base, states=todays_states(self.base.row, self.settings, client)
+            )
 
-    def build(self, *, snapshots: bool = True, locked: bool = False, no_cache: bool = False) -> BuiltImage:
+    def build(
+        self, *, snapshots: bool = True, locked: bool = False, no_cache: bool = False
+    ) -> BuiltImage:
         """Build; ``snapshots``: whether this machine knows where the archive of other days is."""
         states = ";".join(f"{each.suite} {each.date} {each.contents}" for each in self.base.states)
         secrets = "--mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list"
@@ -76,7 +80,9 @@ class Days:
                 f"    && find /opt/root -exec touch -h -d @{IMAGE_TIME} {{}} +\n"
             )
         dockerfile += "FROM system AS image\n"
-        dockerfile += "".join(f"COPY --from=wheels{number} /opt/root /\n" for number in range(self.layers))
+        dockerfile += "".join(
+            f"COPY --from=wheels{number} /opt/root /\n" for number in range(self.layers)
+        )
         script = (ROOT / "templates" / "files" / "system" / "install-packages").read_bytes()
         settings = replace(self.settings, snapshot=self.archive.snapshot if snapshots else "")
         spec = ImageSpec(
@@ -91,7 +97,9 @@ class Days:
             secrets=settings.apt_secrets(SUITE),
             base=self.base,
         )
-        image = build_image(spec, self.engine, BuildOptions(until="build", locked=locked, no_cache=no_cache)).image
+        image = build_image(
+            spec, self.engine, BuildOptions(until="build", locked=locked, no_cache=no_cache)
+        ).image
         self.made.append(image.identifier)
         return image
 
@@ -130,7 +138,9 @@ def days(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Days]:
     context = tmp_path / "base"
     context.mkdir()
     # What the base itself says of its archive is not in question; no other test has made layers on it.
-    text = f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
+    text = (
+        f"FROM {debian.name}\nRUN rm -f /usr/share/trainworks/archives && echo {mark} > /etc/mark\n"
+    )
     (context / "Dockerfile").write_text(text)
     engine.build(BuildRequest(name="base", context=context, tags=(name,)), lambda _event: None)
     with serving() as server:
@@ -162,7 +172,11 @@ def said_of(state: LockedArchive) -> str:
 def test_a_locked_day_is_built_again_after_the_archive_has_moved(days: Days) -> None:
     first = days.build(no_cache=True)
     label = f"{SUITE} {dated(FIRST)} {days.base.states[0].contents[:12]}"
-    assert (days.version(first), first.labels[ARCHIVES_LABEL], first.labels[BASE_LABEL]) == ("1", label, "bootstrapped")
+    assert (days.version(first), first.labels[ARCHIVES_LABEL], first.labels[BASE_LABEL]) == (
+        "1",
+        label,
+        "bootstrapped",
+    )
     days.archive.sign("2", SECOND)
     again = days.build(no_cache=True, locked=True)
     assert (days.version(again), again.labels[ARCHIVES_LABEL]) == ("1", label)
@@ -177,7 +191,10 @@ def test_a_row_that_moves_renews_the_system_layers_and_no_other(days: Days) -> N
     days.archive.sign("2", SECOND)
     days.lock()
     second = days.build(locked=True)
-    assert (days.version(second), second.labels[ARCHIVES_LABEL]) == ("2", said_of(days.base.states[0]))
+    assert (days.version(second), second.labels[ARCHIVES_LABEL]) == (
+        "2",
+        said_of(days.base.states[0]),
+    )
     if days.same_bytes:
         same = [one == other for one, other in zip(first.layers, second.layers, strict=True)]
         assert same == [*[True] * (len(same) - 2), False, True]
@@ -203,10 +220,14 @@ def test_one_security_update_of_twenty_packages_gives_one_new_layer(days: Days) 
     days.lock()
     second = days.build(locked=True)
     with days.engine.container(second.identifier) as container:
-        versions = container.run(("sh", "-c", "cat /usr/share/demo /usr/share/trainworks-other-*")).output.split()
+        versions = container.run(
+            ("sh", "-c", "cat /usr/share/demo /usr/share/trainworks-other-*")
+        ).output.split()
     assert versions == ["2", *["1"] * 19]
     if days.same_bytes:
-        new = [number for number, layer in enumerate(second.layers) if layer != first.layers[number]]
+        new = [
+            number for number, layer in enumerate(second.layers) if layer != first.layers[number]
+        ]
         assert len(first.layers) == len(second.layers)
         # Behind the layers of the base, and before those of wheels.
         assert new == [len(second.layers) - days.layers - 1]
@@ -220,9 +241,13 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
     settings = read_host_settings(os.environ)
     suite, uri = settings.suite, days.archive.today
     updates = AptSource(uri=uri, suite=f"{suite}-security", components="main", trusted=True)
-    settings = replace(settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates)))
+    settings = replace(
+        settings, apt=replace(settings.apt, sources=(*settings.apt.sources, updates))
+    )
     days.archive.requests.clear()
-    made = bootstrap(debian.row, debian.name, tmp_path / "base.tar", settings, lambda _line: None, debian.states)
+    made = bootstrap(
+        debian.row, debian.name, tmp_path / "base.tar", settings, lambda _line: None, debian.states
+    )
     assert days.archive.requests == []
     there = days.engine.inspect(debian.name)
     assert there is not None
@@ -232,7 +257,9 @@ def test_a_bootstrapped_base_has_the_release_and_no_update(days: Days, tmp_path:
     assert [line.split()[0] for line in recorded] == [debian.row.suite]
 
 
-def test_where_only_todays_archive_is_the_image_says_so(days: Days, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_only_todays_archive_is_the_image_says_so(
+    days: Days, capsys: pytest.CaptureFixture[str]
+) -> None:
     days.archive.sign("2", SECOND)
     with pytest.raises(LockError, match=f"{SUITE} is locked as of {dated(FIRST)}"):
         days.build(snapshots=False, locked=True)
@@ -243,11 +270,17 @@ def test_where_only_todays_archive_is_the_image_says_so(days: Days, capsys: pyte
     # Its layers are in the engine's cache, and what they were made of does not change when a snapshot can be reached.
     days.other = "two"
     later = days.build()
-    assert (days.version(later), later.labels[ARCHIVES_LABEL]) == ("2", image.labels[ARCHIVES_LABEL])
+    assert (days.version(later), later.labels[ARCHIVES_LABEL]) == (
+        "2",
+        image.labels[ARCHIVES_LABEL],
+    )
     with pytest.raises(LockError, match="has system packages of another day than the lock"):
         days.build(locked=True)
     right = days.build(locked=True, no_cache=True)
-    assert (days.version(right), right.labels[ARCHIVES_LABEL]) == ("1", said_of(days.base.states[0]))
+    assert (days.version(right), right.labels[ARCHIVES_LABEL]) == (
+        "1",
+        said_of(days.base.states[0]),
+    )
 
 
 def test_the_same_packages_signed_again_are_the_same_state(days: Days) -> None:

@@ -15,7 +15,9 @@ from trainworks.engine.protocol import Mount
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif("TRAINWORKS_ARM64" not in os.environ, reason="NOT TESTED: by hand only, with `make arm64`"),
+    pytest.mark.skipif(
+        "TRAINWORKS_ARM64" not in os.environ, reason="NOT TESTED: by hand only, with `make arm64`"
+    ),
 ]
 
 
@@ -33,7 +35,9 @@ def image(request: pytest.FixtureRequest) -> BuiltByCommand:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=7200)
     assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-4000:]
     report = json.loads(done.stdout)
-    return BuiltByCommand(engine=engine, root=ROOT, reference=report["tags"][0], report=report, progress=done.stderr)
+    return BuiltByCommand(
+        engine=engine, root=ROOT, reference=report["tags"][0], report=report, progress=done.stderr
+    )
 
 
 def test_every_promise_is_kept(image: BuiltByCommand) -> None:

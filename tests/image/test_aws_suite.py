@@ -57,7 +57,15 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not source.is_dir():
         pytest.skip(f"NOT TESTED: {SUITE} names no git directory of {EXPECTED['source']}")
     folder = tmp_path_factory.mktemp("suite")
-    words = ("git", "--git-dir", str(source), "archive", "--output", str(folder / "suite.tar"), EXPECTED["commit"])
+    words = (
+        "git",
+        "--git-dir",
+        str(source),
+        "archive",
+        "--output",
+        str(folder / "suite.tar"),
+        EXPECTED["commit"],
+    )
     subprocess.run((*words, "test/sanity/scripts", "test/pytorch"), check=True)
     with tarfile.open(folder / "suite.tar") as archive:
         archive.extractall(folder, filter="data")
@@ -66,9 +74,15 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def failures(image: BuiltByCommand, suite: Path, device: str) -> dict[str, str]:
     """Return the tests of the suite that fail in an image, each with what it says."""
-    variables = {"EXPECTED_FRAMEWORK": "pytorch_runtime", "EXPECTED_DEVICE": device, "EXPECTED_CUSTOMER": "sagemaker"}
+    variables = {
+        "EXPECTED_FRAMEWORK": "pytorch_runtime",
+        "EXPECTED_DEVICE": device,
+        "EXPECTED_CUSTOMER": "sagemaker",
+    }
     words = ("env", *(f"{name}={value}" for name, value in variables.items()), "python3", "-c", RUN)
-    done = image.engine.run(image.reference, words, mounts=(Mount(source=suite, target="/suite"),), timeout=600)
+    done = image.engine.run(
+        image.reference, words, mounts=(Mount(source=suite, target="/suite"),), timeout=600
+    )
     assert done.status == 0, done.output
     found = json.loads(done.output.splitlines()[-1])
     assert found["run"] == 44
@@ -101,6 +115,9 @@ def test_units_of_the_cuda_image(cuda_image: BuiltByCommand, suite: Path) -> Non
     )
     found = json.loads(done.output.splitlines()[-1])
     assert found["run"] == 46
-    has_deepspeed = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v deepspeed")).status == 0
+    has_deepspeed = (
+        cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v deepspeed")).status
+        == 0
+    )
     expected = EXPECTED["unit"] | ({} if has_deepspeed else EXPECTED["unit-without-deepspeed"])
     assert found["failed"].keys() == expected.keys(), found

@@ -24,10 +24,14 @@ UNREACHABLE = "http://127.0.0.1:9/simple"
 def spoiled(tmp_path: Path) -> Path:
     """Give a checkout whose lock has another hash for pip: its step is new to every cache, and the only one."""
     for name in ("images", "templates", "launcher"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     lock = tmp_path / LOCK
     text = re.sub(
-        r'(name = "pip"\n.*\n.*\nsha256 = ")[0-9a-f]{64}', r"\g<1>" + "f" * 64, lock.read_text(encoding="utf-8")
+        r'(name = "pip"\n.*\n.*\nsha256 = ")[0-9a-f]{64}',
+        r"\g<1>" + "f" * 64,
+        lock.read_text(encoding="utf-8"),
     )
     lock.write_text(text, encoding="utf-8")
     return tmp_path
@@ -35,7 +39,16 @@ def spoiled(tmp_path: Path) -> Path:
 
 def build(root: Path, engine: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the product's command on another checkout."""
-    command = (sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cpu")
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "--root",
+        str(root),
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cpu",
+    )
     return subprocess.run(
         (*command, "--engine", engine, "--until", "build"),
         capture_output=True,
@@ -46,7 +59,9 @@ def build(root: Path, engine: str, **variables: str) -> subprocess.CompletedProc
     )
 
 
-def test_a_wrong_hash_is_refused_by_name_and_nothing_is_built(image: BuiltByCommand, spoiled: Path) -> None:
+def test_a_wrong_hash_is_refused_by_name_and_nothing_is_built(
+    image: BuiltByCommand, spoiled: Path
+) -> None:
     done = build(spoiled, image.engine.name)
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]
@@ -56,9 +71,15 @@ def test_a_wrong_hash_is_refused_by_name_and_nothing_is_built(image: BuiltByComm
     assert done.stdout == ""
 
 
-def test_an_index_that_does_not_answer_is_named(docker_image: BuiltByCommand, spoiled: Path) -> None:
+def test_an_index_that_does_not_answer_is_named(
+    docker_image: BuiltByCommand, spoiled: Path
+) -> None:
     done = build(
-        spoiled, docker_image.engine.name, PIP_INDEX_URL=UNREACHABLE, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS=""
+        spoiled,
+        docker_image.engine.name,
+        PIP_INDEX_URL=UNREACHABLE,
+        PIP_EXTRA_INDEX_URL="",
+        PIP_FIND_LINKS="",
     )
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]

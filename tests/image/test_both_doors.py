@@ -50,7 +50,9 @@ LISTING = (
 
 
 @pytest.mark.parametrize("line", CORPUS)
-def test_extend_and_a_job_install_alike(docker_image: BuiltByCommand, tmp_path: Path, line: str) -> None:
+def test_extend_and_a_job_install_alike(
+    docker_image: BuiltByCommand, tmp_path: Path, line: str
+) -> None:
     (tmp_path / "requirements.txt").write_text("".join(f"{word}\n" for word in line.split()))
     (tmp_path / "Dockerfile").write_text(JOB.format(base=docker_image.reference))
     settings = read_host_settings(os.environ)
@@ -59,20 +61,44 @@ def test_extend_and_a_job_install_alike(docker_image: BuiltByCommand, tmp_path: 
         name="a job",
         context=tmp_path,
         tags=(tag,),
-        secrets=tuple(Secret(identifier=name, content=text) for name, text in settings.secrets("", "").items()),
+        secrets=tuple(
+            Secret(identifier=name, content=text) for name, text in settings.secrets("", "").items()
+        ),
         arguments=settings.proxies,
     )
     docker_image.engine.build(request, lambda _event: None)
     try:
         before, after = (
-            json.loads(docker_image.engine.run(image, ("python", "-c", LISTING), timeout=120).output.splitlines()[-1])
+            json.loads(
+                docker_image.engine.run(
+                    image, ("python", "-c", LISTING), timeout=120
+                ).output.splitlines()[-1]
+            )
             for image in (docker_image.reference, tag)
         )
     finally:
         docker_image.engine.remove(tag)
-    words = ("--base", docker_image.reference, "--tag", tag, "--requirements", "requirements.txt", "--format", "json")
+    words = (
+        "--base",
+        docker_image.reference,
+        "--tag",
+        tag,
+        "--requirements",
+        "requirements.txt",
+        "--format",
+        "json",
+    )
     done = subprocess.run(
-        (sys.executable, str(ROOT / "build.py"), "extend", *words, "--root", str(ROOT), "--until", "render"),
+        (
+            sys.executable,
+            str(ROOT / "build.py"),
+            "extend",
+            *words,
+            "--root",
+            str(ROOT),
+            "--until",
+            "render",
+        ),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -80,4 +106,6 @@ def test_extend_and_a_job_install_alike(docker_image: BuiltByCommand, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     locked = dict(each.split("==") for each in json.loads(done.stdout)["requirements"])
-    assert locked == {name: version for name, version in after.items() if before.get(name) != version}
+    assert locked == {
+        name: version for name, version in after.items() if before.get(name) != version
+    }

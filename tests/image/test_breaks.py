@@ -104,7 +104,10 @@ FILES = (
     ("chown -h 1000 /bin", "/bin "),
     (f"ln -sfn libz.so.1 {LIB}/libsndfile.so.1", "libsndfile.so.1 "),
     ("ln -sf /bin/true /usr/bin/ld", "/usr/bin/ld "),
-    ("rm /usr/bin/gcc && printf '#!/bin/sh\\n' > /usr/bin/gcc && chmod 755 /usr/bin/gcc", "/usr/bin/gcc "),
+    (
+        "rm /usr/bin/gcc && printf '#!/bin/sh\\n' > /usr/bin/gcc && chmod 755 /usr/bin/gcc",
+        "/usr/bin/gcc ",
+    ),
     ("rm /etc/alternatives/c++", "/etc/alternatives/c\\+\\+ "),
     ("ln -sfn /usr/share/zoneinfo/Asia/Tokyo /etc/localtime", "/etc/localtime "),
     ("echo Asia/Tokyo > /etc/timezone", "/etc/timezone "),
@@ -113,7 +116,10 @@ FILES = (
     ("echo 'evil:x:0:0::/:/bin/sh' >> /etc/passwd", "/etc/passwd "),
     ("sed -i 's/^games:[^:]*/games:/' /etc/shadow", "/etc/shadow "),
     ("sed -i '/^tty:/d' /etc/group", "/etc/group "),
-    ("echo 'auth sufficient pam_permit.so' > /etc/pam.d/common-account", "/etc/pam.d/common-account "),
+    (
+        "echo 'auth sufficient pam_permit.so' > /etc/pam.d/common-account",
+        "/etc/pam.d/common-account ",
+    ),
     ("chmod u-s /usr/bin/passwd", "/usr/bin/passwd "),
     ("chmod g-s /usr/bin/chage", "/usr/bin/chage "),
     ("chmod u+s /usr/bin/env", "/usr/bin/env "),
@@ -121,12 +127,21 @@ FILES = (
     ("chmod 0600 /etc/ssl/certs/ca-certificates.crt", "ca-certificates.crt "),
     ("chmod 0711 /usr/share/zoneinfo", "/usr/share/zoneinfo "),
     ("ln -sf /dev/null /etc/ssl/certs/ISRG_Root_X2.pem", "ISRG_Root_X2.pem "),
-    ("cat /etc/ssl/certs/ISRG_Root_X1.pem >> /etc/ssl/certs/ca-certificates.crt", "ca-certificates.crt "),
-    ("echo 'print(1)' > /opt/trainworks/lib/trainworks_launcher/command/more.py", "command/more.py "),
+    (
+        "cat /etc/ssl/certs/ISRG_Root_X1.pem >> /etc/ssl/certs/ca-certificates.crt",
+        "ca-certificates.crt ",
+    ),
+    (
+        "echo 'print(1)' > /opt/trainworks/lib/trainworks_launcher/command/more.py",
+        "command/more.py ",
+    ),
     ("echo >> /opt/trainworks/lib/stand-in", "lib/stand-in "),
     ("ln -sfn /bin/true /usr/sbin/sshd", "/usr/sbin/sshd "),
     ("ln -sfn /tmp /opt/amazon/openmpi/lib", "/opt/amazon/openmpi/lib "),
-    ("rm /opt/venv/bin/python && cp /usr/bin/python3 /opt/venv/bin/python", "/opt/venv/bin/python "),
+    (
+        "rm /opt/venv/bin/python && cp /usr/bin/python3 /opt/venv/bin/python",
+        "/opt/venv/bin/python ",
+    ),
     (f"echo 'x = 1' >> {SITE}/requests/api.py", "requests/api.py "),
     (f"rm {SITE}/numpy/version.py", "numpy/version.py"),
     (
@@ -164,8 +179,14 @@ FILES = (
     ("chgrp 1000 /opt/trainworks/bin/train", "/opt/trainworks/bin/train "),
     ("chmod 2755 /opt/venv/share", "/opt/venv/share "),
     ("rm /var/run && ln -s /tmp /var/run", "/var/run is a link to /tmp"),
-    ("echo 'root root 4755 /bin/dash' >> /var/lib/dpkg/statoverride", "dpkg/statoverride gives /bin/dash"),
-    ("printf '/usr/bin/id\\n/usr/bin/id.x\\n:\\n' >> /var/lib/dpkg/diversions", "dpkg/diversions leads /usr/bin/id"),
+    (
+        "echo 'root root 4755 /bin/dash' >> /var/lib/dpkg/statoverride",
+        "dpkg/statoverride gives /bin/dash",
+    ),
+    (
+        "printf '/usr/bin/id\\n/usr/bin/id.x\\n:\\n' >> /var/lib/dpkg/diversions",
+        "dpkg/diversions leads /usr/bin/id",
+    ),
     ("echo root:0:65536 >> /etc/subuid", "/etc/subuid lets root"),
     ("sed -i 's/^shadow:.*/shadow:*::games/' /etc/gshadow", "/etc/gshadow has"),
     ("rmdir /opt/ml/input/data", "/opt/ml/input/data is a directory"),
@@ -183,8 +204,14 @@ SETTINGS = (
     ("ENV LD_PRELOAD=/x.so", "ENV LD_PRELOAD "),
     ("ENV PATH=/bin", "ENV PATH "),
     ("LABEL more=1", "LABEL more "),
-    ("LABEL org.opencontainers.image.title=mine", "label org.opencontainers.image.title is pytorch-"),
-    ("LABEL org.opencontainers.image.base.name=mine:1", "label org.opencontainers.image.base.name is debian:"),
+    (
+        "LABEL org.opencontainers.image.title=mine",
+        "label org.opencontainers.image.title is pytorch-",
+    ),
+    (
+        "LABEL org.opencontainers.image.base.name=mine:1",
+        "label org.opencontainers.image.base.name is debian:",
+    ),
     ("HEALTHCHECK CMD true", "HEALTHCHECK "),
     ("ONBUILD ENV A=1", "ONBUILD "),
     ("EXPOSE 80/udp", "EXPOSE "),
@@ -205,23 +232,42 @@ def said_of(built: BuiltByCommand, lines: list[str], cache: Path) -> str:
     """Build an image of these lines on another one, check it, and return the lines that complain."""
     tag = f"trainworks-test/breaks:{uuid.uuid4().hex[:12]}"
     text = "\n".join((f"FROM {built.reference}", *lines))
-    subprocess.run(("docker", "build", "-q", "-t", tag, "-"), input=text.encode(), check=True, stdout=subprocess.PIPE)
+    subprocess.run(
+        ("docker", "build", "-q", "-t", tag, "-"),
+        input=text.encode(),
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     try:
-        command = (sys.executable, str(ROOT / "build.py"), "check", "--image", tag, "--only", "static")
+        command = (
+            sys.executable,
+            str(ROOT / "build.py"),
+            "check",
+            "--image",
+            tag,
+            "--only",
+            "static",
+        )
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False
+        )
     finally:
         subprocess.run(("docker", "rmi", tag), stdout=subprocess.PIPE, check=True)
     assert ended.returncode == 8, ended.stderr
     return "\n".join(line for line in ended.stderr.splitlines() if not line.startswith("ok "))
 
 
-def test_breaks_of_files_are_named(docker_image: BuiltByCommand, label: list[str], tmp_path: Path) -> None:
+def test_breaks_of_files_are_named(
+    docker_image: BuiltByCommand, label: list[str], tmp_path: Path
+) -> None:
     said = said_of(docker_image, [f"RUN {command}" for command, _ in FILES] + label, tmp_path)
     assert {needle for _, needle in FILES if not re.search(needle, said)} == set(), said
 
 
-def test_breaks_of_the_configuration_are_named(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_breaks_of_the_configuration_are_named(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     said = said_of(docker_image, [line for line, _ in SETTINGS], tmp_path)
     assert [needle for _, needle in SETTINGS if not re.search(needle, said)] == [], said
 
@@ -240,7 +286,9 @@ def test_a_sound_image_passes_and_its_files_alone_do_not_make_it_known(
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for _ in range(2):
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False
+        )
         assert ended.returncode == 0, ended.stderr
         assert "0 failed" in ended.stderr, (
             "the second time is not asked: an image of which only files were asked is known"

@@ -26,12 +26,16 @@ def test_a_change_that_keeps_its_size_is_seen(image: BuiltByCommand, tmp_path: P
     seen = []
     for word in (b"one", b"two", b"one"):
         rendering = Rendering(
-            dockerfile=dockerfile, files=(SourceFile(path="word", content=word),), stage_components={}
+            dockerfile=dockerfile,
+            files=(SourceFile(path="word", content=word),),
+            stage_components={},
         )
         context = tmp_path / "context"
         replace_output(rendering, context)
         write_context(rendering, context)
-        built = image.engine.build(BuildRequest(name="changes", context=context, tags=(TAG,)), lambda _event: None)
+        built = image.engine.build(
+            BuildRequest(name="changes", context=context, tags=(TAG,)), lambda _event: None
+        )
         with image.engine.container(built.identifier) as container:
             seen.append(container.run(("cat", "/word")).output)
     image.engine.remove(TAG)

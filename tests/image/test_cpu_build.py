@@ -44,7 +44,11 @@ class Recorder(BuildProgress):
 
     def steps(self, state: str) -> list[StepEvent]:
         """Return the steps that ended in this state; taking over a base is none."""
-        return [event for event in self.events if event.state == state and event.step.startswith(("RUN", "COPY"))]
+        return [
+            event
+            for event in self.events
+            if event.state == state and event.step.startswith(("RUN", "COPY"))
+        ]
 
 
 def test_every_promise_is_kept_and_counted(image: BuiltByCommand) -> None:
@@ -61,15 +65,22 @@ def test_the_result_has_the_documented_keys(image: BuiltByCommand) -> None:
     assert set(image.report) == promised("build", "pushed")
 
 
-def test_a_green_build_is_recorded_and_counts_until_something_changes(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_green_build_is_recorded_and_counts_until_something_changes(
+    image: BuiltByCommand, tmp_path: Path
+) -> None:
     facts, name = load(image.root), str(image.report["name"])
     built = facts.built_by_target[name]
-    assert (built.engine, built.megabytes) == (image.engine.name, round(image.report["size"] / 1_000_000))
+    assert (built.engine, built.megabytes) == (
+        image.engine.name,
+        round(image.report["size"] / 1_000_000),
+    )
     assert bool(built.seconds) is not image.report["unchanged"]
     assert current_builds(facts)[name] == built
     shutil.copytree(image.root, tmp_path / "changed")
     recipe = tmp_path / "changed" / "templates" / "components" / "mpi4py.j2"
-    recipe.write_text(recipe.read_text(encoding="utf-8").replace("COPY ", "RUN true\nCOPY ", 1), encoding="utf-8")
+    recipe.write_text(
+        recipe.read_text(encoding="utf-8").replace("COPY ", "RUN true\nCOPY ", 1), encoding="utf-8"
+    )
     assert name not in current_builds(load(tmp_path / "changed"))
 
 
@@ -79,35 +90,51 @@ def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
     assert json.loads(done.stdout)["identifier"] == image.report["identifier"]
 
 
-def test_checks_that_an_unchanged_image_has_passed_are_not_asked_again(image: BuiltByCommand) -> None:
-    done = subprocess.run(build_command(image.engine.name), capture_output=True, text=True, check=True, timeout=300)
+def test_checks_that_an_unchanged_image_has_passed_are_not_asked_again(
+    image: BuiltByCommand,
+) -> None:
+    done = subprocess.run(
+        build_command(image.engine.name), capture_output=True, text=True, check=True, timeout=300
+    )
     again = json.loads(done.stdout)
     assert (again["identifier"], again["checks"], again["tested"]) == (
         image.report["identifier"],
         image.report["checks"],
         image.report["tested"],
     )
-    assert f"known by its identifier: {len(again['checks'])} checks passed on {again['tested']}" in done.stderr
+    assert (
+        f"known by its identifier: {len(again['checks'])} checks passed on {again['tested']}"
+        in done.stderr
+    )
     assert not any(line.startswith("ok  ") for line in done.stderr.splitlines())
 
 
-def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(
+    image: BuiltByCommand, tmp_path: Path
+) -> None:
     copied_checkout(tmp_path)
     changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"
     # An engine may have forgotten other steps, though it has the image: after the first build it has them again.
     for _ in range(2):
         # A line that no earlier run of this test has built already.
-        changed.write_text(f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8")
+        changed.write_text(
+            f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8"
+        )
         facts = load(tmp_path)
         plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
         recorder = Recorder()
         spec = image_spec(plan, render(plan, facts), BuildSession(root=tmp_path, facts=facts))
         result = build_image(spec, image.engine, BuildOptions(until="build"), recorder)
-        rebuilt = [event for event in recorder.steps("done") if event.component not in ("launcher", "image")]
+        rebuilt = [
+            event
+            for event in recorder.steps("done")
+            if event.component not in ("launcher", "image")
+        ]
         if not rebuilt:
             break
     before, after = (
-        [entry.size for entry in image.engine.history(name) if entry.size] for name in (image.reference, plan.tags[0])
+        [entry.size for entry in image.engine.history(name) if entry.size]
+        for name in (image.reference, plan.tags[0])
     )
     image.engine.remove(plan.tags[0])
     assert result.image.identifier != image.report["identifier"]

@@ -66,7 +66,9 @@ def run(reference: str, network: Any, folder: Path) -> str:
             made.mkdir(parents=True)
         (folders[host] / "code/program.cu").write_text(PROGRAM, encoding="utf-8")
         (folders[host] / "code/run.sh").write_text(SCRIPT, encoding="utf-8")
-        (config / "hyperparameters.json").write_text(json.dumps({"sagemaker_program": "run.sh"}), encoding="utf-8")
+        (config / "hyperparameters.json").write_text(
+            json.dumps({"sagemaker_program": "run.sh"}), encoding="utf-8"
+        )
         said = {"current_host": host, "hosts": hosts}
         (config / "resourceconfig.json").write_text(json.dumps(said), encoding="utf-8")
     return run_on_hosts(reference, network, folders)
@@ -77,13 +79,17 @@ def said(who: str, cublas: int) -> str:
     return f"{who}: cublas {cublas}, cudaErrorInsufficientDriver, cublasCreate 1\n"
 
 
-def test_a_program_links_with_cuda_by_name(cuda_image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
+def test_a_program_links_with_cuda_by_name(
+    cuda_image: BuiltByCommand, network: Any, tmp_path: Path
+) -> None:
     assert run(cuda_image.reference, network, tmp_path).count(said("g++", 12)) == 2
 
 
 def test_nvcc_compiles_and_links_with_cuda_by_name(network: Any, tmp_path: Path) -> None:
     image = given_image(NVCC_IMAGE)
     if image is None:
-        pytest.skip(f"NOT TESTED: {NVCC_IMAGE} names no image with nvcc (build.py --cuda cu130 --with nvcc)")
+        pytest.skip(
+            f"NOT TESTED: {NVCC_IMAGE} names no image with nvcc (build.py --cuda cu130 --with nvcc)"
+        )
     found = run(image.reference, network, tmp_path)
     assert [found.count(said(who, 13)) for who in ("g++", "nvcc")] == [2, 2], found

@@ -61,7 +61,9 @@ def write(root: Path, files: dict[str, str]) -> None:
 # --- owners ----------------------------------------------------------------------------------------------------------
 
 
-def test_packages_own_their_files_through_merged_folders_diversions_and_alternatives(tmp_path: Path) -> None:
+def test_packages_own_their_files_through_merged_folders_diversions_and_alternatives(
+    tmp_path: Path,
+) -> None:
     database = "/var/lib/dpkg"
     write(
         tmp_path,
@@ -142,7 +144,9 @@ def damaged(root: Path, **parts: object) -> dict[str, str]:
 
 def recorded(content: str) -> str:
     """Return the digest and the size of a file, as in RECORD."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).decode().rstrip("=")
+    digest = (
+        base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).decode().rstrip("=")
+    )
     return f"sha256={digest},{len(content)}"
 
 
@@ -166,7 +170,9 @@ def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) ->
     # The image's own links are absolute in it; here they lead below the folder.
     links = {name: str((tmp_path / "etc/alternatives" / name).readlink()) for name in ("awk", "cc")}
     for name in ("awk", "cc"):
-        (tmp_path / "usr/bin" / name).symlink_to("true" if name == "cc" else f"/etc/alternatives/{name}")
+        (tmp_path / "usr/bin" / name).symlink_to(
+            "true" if name == "cc" else f"/etc/alternatives/{name}"
+        )
     os.mkfifo(tmp_path / "etc/pipe.conf")
     (tmp_path / "tmp").mkdir(mode=0o755)
     (tmp_path / "var/tmp").mkdir()
@@ -175,7 +181,10 @@ def test_pipes_links_of_alternatives_and_folders_for_everyone(tmp_path: Path) ->
     assert found["/etc/pipe.conf"] == ": is not a file, a folder or a link"
     assert found["/tmp"].startswith(": has mode 0755, and should have 1777")
     assert "/var/tmp" not in found
-    assert found["/etc/alternatives/awk"] == f": is a link to {links['awk']}, and should be one to /usr/bin/mawk"
+    assert (
+        found["/etc/alternatives/awk"]
+        == f": is a link to {links['awk']}, and should be one to /usr/bin/mawk"
+    )
     assert found["/usr/bin/cc"] == ": is a link to true, and should be one to /etc/alternatives/cc"
 
 
@@ -199,7 +208,11 @@ def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
     record = [f"one/{Path(path).name},{recorded(content)}\n" for path, content in files.items()]
     program = "#!/opt/venv/bin/python\n"
     record += [f"../../../bin/one,{recorded(program)}\n", "one-1.dist-info/RECORD,,\n"]
-    write(tmp_path, files | {"/opt/venv/bin/one": program, f"{PACKAGES}/one-1.dist-info/RECORD": "".join(record)})
+    write(
+        tmp_path,
+        files
+        | {"/opt/venv/bin/one": program, f"{PACKAGES}/one-1.dist-info/RECORD": "".join(record)},
+    )
     (tmp_path / "opt/venv/bin/one").chmod(0o755)
     assert damaged(tmp_path) == {}
 
@@ -229,10 +242,18 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
         return hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
 
     info = "/var/lib/dpkg/info"
-    files = {"/usr/lib/git/https": "tls", "/usr/lib/moved": "sshd", "/etc/git.conf": "safe", "/usr/lib/other": "new"}
+    files = {
+        "/usr/lib/git/https": "tls",
+        "/usr/lib/moved": "sshd",
+        "/etc/git.conf": "safe",
+        "/usr/lib/other": "new",
+    }
     status = "Package: git\nStatus: install ok installed\nDepends: libc6 (>= 2), other | more\nConffiles:\n"
     others = "Package: other\nStatus: install ok installed\n\n"
-    sums = "".join(f"{md5(text)}  {path}\n" for path, text in (("usr/lib/git/https", "tls"), ("bin/sshd", "sshd")))
+    sums = "".join(
+        f"{md5(text)}  {path}\n"
+        for path, text in (("usr/lib/git/https", "tls"), ("bin/sshd", "sshd"))
+    )
     database = {
         "/var/lib/dpkg/status": f"{others}{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n",
         f"{info}/git.list": "/usr\n/usr/lib/git/https\n/bin/sshd\n/etc/git.conf\n/usr/bin/link\n/usr/share/doc/git/x\n",
@@ -267,7 +288,9 @@ def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None
     }
 
 
-def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are_installed(tmp_path: Path) -> None:
+def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are_installed(
+    tmp_path: Path,
+) -> None:
     info, installed = "/var/lib/dpkg/info", "Status: install ok installed\n"
     write(
         tmp_path,
@@ -294,13 +317,20 @@ def test_links_of_packages_lead_to_what_they_depend_on_and_packages_of_files_are
     (tmp_path / "usr/bin/c").unlink()
     (tmp_path / "usr/bin/c").symlink_to("../lib/a-1")
     write(
-        tmp_path, {"/var/lib/dpkg/status": "".join(f"Package: {name}\n{installed}Source: a (1)\n\n" for name in "ab")}
+        tmp_path,
+        {
+            "/var/lib/dpkg/status": "".join(
+                f"Package: {name}\n{installed}Source: a (1)\n\n" for name in "ab"
+            )
+        },
     )
     (tmp_path / f"{info}/gone.list".lstrip("/")).unlink()
     assert damaged(tmp_path) == {}
     # As libtcl.so of tcl-dev, which depends on tcl8.6-dev: the library is of libtcl8.6. maven has more between.
     depends = f"Package: a\n{installed}Depends: d (>= 1), e\n\nPackage: d\n{installed}Recommends: f | b-dev\n\n"
-    status = f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
+    status = (
+        f"{depends}Package: b\n{installed}Source: b-1\n\nPackage: b-dev\n{installed}Source: b-1\n"
+    )
     write(tmp_path, {"/var/lib/dpkg/status": status, f"{info}/d.list": "", f"{info}/d.md5sums": ""})
     assert damaged(tmp_path) == {}
     write(tmp_path, {"/var/lib/dpkg/status": status.replace("Recommends", "Suggests")})
@@ -356,10 +386,16 @@ def test_the_environment_is_one_of_its_own_and_activates_itself(tmp_path: Path) 
     (tmp_path / "opt/venv/bin/activate.fish").unlink()
     assert damaged(tmp_path) == {
         "/opt/venv/pyvenv.cfg": ": lets the packages of the system's Python in",
-        **{f"/opt/venv/bin/activate{name}": ": is not what Python's venv makes" for name in ("", ".csh", ".fish")},
+        **{
+            f"/opt/venv/bin/activate{name}": ": is not what Python's venv makes"
+            for name in ("", ".csh", ".fish")
+        },
     }
     write(tmp_path, {"/opt/venv/pyvenv.cfg": settings.replace("/usr/bin", "/nowhere")})
-    assert damaged(tmp_path)["/opt/venv/pyvenv.cfg"] == ": says that its Python is in /nowhere, which is no folder"
+    assert (
+        damaged(tmp_path)["/opt/venv/pyvenv.cfg"]
+        == ": says that its Python is in /nowhere, which is no folder"
+    )
 
 
 def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_path: Path) -> None:
@@ -367,7 +403,14 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
         {"paths": ["/etc/shadow"], "mode": "0640", "group": "shadow"},
         {"paths": ["/var/mail"], "mode": "2775", "group": "mail"},
     ]
-    write(tmp_path, {"/etc/group": "root:x:0:\nmail:x:8:\nshadow:x:42:\n", "/etc/shadow": "", "/opt/venv/bin/run": ""})
+    write(
+        tmp_path,
+        {
+            "/etc/group": "root:x:0:\nmail:x:8:\nshadow:x:42:\n",
+            "/etc/shadow": "",
+            "/opt/venv/bin/run": "",
+        },
+    )
     (tmp_path / "var/mail").mkdir(parents=True)
 
     def give(path: str, group: int, mode: int) -> None:
@@ -404,7 +447,12 @@ def test_files_of_other_groups_and_secrets_are_named_by_the_table_of_rights(tmp_
 def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
     state = "Module: null\n[default=1]\t\tpam_permit.so\nModule: unix\nrequired\tpam_unix.so\n"
     fallback = ["session requisite pam_deny.so", "session required pam_permit.so"]
-    lines = ["# comment", "session [default=1] pam_permit.so", *fallback, "session required pam_unix.so "]
+    lines = [
+        "# comment",
+        "session [default=1] pam_permit.so",
+        *fallback,
+        "session required pam_unix.so ",
+    ]
     path = "/etc/pam.d/common-session"
 
     def said(lines: list[str]) -> dict[str, str]:
@@ -422,7 +470,10 @@ def test_pam_asks_its_modules_in_the_order_of_its_state(tmp_path: Path) -> None:
 def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
     original = "/usr/share/ca-certificates/mozilla/One.crt"
     bundle = "/etc/ssl/certs/ca-certificates.crt"
-    write(tmp_path, {"/etc/ca-certificates.conf": "mozilla/One.crt\n", original: "one\n", bundle: "one\n"})
+    write(
+        tmp_path,
+        {"/etc/ca-certificates.conf": "mozilla/One.crt\n", original: "one\n", bundle: "one\n"},
+    )
     (tmp_path / "etc/ssl/certs/One.pem").symlink_to(original)
     link = tmp_path / "etc/ssl/certs/0a1b2c3d.0"
     link.symlink_to("One.pem")
@@ -435,10 +486,17 @@ def test_certificates_are_found_by_their_hashes(tmp_path: Path) -> None:
 
 def test_bytecode_is_compiled_again(tmp_path: Path) -> None:
     """With the hash of its source, the time of its source, or the number of another Python: other code is told."""
-    write(tmp_path, {f"/opt/part/{name}.py": "def mean(data):\n    return sum(data)\n" for name in "abcd"})
+    write(
+        tmp_path,
+        {f"/opt/part/{name}.py": "def mean(data):\n    return sum(data)\n" for name in "abcd"},
+    )
     folder = tmp_path / "opt/part"
-    for name, mode in zip("abcd", (*2 * ("UNCHECKED_HASH",), "TIMESTAMP", "CHECKED_HASH"), strict=True):
-        py_compile.compile(str(folder / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode[mode])
+    for name, mode in zip(
+        "abcd", (*2 * ("UNCHECKED_HASH",), "TIMESTAMP", "CHECKED_HASH"), strict=True
+    ):
+        py_compile.compile(
+            str(folder / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode[mode]
+        )
     assert damaged(tmp_path) == {}
     other = marshal.dumps(compile("def mean(data):\n    return 0\n", "x", "exec"))
     expected = {}
@@ -462,7 +520,11 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         {"owner": "", "path": "/c", "problem": "is empty"},
     ]
     for number in map(str, range(12)):
-        lost: DamagedFile = {"owner": "", "path": f"/info/{number}.md5sums", "problem": "is missing"}
+        lost: DamagedFile = {
+            "owner": "",
+            "path": f"/info/{number}.md5sums",
+            "problem": "is missing",
+        }
         lost["owner"] = f"package {number}"
         found += [lost]
     check = PythonPackageCheck(component="parts", distribution="One", version="1")
@@ -472,7 +534,10 @@ def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
         "/a/z is empty (component parts, distribution one)",
         "/b/z is empty (component launcher)",
         "/c is empty",
-        *(f"/info/{number}.md5sums is missing (component system, package {number})" for number in range(8)),
+        *(
+            f"/info/{number}.md5sums is missing (component system, package {number})"
+            for number in range(8)
+        ),
         "/info/8.md5sums is missing (component system, package 8), and so are 3 others in /info",
     ]
 
@@ -481,15 +546,24 @@ def test_a_folder_of_packages_that_was_moved_behind_a_link_is_named(tmp_path: Pa
     info = "/var/lib/dpkg/info"
     installed = "Package: perl\nStatus: install ok installed\n"
     lists = {f"{info}/perl.list": "/usr/share/perl5/A.pm\n/lib/x\n", f"{info}/perl.md5sums": ""}
-    write(tmp_path, {"/usr/share/perl6/A.pm": "", "/usr/lib/x": "", "/var/lib/dpkg/status": installed, **lists})
+    write(
+        tmp_path,
+        {"/usr/share/perl6/A.pm": "", "/usr/lib/x": "", "/var/lib/dpkg/status": installed, **lists},
+    )
     (tmp_path / "lib").symlink_to("usr/lib")
     (tmp_path / "usr/share/perl5").symlink_to("perl6")
-    assert damaged(tmp_path)["/usr/share/perl5"] == "package perl: is a link to perl6, and was a folder"
+    assert (
+        damaged(tmp_path)["/usr/share/perl5"]
+        == "package perl: is a link to perl6, and was a folder"
+    )
     assert "/lib" not in damaged(tmp_path)
 
 
 def test_programs_are_executable(tmp_path: Path) -> None:
-    write(tmp_path, {"/usr/bin/tool": "#!/bin/sh\n", "/usr/bin/notes": "text", "/usr/lib/part": "#!/bin/sh\n"})
+    write(
+        tmp_path,
+        {"/usr/bin/tool": "#!/bin/sh\n", "/usr/bin/notes": "text", "/usr/lib/part": "#!/bin/sh\n"},
+    )
     shutil.copyfile("/bin/sh", tmp_path / "usr/lib/program")
     (tmp_path / "usr/lib/program").chmod(0o644)
     assert damaged(tmp_path) == {
@@ -530,7 +604,9 @@ def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
 
 
 def test_rights(tmp_path: Path) -> None:
-    write(tmp_path, {"/usr/bin/plain": "", "/usr/bin/user": "", "/usr/bin/group": "", "/etc/open": ""})
+    write(
+        tmp_path, {"/usr/bin/plain": "", "/usr/bin/user": "", "/usr/bin/group": "", "/etc/open": ""}
+    )
     (tmp_path / "usr/bin/user").chmod(0o4755)
     (tmp_path / "usr/bin/group").chmod(0o2755)
     (tmp_path / "etc/open").chmod(0o666)
@@ -551,7 +627,11 @@ def test_capabilities_are_rights_too(tmp_path: Path) -> None:
     write(tmp_path, {"/usr/bin/ping": ""})
     # VFS_CAP_REVISION_2 with CAP_NET_RAW, as setcap(8) writes it.
     try:
-        os.setxattr(tmp_path / "usr/bin/ping", "security.capability", bytes.fromhex("0000000200200000" + "00" * 12))
+        os.setxattr(
+            tmp_path / "usr/bin/ping",
+            "security.capability",
+            bytes.fromhex("0000000200200000" + "00" * 12),
+        )
     except OSError as error:
         pytest.skip(f"NOT TESTED: this file system takes no capabilities: {error}")
     assert [one["rights"] for one in stock(tmp_path)["privileged"]] == ["capabilities"]
@@ -560,7 +640,9 @@ def test_capabilities_are_rights_too(tmp_path: Path) -> None:
 def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) -> None:
     for row in facts.generated_files:
         if row.sha256 or row.copy_of:
-            assert not re.search(r"[*?]", "".join(row.paths)), "a file with known contents is named in full"
+            assert not re.search(r"[*?]", "".join(row.paths)), (
+                "a file with known contents is named in full"
+            )
         assert row.sha256 == "" or re.fullmatch("[0-9a-f]{64}", row.sha256)
         assert row.copy_of == "" or row.copy_of.startswith("/")
     for paths in (
@@ -575,13 +657,17 @@ def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) 
 # --- libraries -------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_need_another_major_version_are_named_with_their_distribution(tree: Tree) -> None:
+def test_files_that_need_another_major_version_are_named_with_their_distribution(
+    tree: Tree,
+) -> None:
     packages = "/opt/site-packages"
     tree.library(f"{packages}/flash/_C.so", "libcudart.so.12", "libother.so.1")
     tree.library(f"{packages}/fine/_C.so", "libcudart.so.13", "libnvrtc.so.13.0", "libcudartx.so.1")
     tree.library(f"{packages}/copied/_C.so", "libcudart-1a2b3c4d.so.11.0")
     tree.distribution("flash", "flash/_C.so")
-    check = ElfNeedsCheck(component="c", roots=("/opt",), libraries=("libcudart.so.13", "libnvrtc.so.13"))
+    check = ElfNeedsCheck(
+        component="c", roots=("/opt",), libraries=("libcudart.so.13", "libnvrtc.so.13")
+    )
     assert ask(tree.root, check) == [
         [
             f"{packages}/copied: {packages}/copied/_C.so needs libcudart-1a2b3c4d.so.11.0",
@@ -617,10 +703,13 @@ def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
     tree.library("/opt/b/libcudart-0a1b2c3d.so.13")
     (tree.root / "opt/a/libcudart.so").symlink_to("libcudart.so.12")
     (tree.root / "opt/a/libcudart.so.11").write_text("not a library")
-    (found,) = ask(tree.root, DuplicatePackagesCheck(component="c", libraries=("libcudart", "libnccl")))
+    (found,) = ask(
+        tree.root, DuplicatePackagesCheck(component="c", libraries=("libcudart", "libnccl"))
+    )
     (line,) = (line for line in found if line.startswith(("libcudart", "libnccl")))
     assert re.fullmatch(
-        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\), /opt/b/\S+\.so\.13 \(major version 13\)", line
+        r"libcudart: /opt/a/libcudart\.so\.12 \(major version 12\), /opt/b/\S+\.so\.13 \(major version 13\)",
+        line,
     )
 
 
@@ -636,7 +725,8 @@ def checks_of(*, cuda: str) -> tuple[Check, ...]:
         check
         for name, kinds in (("cpu", files), (cuda, libraries))
         for check in make_plan(Request(framework="pytorch", cuda=name), facts).checks
-        if isinstance(check, kinds) or (name == "cpu" and isinstance(check, CommandCheck) and "check" in check.command)
+        if isinstance(check, kinds)
+        or (name == "cpu" and isinstance(check, CommandCheck) and "check" in check.command)
     )
 
 
@@ -655,7 +745,9 @@ PLUGINS = (
 
 @pytest.mark.engine
 @pytest.mark.core
-def test_planted_defects_are_named_and_the_image_without_them_passes(docker_image: BuiltByCommand, tree: Tree) -> None:
+def test_planted_defects_are_named_and_the_image_without_them_passes(
+    docker_image: BuiltByCommand, tree: Tree
+) -> None:
     engine = docker_image.engine
     root = tree.root / "root"
     planted = Tree(root=root, compiler=tree.compiler)
@@ -672,7 +764,8 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
             root,
             {
                 f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-                f"{information}/RECORD": record + ("flash_attn/_C.so,,\n" if name == "flash_attn" else ""),
+                f"{information}/RECORD": record
+                + ("flash_attn/_C.so,,\n" if name == "flash_attn" else ""),
             },
         )
     write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})
@@ -689,10 +782,15 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     assert sound is not None
     try:
         image = engine.build(BuildRequest(name="test", context=tree.root, tags=(name,)), ignore)
-        broken = {result.title: result.detail for result in run_checks(engine, image, checks, report=lambda _: None)}
+        broken = {
+            result.title: result.detail
+            for result in run_checks(engine, image, checks, report=lambda _: None)
+        }
     finally:
         engine.remove(name)
-    without = {result.title: result for result in run_checks(engine, sound, checks, report=lambda _: None)}
+    without = {
+        result.title: result for result in run_checks(engine, sound, checks, report=lambda _: None)
+    }
 
     def of(*words: str) -> str:
         (title,) = [title for title in broken if all(word in title for word in words)]
@@ -708,13 +806,23 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     assert set(unowned) == {
         "/usr/bin/smuggled",
         "/opt/venv/bin/smuggled-too",
-        *(f"/usr/lib/{file}" for file in ("libcudart.so.12", "libcudart.so.13", "libnccl-net.so", "libnccl-tuner.so")),
+        *(
+            f"/usr/lib/{file}"
+            for file in ("libcudart.so.12", "libcudart.so.13", "libnccl-net.so", "libnccl-tuner.so")
+        ),
     }
     assert f"flash-attn: {PACKAGES}/flash_attn/_C.so needs libcudart.so.12" in broken[built]
     assert "flash-attn 2.8.3+cu12torch2.8 is for CUDA 12" in broken[built]
     assert "six: 1." in broken[twice]
-    assert "libcudart: /usr/lib/libcudart.so.12 (major version 12), /usr/lib/libcudart.so.13" in broken[twice]
-    places = {line.split(" has mode ")[0] for line in broken[writable].splitlines() if " has mode " in line}
+    assert (
+        "libcudart: /usr/lib/libcudart.so.12 (major version 12), /usr/lib/libcudart.so.13"
+        in broken[twice]
+    )
+    places = {
+        line.split(" has mode ")[0]
+        for line in broken[writable].splitlines()
+        if " has mode " in line
+    }
     assert places == {"/etc/profile", "/opt/ml/code", "/etc/ld.so.conf.d", "/tmp"}
     assert broken[privileged].count(" has set") == 2
     assert "/usr/bin/env has setuid (package: coreutils)" in broken[privileged]
@@ -751,12 +859,19 @@ def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
     try:
         engine.build(BuildRequest(name="test", context=tmp_path, tags=(name,)), ignore)
         done = subprocess.run(
-            (*command, "--engine", engine.name, "--format", "json"), capture_output=True, text=True, check=False
+            (*command, "--engine", engine.name, "--format", "json"),
+            capture_output=True,
+            text=True,
+            check=False,
         )
     finally:
         engine.remove(name)
     assert done.returncode == ImageTestError.exit_status, done.stderr
-    broken = {each["title"]: each["detail"] for each in json.loads(done.stdout)["checks"] if not each["passed"]}
+    broken = {
+        each["title"]: each["detail"]
+        for each in json.loads(done.stdout)["checks"]
+        if not each["passed"]
+    }
     assert f"{name} is there, and {len(broken)} of its checks failed" in done.stderr
     said = "\n".join(broken.values())
     for line in (

@@ -95,7 +95,9 @@ class Hosts:
     def skip_without_cuda(self) -> None:
         """Skip the test of an image whose libfabric registers no memory of a GPU."""
         if not self.with_cuda:
-            pytest.skip("NOT TESTED: the image was built without libfabric-cuda, whose source the mirror may lack")
+            pytest.skip(
+                "NOT TESTED: the image was built without libfabric-cuda, whose source the mirror may lack"
+            )
 
     def start(
         self,
@@ -145,7 +147,10 @@ class Hosts:
             hostname=alias,
             init=True,
             environment={**environment, **(variables or {})},
-            volumes={str(source): {"bind": target, "mode": mode} for source, (target, mode) in places.items()},
+            volumes={
+                str(source): {"bind": target, "mode": mode}
+                for source, (target, mode) in places.items()
+            },
             cap_add=["IPC_LOCK"] if may_lock else [],
             ulimits=[] if may_lock else [Ulimit(name="memlock", soft=1 << 20, hard=1 << 20)],
         )
@@ -169,7 +174,12 @@ class Hosts:
         words = {"algo-1": ("listen", "7000"), "algo-2": ("connect", "algo-1", "7000")}
         own = {"algo-1": variables or {}, "algo-2": {}}
         return [
-            self.start(alias, host, ("/fabric/transfer", *words[alias]), variables={"FI_PROVIDER": "efa", **own[alias]})
+            self.start(
+                alias,
+                host,
+                ("/fabric/transfer", *words[alias]),
+                variables={"FI_PROVIDER": "efa", **own[alias]},
+            )
             for alias in words
         ]
 
@@ -188,8 +198,14 @@ class Hosts:
                 "current_instance_type": f"ml.{host.name}",
             }
             (job / "input" / "config" / "resourceconfig.json").write_text(json.dumps(configuration))
-            variables = {"SAGEMAKER_PROGRAM": "move.py", "TRAINWORKS_CHECK": "off", **more.get("variables", {})}
-            started.append(self.start(alias, host, ("train",), job=job, **{**more, "variables": variables}))
+            variables = {
+                "SAGEMAKER_PROGRAM": "move.py",
+                "TRAINWORKS_CHECK": "off",
+                **more.get("variables", {}),
+            }
+            started.append(
+                self.start(alias, host, ("train",), job=job, **{**more, "variables": variables})
+            )
         return [finish(container) for container in started]
 
 
@@ -200,7 +216,9 @@ def finish(container: Any) -> tuple[int, str]:
 
 
 @pytest.fixture
-def hosts(cuda_image: BuiltByCommand, mock: Path, programs: Path, network: Any, tmp_path: Path) -> Iterator[Hosts]:
+def hosts(
+    cuda_image: BuiltByCommand, mock: Path, programs: Path, network: Any, tmp_path: Path
+) -> Iterator[Hosts]:
     """Give a network without any host yet."""
     import docker
 
@@ -237,7 +255,9 @@ def test_libfabric_lists_the_devices(hosts: Hosts, host: EfaHost) -> None:
     names = re.findall(r"fabric: efa\n +domain: (\S+)-rdm\n", short)
     assert names == [f"rdmap{16 + index}s27" for index in range(host.cards)]
     assert set(re.findall(r"device_id: (0x\S+)", long)) == {f"0x{host.part}"}
-    assert ("FI_RMA" in long) == (host in (P5, P6)), "cards that read and write remote memory, and no others"
+    assert ("FI_RMA" in long) == (host in (P5, P6)), (
+        "cards that read and write remote memory, and no others"
+    )
 
 
 CLIENT = "/efa/fi_pingpong -p efa -e {kind} -I 100 -S all"
@@ -246,7 +266,9 @@ CLIENT = "/efa/fi_pingpong -p efa -e {kind} -I 100 -S all"
 def wait_for_server(container: Any) -> None:
     """Wait until fi_pingpong listens on its own port."""
     deadline = time.monotonic() + LIMIT
-    while not re.search(r":B9E8 \S+ 0A", container.exec_run(("cat", "/proc/net/tcp")).output.decode()):
+    while not re.search(
+        r":B9E8 \S+ 0A", container.exec_run(("cat", "/proc/net/tcp")).output.decode()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -308,7 +330,9 @@ NO_GPUDIRECT = "NET/OFI Need to force simple protocol: GDR not supported"
 
 
 @pytest.mark.parametrize("host", GPUS_MEET)
-def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(hosts: Hosts, host: EfaHost) -> None:
+def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(
+    hosts: Hosts, host: EfaHost
+) -> None:
     """As on a host whose kernel lacks NVIDIA's part: by the plugin's own check NCCL would be left to TCP."""
     hosts.skip_without_cuda()
     results = hosts.train(host, variables=NO_GPUS)
@@ -318,7 +342,9 @@ def test_where_a_gpus_memory_cannot_be_registered_the_hosts_is_used(hosts: Hosts
         assert ", in the host's memory, " in said, said
 
 
-def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(hosts: Hosts, tmp_path: Path) -> None:
+def test_without_the_driver_the_hosts_memory_is_used_and_a_line_says_so(
+    hosts: Hosts, tmp_path: Path
+) -> None:
     """libfabric finds no libcuda.so.1; the plugin has what it needs of CUDA."""
     hosts.skip_without_cuda()
     programs = tmp_path / "without-driver"
@@ -381,14 +407,19 @@ def test_fewer_devices_than_the_type_has_are_told(hosts: Hosts) -> None:
 
 def test_too_little_memory_that_may_be_locked_is_told(hosts: Hosts) -> None:
     status, said = hosts.run(
-        P3DN, "/fabric/transfer connect localhost 1", may_lock=False, variables={"FI_PROVIDER": "efa"}
+        P3DN,
+        "/fabric/transfer connect localhost 1",
+        may_lock=False,
+        variables={"FI_PROVIDER": "efa"},
     )
     assert status == 1
     assert "Couldn't allocate endpoint. RC: -12, ERROR: Cannot allocate memory" in said, said
 
 
 def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
-    status, said = hosts.run(P4D, "/fabric/transfer connect localhost 1", nodes=False, variables={"FI_PROVIDER": "efa"})
+    status, said = hosts.run(
+        P4D, "/fabric/transfer connect localhost 1", nodes=False, variables={"FI_PROVIDER": "efa"}
+    )
     assert status == 1
     assert "NET/OFI Failed to initialize sendrecv protocol" in said, said
 
@@ -396,8 +427,12 @@ def test_devices_without_nodes_are_told(hosts: Hosts) -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        pytest.param({"may_lock": False}, "but only 1024 KiB of memory may be locked", id="locked memory"),
-        pytest.param({"nodes": False}, "but the container can open none of its devices", id="no nodes"),
+        pytest.param(
+            {"may_lock": False}, "but only 1024 KiB of memory may be locked", id="locked memory"
+        ),
+        pytest.param(
+            {"nodes": False}, "but the container can open none of its devices", id="no nodes"
+        ),
     ],
 )
 def test_the_launcher_does_not_ask_for_efa_where_it_cannot_be_used(

@@ -54,7 +54,11 @@ class Project:
     def environment(self) -> Mapping[str, str]:
         """Return this machine's environment with the folder of wheels."""
         links = f"{os.environ.get('PIP_FIND_LINKS', '')} {self.folder / 'wheels'}"
-        return {**os.environ, "PIP_FIND_LINKS": links.strip(), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        return {
+            **os.environ,
+            "PIP_FIND_LINKS": links.strip(),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
 
     @property
     def git_requirement(self) -> str:
@@ -72,7 +76,9 @@ class Project:
 
         def git(*words: str) -> str:
             names = ("-c", "user.name=a", "-c", "user.email=a@b.example")
-            done = subprocess.run(("git", *names, *words), cwd=self.folder / "lib", capture_output=True, check=True)
+            done = subprocess.run(
+                ("git", *names, *words), cwd=self.folder / "lib", capture_output=True, check=True
+            )
             return done.stdout.decode().strip()
 
         git("init", "--quiet", "--initial-branch", "main")
@@ -82,15 +88,34 @@ class Project:
 
     def extend(self, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
         """Run the command with the files of the fixture."""
-        files = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", "train.py")
+        files = (
+            "--requirements",
+            "requirements.txt",
+            "--source",
+            "src",
+            "--entry-point",
+            "train.py",
+        )
         return self.command("extend", engine, base, *files, *more)
 
-    def command(self, name: str, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, name: str, engine: Engine, base: str, *more: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``extend``, or ``prove`` with the same choice."""
         if engine not in self.engines:
             self.engines.append(engine)
         image = (self.tag,) if name == "prove" else ("--tag", self.tag)
-        words = ("--base", base, *image, "--engine", engine.name, "--format", "json", "--root", str(ROOT))
+        words = (
+            "--base",
+            base,
+            *image,
+            "--engine",
+            engine.name,
+            "--format",
+            "json",
+            "--root",
+            str(ROOT),
+        )
         return subprocess.run(
             (sys.executable, str(ROOT / "build.py"), name, *words, *more),
             cwd=self.folder,
@@ -107,14 +132,17 @@ def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
         f"{name}.py": text,
-        f"{name}-{version}.dist-info/METADATA": metadata + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{name}-{version}.dist-info/METADATA": metadata
+        + "".join(f"Requires-Dist: {each}\n" for each in requires),
         f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, content in files.items():
             wheel.writestr(path, content)
-        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "".join(f"{path},,\n" for path in files))
+        wheel.writestr(
+            f"{name}-{version}.dist-info/RECORD", "".join(f"{path},,\n" for path in files)
+        )
 
 
 @pytest.fixture
@@ -130,7 +158,9 @@ def project(tmp_path: Path) -> Iterator[Project]:
         engine.remove(made.tag)
 
 
-def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, project: Project) -> None:
+def test_our_image_with_requirements_and_code_runs_a_job(
+    image: BuiltByCommand, project: Project
+) -> None:
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -170,7 +200,11 @@ def files_of_last_layer(engine: Engine, tag: str) -> dict[str, tuple[object, ...
                 with file:
                     content = hashlib.sha256(file.read()).hexdigest()
             found[member.name.strip("./")] = (member.mode, int(member.mtime), member.type, content)
-    return {name: row for name, row in found.items() if name not in ("", "etc", "run") and not name.startswith("run/")}
+    return {
+        name: row
+        for name, row in found.items()
+        if name not in ("", "etc", "run") and not name.startswith("run/")
+    }
 
 
 def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Project) -> None:
@@ -178,7 +212,9 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
     engine = image.engine
     dated = not isinstance(engine, DockerEngine) or engine.sets_times()
     # Old Docker also gives what hides a deleted file the time of the deletion, which no step can change.
-    project.write({"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")})
+    project.write(
+        {"requirements.txt": "greeting==1.0\nrich\n" + ("fsspec==2024.9.0\n" if dated else "")}
+    )
     made: list[object] = []
     for said in ("resolved and hashed", "locked already"):
         words = ("--requirements", "requirements.txt", "--until", "build", "--no-cache")
@@ -186,8 +222,15 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
         assert (done.returncode, said in done.stderr) == (0, True), done.stderr
         built = engine.inspect(project.tag)
         assert built is not None
-        made.append((built.layers if dated else files_of_last_layer(engine, project.tag), built.labels[INPUTS_LABEL]))
-        lock = engine.run(project.tag, ("cat", "/opt/trainworks/extension.lock"), timeout=120).output
+        made.append(
+            (
+                built.layers if dated else files_of_last_layer(engine, project.tag),
+                built.labels[INPUTS_LABEL],
+            )
+        )
+        lock = engine.run(
+            project.tag, ("cat", "/opt/trainworks/extension.lock"), timeout=120
+        ).output
         (path,) = project.folder.glob("requirements.*.locked.txt")
         assert path.read_text(encoding="utf-8").endswith(lock)
         engine.remove(project.tag)
@@ -196,19 +239,28 @@ def test_the_lock_alone_gives_the_same_layers(image: BuiltByCommand, project: Pr
     assert not [name for name in engine.names() if name.startswith(left)]
 
 
-def test_another_torch_is_answered_with_the_images_own(image: BuiltByCommand, project: Project) -> None:
-    (project.folder / "requirements.txt").write_text("torch==2.10.0\nnvidia-cublas-cu12==12.4.5.8\ngreeting==1.0\n")
+def test_another_torch_is_answered_with_the_images_own(
+    image: BuiltByCommand, project: Project
+) -> None:
+    (project.folder / "requirements.txt").write_text(
+        "torch==2.10.0\nnvidia-cublas-cu12==12.4.5.8\ngreeting==1.0\n"
+    )
     done = project.extend(image.engine, image.reference, "--until", "build")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["requirements"] == ["greeting==1.0"]
-    assert "requirements.txt line 1: torch==2.10.0 is not installed: this image keeps torch 2.13.0+cpu" in done.stderr
+    assert (
+        "requirements.txt line 1: torch==2.10.0 is not installed: this image keeps torch 2.13.0+cpu"
+        in done.stderr
+    )
     assert "nvidia-cublas-cu12: not installed, only another build needs them" in done.stderr
     strict = project.extend(image.engine, image.reference, "--strict")
     assert strict.returncode == 12
     (project.folder / "requirements.txt").write_text("torch>=2.14\ntriton==99\n")
     newer = project.extend(image.engine, image.reference)
     assert newer.returncode == 12
-    assert "requirements.txt line 1: torch>=2.14, and this image has torch 2.13.0+cpu" in newer.stderr
+    assert (
+        "requirements.txt line 1: torch>=2.14, and this image has torch 2.13.0+cpu" in newer.stderr
+    )
 
 
 def test_what_the_base_does_not_keep_moves_and_archives_are_built(
@@ -239,10 +291,14 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     assert [check["title"] for check in report["checks"] if not check["passed"]] == []
     titles = {check["title"] for check in report["checks"]}
     assert any("nothing is left of what was there" in title for title in titles)
-    assert {"import torch succeeds", "import mpi4py.MPI succeeds"} <= titles, "the base's own tests ran again"
+    assert {"import torch succeeds", "import mpi4py.MPI succeeds"} <= titles, (
+        "the base's own tests ran again"
+    )
     (lock,) = project.folder.glob("requirements.*.locked.txt")
     archive = "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b"
-    assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(encoding="utf-8")
+    assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(
+        encoding="utf-8"
+    )
     # What is left of the old versions would be found twice, or imported.
     program = (
         "import fsspec, importlib.metadata as m, importlib.util, os; "
@@ -254,12 +310,16 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
     # Without archives there is no release of today, and the user is told.
-    refused = project.extend(docker_image.engine, docker_image.reference, "--only-binary", ":all:", "--until", "render")
+    refused = project.extend(
+        docker_image.engine, docker_image.reference, "--only-binary", ":all:", "--until", "render"
+    )
     assert refused.returncode == 11
     assert "antlr4-python3-runtime" in refused.stderr
 
 
-def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: BuiltByCommand, project: Project) -> None:
+def test_a_real_project_needs_no_network_when_its_job_starts(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
     """Code with setup.py; requirements that include others, and name a wheel, a git repository and Debian packages."""
     write_wheel(project.folder / "dist", "by_path", "2.0", "text = 'from a file'\n")
     project.write(
@@ -281,10 +341,19 @@ def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: Built
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["requirements"] == ["by-path==2.0", "einops==0.8.1", "from-git==1", "greeting==1.0", "mine==1"]
+    assert report["requirements"] == [
+        "by-path==2.0",
+        "einops==0.8.1",
+        "from-git==1",
+        "greeting==1.0",
+        "mine==1",
+    ]
     assert (report["apt"], list(report["commits"].values())) == (["libxcb1"], [commit])
     titles = {check["title"] for check in report["checks"] if check["passed"]}
-    wanted = ("`train --plan` would install nothing at the start", "Debian package libxcb1 is installed")
+    wanted = (
+        "`train --plan` would install nothing at the start",
+        "Debian package libxcb1 is installed",
+    )
     assert titles.issuperset((*wanted, "4 distributions can be imported"))
     assert len(titles) == len(report["checks"])
     job = subprocess.run(
@@ -294,35 +363,55 @@ def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: Built
         check=False,
         timeout=120,
     )
-    assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), job.stderr
+    assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), (
+        job.stderr
+    )
     # The branch goes on, and the lock has the commit.
     project.write({"lib/from_git.py": "text = 'later'\n"})
     assert project.commit() != commit
-    again = project.command("extend", docker_image.engine, docker_image.reference, *words, "--until", "build")
+    again = project.command(
+        "extend", docker_image.engine, docker_image.reference, *words, "--until", "build"
+    )
     assert "nothing changed since this image was built" in again.stderr
     proof = ("prove", docker_image.engine, docker_image.reference, *words, "--output", "proof")
     proven = project.command(*proof)
     assert proven.returncode == 0, proven.stderr
-    provenance = json.loads((project.folder / "proof" / "provenance.json").read_text(encoding="utf-8"))
+    provenance = json.loads(
+        (project.folder / "proof" / "provenance.json").read_text(encoding="utf-8")
+    )
     inputs = provenance["buildDefinition"]["resolvedDependencies"]
     assert {"gitCommit": commit} in [each.get("digest") for each in inputs]
 
 
-def test_code_that_changed_after_the_build_is_installed_again(docker_image: BuiltByCommand, project: Project) -> None:
+def test_code_that_changed_after_the_build_is_installed_again(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
     """Derived images and mounts bring other code: what is installed then is theirs."""
     project.write({"src/setup.py": f"{SETUP}setup(name='mine', packages=['mine'])\n"})
     project.write({"src/mine/__init__.py": "", "src/mine/train.py": "print('trained')\n"})
     words = ("--source", "src", "--entry-point", "mine/train.py", "--until", "build")
     done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
-    changed = Mount(source=project.folder / "src" / "setup.py", target="/opt/ml/code/mine/__init__.py", read_only=True)
+    changed = Mount(
+        source=project.folder / "src" / "setup.py",
+        target="/opt/ml/code/mine/__init__.py",
+        read_only=True,
+    )
     for mounts, expected in (((), '"requirements": [],'), ((changed,), '/programs/install.py",')):
-        assert expected in docker_image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
+        assert (
+            expected
+            in docker_image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
+        )
 
 
-def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByCommand, project: Project) -> None:
+def test_what_cannot_be_imported_is_named_with_its_reason(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
     write_wheel(
-        project.folder / "wheels", "broken", "1.0", "raise RuntimeError('first\\noperator nms does not exist')\n"
+        project.folder / "wheels",
+        "broken",
+        "1.0",
+        "raise RuntimeError('first\\noperator nms does not exist')\n",
     )
     project.write({"requirements.txt": "broken==1.0\ngreeting==1.0\neinops\n"})
     done = project.extend(docker_image.engine, docker_image.reference)
@@ -332,7 +421,9 @@ def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByC
     assert "broken is installed, and fails: ask for another version of it" in done.stderr
 
 
-def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByCommand, project: Project) -> None:
+def test_a_torchvision_for_another_build_of_torch_is_refused(
+    image: BuiltByCommand, project: Project
+) -> None:
     """The package index has the one for CUDA, whose requirement the cpu image's torch fulfils."""
     broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
     write_wheel(project.folder / "wheels", "torchvision", "0.28.0", broken, "torch==2.13.0")
@@ -346,7 +437,9 @@ def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByComma
 def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Project) -> None:
     context = project.folder / "base"
     context.mkdir()
-    (context / "Dockerfile").write_text(f"FROM {docker_image.reference}\nRUN useradd -m someone\nUSER someone\n")
+    (context / "Dockerfile").write_text(
+        f"FROM {docker_image.reference}\nRUN useradd -m someone\nUSER someone\n"
+    )
     base = f"trainworks-test/user:{uuid.uuid4().hex[:12]}"
     engine = docker_image.engine
     engine.build(BuildRequest(name="user", context=context, tags=(base,)), lambda _event: None)
@@ -361,7 +454,9 @@ def test_a_base_with_a_user_keeps_it(docker_image: BuiltByCommand, project: Proj
         engine.remove(base)
 
 
-def test_an_extension_without_a_compiler_says_so(docker_image: BuiltByCommand, project: Project) -> None:
+def test_an_extension_without_a_compiler_says_so(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
     setup = "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
     project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})
     done = project.command("extend", docker_image.engine, docker_image.reference, "--source", "src")
@@ -384,7 +479,9 @@ def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) 
         block = block.replace(text, own)
     words = ("bash", "-euc", block)
     try:
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
+        )
     finally:
         docker_image.engine.remove(tag)
     assert done.returncode == 0, done.stderr
@@ -402,7 +499,9 @@ def test_given_hashes_are_what_counts(docker_image: BuiltByCommand, project: Pro
     assert "Hash mismatch for" in done.stderr
 
 
-def test_a_promise_that_is_broken_fails_the_command(docker_image: BuiltByCommand, project: Project) -> None:
+def test_a_promise_that_is_broken_fails_the_command(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
     (project.folder / "src" / "train.py").write_text("print('no end'\n")
     done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 8
@@ -435,9 +534,20 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
     assert ("started" in job.output) == ("einops" not in program)
 
 
-def prove(image: BuiltByCommand, project: Project, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+def prove(
+    image: BuiltByCommand, project: Project, base: str, *more: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``prove`` with the choice that the image was extended with."""
-    words = ("--base", base, "--engine", image.engine.name, "--output", "proof", "--root", str(ROOT))
+    words = (
+        "--base",
+        base,
+        "--engine",
+        image.engine.name,
+        "--output",
+        "proof",
+        "--root",
+        str(ROOT),
+    )
     files = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", "train.py")
     return subprocess.run(
         (sys.executable, str(ROOT / "build.py"), "prove", project.tag, *words, *files, *more),
@@ -449,17 +559,29 @@ def prove(image: BuiltByCommand, project: Project, base: str, *more: str) -> sub
     )
 
 
-def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, project: Project) -> None:
-    assert project.extend(docker_image.engine, docker_image.reference, "--until", "build").returncode == 0
+def test_an_extension_of_our_image_is_proven(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
+    assert (
+        project.extend(docker_image.engine, docker_image.reference, "--until", "build").returncode
+        == 0
+    )
     done = prove(docker_image, project, docker_image.reference)
     assert done.returncode == 0, done.stderr
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (project.folder / "proof").iterdir()}
+    texts = {
+        path.name: path.read_text(encoding="utf-8") for path in (project.folder / "proof").iterdir()
+    }
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     document = json.loads(texts["sbom.cdx.json"])
     components = {each["bom-ref"]: each for each in document["components"]}
     image_depends, base_depends = document["dependencies"][:2]
     own = {components[each]["name"] for each in image_depends["dependsOn"]}
-    assert own == {docker_image.reference.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
+    assert own == {
+        docker_image.reference.rpartition(":")[0],
+        "einops",
+        "greeting",
+        "/opt/ml/code/train.py",
+    }
     torch = next(each for each in document["components"] if each["name"] == "torch")
     assert torch["bom-ref"] in base_depends["dependsOn"]
     base = docker_image.engine.inspect(docker_image.reference)
@@ -471,7 +593,9 @@ def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, proje
     inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
     assert f"sha256:{inputs['base image']['sha256']}" == base.identifier
     (path,) = project.folder.glob("requirements.*.locked.txt")
-    pins = "".join(f"{line}\n" for line in path.read_text().splitlines() if not line.startswith("#"))
+    pins = "".join(
+        f"{line}\n" for line in path.read_text().splitlines() if not line.startswith("#")
+    )
     assert inputs["requirements"] == {"sha256": hashlib.sha256(pins.encode()).hexdigest()}
     # Other code than the image has: no proof.
     (project.folder / "src" / "train.py").write_text("print('other')\n")
@@ -518,7 +642,9 @@ def foreign(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
             name="foreign",
             context=context,
             tags=(tag,),
-            secrets=tuple(Secret(identifier=name, content=content) for name, content in secrets.items()),
+            secrets=tuple(
+                Secret(identifier=name, content=content) for name, content in secrets.items()
+            ),
             arguments=settings.proxies,
         ),
         lambda _event: None,
@@ -527,11 +653,16 @@ def foreign(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
     docker_image.engine.remove(tag)
 
 
-def test_an_image_of_another_maker(docker_image: BuiltByCommand, foreign: str, project: Project) -> None:
+def test_an_image_of_another_maker(
+    docker_image: BuiltByCommand, foreign: str, project: Project
+) -> None:
     done = project.extend(docker_image.engine, foreign)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["base"]["launcher"], report["requirements"]) == (False, ["einops==0.8.1", "greeting==1.0"])
+    assert (report["base"]["launcher"], report["requirements"]) == (
+        False,
+        ["einops==0.8.1", "greeting==1.0"],
+    )
     environment = docker_image.engine.inspect(project.tag)
     assert environment is not None
     assert environment.environment["PATH"].startswith("/opt/ml/code:")

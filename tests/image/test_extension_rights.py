@@ -94,7 +94,11 @@ class Folder:
 
     @property
     def environment(self) -> dict[str, str]:
-        more = {"HOME": str(self.path / "home"), "NETRC": str(self.path / "home" / ".netrc"), "TOKEN": CANARY}
+        more = {
+            "HOME": str(self.path / "home"),
+            "NETRC": str(self.path / "home" / ".netrc"),
+            "TOKEN": CANARY,
+        }
         if self.in_settings:
             login = f"{USER}:{self.index.password}@{self.index.host}"
             more["PIP_EXTRA_INDEX_URL"] = f"http://{login}/simple/"
@@ -120,7 +124,17 @@ class Folder:
             "json",
         )
         return subprocess.run(
-            (sys.executable, str(ROOT / "build.py"), "extend", *words, "-r", "r.txt", "--until", "build", *more),
+            (
+                sys.executable,
+                str(ROOT / "build.py"),
+                "extend",
+                *words,
+                "-r",
+                "r.txt",
+                "--until",
+                "build",
+                *more,
+            ),
             cwd=self.path,
             env=self.environment,
             capture_output=True,
@@ -144,10 +158,16 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 def committed(repository: Path) -> str:
     """Commit what is in a folder, and return the commit."""
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
-    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "state")):
+    for words in (
+        ("init", "--quiet"),
+        ("add", "."),
+        (*identity, "commit", "--quiet", "--message", "state"),
+    ):
         subprocess.run(("git", *words), cwd=repository, check=True)
     asked = ("git", "rev-parse", "HEAD")
-    return subprocess.run(asked, cwd=repository, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        asked, cwd=repository, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def said_by(engine: Engine, tag: str, *modules: str) -> dict[str, object]:
@@ -176,7 +196,10 @@ def test_a_setup_py_finds_nothing_of_this_machine(image: BuiltByCommand, folder:
         assert done.returncode == 0, done.stderr
         found = said_by(image.engine, folder.tag, "of_folder", "of_git", "of_archive")
         assert found == {"of_folder": [], "of_git": [], "of_archive": []}
-        assert f"of-archive==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n" in folder.lock
+        assert (
+            f"of-archive==1.0 \\\n    --hash=sha256:{hashlib.sha256(content).hexdigest()}\n"
+            in folder.lock
+        )
         assert CANARY not in folder.lock
     finally:
         image.engine.remove(folder.tag)
@@ -203,13 +226,19 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
     context.mkdir()
     (context / "look.py").write_text(look + note)
     real = "/opt/venv/bin/python.real -I -S -B"
-    (context / "sh").write_text(f'#!/usr/bin/dash\n{real} /opt/look.py 2>/dev/null\nexec /usr/bin/dash "$@"\n')
+    (context / "sh").write_text(
+        f'#!/usr/bin/dash\n{real} /opt/look.py 2>/dev/null\nexec /usr/bin/dash "$@"\n'
+    )
     starter = f"#!/usr/bin/dash\n{real} /opt/look.py 2>/dev/null\n"
-    (context / "python").write_text(f'{starter}exec -a /opt/venv/bin/python /opt/venv/bin/python.real "$@"\n')
+    (context / "python").write_text(
+        f'{starter}exec -a /opt/venv/bin/python /opt/venv/bin/python.real "$@"\n'
+    )
     (context / "python").write_text((context / "python").read_text().replace("dash", "env bash", 1))
     (context / "Dockerfile").write_text(HOSTILE.format(base=image.reference))
     base = f"trainworks-test/hostile:{uuid.uuid4().hex[:12]}"
-    image.engine.build(BuildRequest(name="hostile", context=context, tags=(base,)), lambda _event: None)
+    image.engine.build(
+        BuildRequest(name="hostile", context=context, tags=(base,)), lambda _event: None
+    )
     (name, content) = wheel_of("private_one", "1.0", "FOUND = 1\n")
     folder.index.files[name] = content
     folder.write("r.txt", "private_one\n")
@@ -220,7 +249,9 @@ def test_a_bases_own_programs_find_nothing_of_this_machine(
             found = ""
             for layer in layers:
                 for member in layer.archive:
-                    if member.name.endswith("opt/found.txt") and (file := layer.archive.extractfile(member)):
+                    if member.name.endswith("opt/found.txt") and (
+                        file := layer.archive.extractfile(member)
+                    ):
                         with file:
                             found = file.read().decode()
         assert found, "its programs have run"
@@ -234,8 +265,9 @@ def test_a_build_that_downloads_needs_an_option_which_its_error_names(
     docker_image: BuiltByCommand, folder: Folder
 ) -> None:
     look = LOOK.format(canary=CANARY, port=folder.index.server_address[1])
-    setup = "if len(open('/proc/net/route').readlines()) < 2: raise OSError('no network')\n" + SETUP.format(
-        look=look, name="downloads"
+    setup = (
+        "if len(open('/proc/net/route').readlines()) < 2: raise OSError('no network')\n"
+        + SETUP.format(look=look, name="downloads")
     )
     folder.write("pkg/setup.py", setup)
     folder.write("r.txt", "./pkg\n")
@@ -264,7 +296,11 @@ def get_requires_for_build_wheel(config_settings=None):
 @pytest.mark.parametrize(
     ("made", "requires", "said"),
     [
-        ("open(folder + '/' + name, 'w').close()", "[]", "pkg-1.0-py3-none-any.whl is not a wheel with metadata"),
+        (
+            "open(folder + '/' + name, 'w').close()",
+            "[]",
+            "pkg-1.0-py3-none-any.whl is not a wheel with metadata",
+        ),
         (
             "zipfile.ZipFile(folder + '/' + name, 'w').writestr('a-1.dist-info/METADATA', 'Name: torch')",
             "[]",
@@ -286,7 +322,9 @@ def test_a_build_backend_that_lies_is_an_error(
     assert 'Traceback (most recent call last):\n  File "' + str(ROOT) not in done.stderr
 
 
-def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: BuiltByCommand, folder: Folder) -> None:
+def test_the_lock_has_the_files_that_are_installed_whatever_their_source(
+    image: BuiltByCommand, folder: Folder
+) -> None:
     """An index with a login, one without, the same version in both, a page, addresses, git, a folder, a wheel."""
     engine, private, folder.in_settings = image.engine, folder.index, False
     texts = {
@@ -297,18 +335,26 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: 
         public = stack.enter_context(serving(Index({})))
         page = stack.enter_context(serving(Index({})))
         contents: dict[str, bytes] = {}
-        for index, names in ((private, ("only_private", "twice", *texts)), (public, ("twice",)), (page, ("of_page",))):
+        for index, names in (
+            (private, ("only_private", "twice", *texts)),
+            (public, ("twice",)),
+            (page, ("of_page",)),
+        ):
             for each in names:
                 file, content = wheel_of(each, "1.0", f"FOUND = {index.host!r}\n")
                 index.files[file] = content
                 contents.setdefault(each, content)
         folder.write(
-            "pkg/setup.py", "from setuptools import setup\nsetup(name='of_folder', py_modules=['of_folder'])\n"
+            "pkg/setup.py",
+            "from setuptools import setup\nsetup(name='of_folder', py_modules=['of_folder'])\n",
         )
         folder.write("pkg/of_folder.py", "FOUND = 'folder'\n")
         file, content = wheel_of("by_path", "1.0", "FOUND = 'path'\n")
         (folder.path / file).write_bytes(content)
-        folder.write("lib/setup.py", "from setuptools import setup\nsetup(name='of_git', py_modules=['of_git'])\n")
+        folder.write(
+            "lib/setup.py",
+            "from setuptools import setup\nsetup(name='of_git', py_modules=['of_git'])\n",
+        )
         repository = folder.write("lib/of_git.py", "FOUND = 'git'\n").parent
         commit = committed(repository)
         folder.write("lib/of_git.py", "FOUND = 'later'\n")
@@ -328,16 +374,31 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: 
             *(f"{name} @ {address}" for name, address in texts.items()),
         ]
         folder.write("r.txt", "".join(f"{line}\n" for line in lines))
-        names = ("by_netrc", "by_login", "only_private", "twice", "of_page", "of_folder", "by_path", "of_git")
+        names = (
+            "by_netrc",
+            "by_login",
+            "only_private",
+            "twice",
+            "of_page",
+            "of_folder",
+            "by_path",
+            "of_git",
+        )
         try:
             for said in ("resolved and hashed", "locked already"):
                 done = folder.extend(engine, image.reference, "--no-cache")
                 assert done.returncode == 0, done.stderr
                 assert said in done.stderr
                 found, lock = said_by(engine, folder.tag, *names), folder.lock
-                assert (found["of_folder"], found["by_path"], found["of_page"]) == ("folder", "path", page.host)
+                assert (found["of_folder"], found["by_path"], found["of_page"]) == (
+                    "folder",
+                    "path",
+                    page.host,
+                )
                 assert (found["of_git"], commit in lock) == ("git", True)
-                assert {found[each] for each in ("by_netrc", "by_login", "only_private")} == {private.host}
+                assert {found[each] for each in ("by_netrc", "by_login", "only_private")} == {
+                    private.host
+                }
                 winner = {index.host: index for index in (private, public)}[str(found["twice"])]
                 contents["twice"] = winner.files["twice-1.0-py3-none-any.whl"]
                 for each in ("only_private", "twice", "of_page"):
@@ -345,11 +406,16 @@ def test_the_lock_has_the_files_that_are_installed_whatever_their_source(image: 
                     assert f"{each.replace('_', '-')}==1.0 \\\n    --hash=sha256:{digest}\n" in lock
                 for each, address in texts.items():
                     digest = hashlib.sha256(contents[each]).hexdigest()
-                    assert f"{each.replace('_', '-')} @ {address} \\\n    --hash=sha256:{digest}\n" in lock
+                    assert (
+                        f"{each.replace('_', '-')} @ {address} \\\n    --hash=sha256:{digest}\n"
+                        in lock
+                    )
                 assert CANARY not in lock
                 engine.remove(folder.tag)
             # Another file in the place of a locked one.
-            private.files["only_private-1.0-py3-none-any.whl"] = wheel_of("only_private", "1.0", "FOUND = 0\n")[1]
+            private.files["only_private-1.0-py3-none-any.whl"] = wheel_of(
+                "only_private", "1.0", "FOUND = 0\n"
+            )[1]
             spoiled = folder.extend(engine, image.reference, "--no-cache")
             assert spoiled.returncode == 11
             assert re.search("Hash mismatch for only_private", spoiled.stderr)
@@ -383,11 +449,17 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         Recipes(texts=texts, programs=programs),
     )
     program = ROOT / "launcher" / INSTALLER
-    with serving(Index(dict([other]))) as public, serving(Index(dict([good]))) as vendor, Client(settings) as client:
+    with (
+        serving(Index(dict([other]))) as public,
+        serving(Index(dict([good]))) as vendor,
+        Client(settings) as client,
+    ):
         file = tmp_path / "requirements.txt"
         file.write_text(f"--index-url {public.simple}\ntorchvision\n")
         manifest = {**manifest_of(base, BARE, None, facts), "wheel_index": vendor.simple}
-        order = Order(wanted=read_wanted(file, {}), sources=(), commits={}, manifest=manifest, beside=tmp_path)
+        order = Order(
+            wanted=read_wanted(file, {}), sources=(), commits={}, manifest=manifest, beside=tmp_path
+        )
 
         def resolver(name: str) -> Resolver:
             (tmp_path / name).mkdir()
@@ -400,7 +472,9 @@ def test_a_companion_comes_from_the_vendors_index_and_the_lock_says_so(
         )
         lock = resolve(order, base, resolver("first"), workshop, program, facts).lock
         assert lock.locked == (("torchvision", "0.28.0+cpu"),)
-        assert lock.hashes == {("torchvision", "0.28.0+cpu"): (hashlib.sha256(good[1]).hexdigest(),)}
+        assert lock.hashes == {
+            ("torchvision", "0.28.0+cpu"): (hashlib.sha256(good[1]).hexdigest(),)
+        }
         assert f"torchvision is taken from {vendor.simple}" in "\n".join(lock.notes)
         found = gather(lock, order, base, resolver("again"), workshop, program)
         assert [each.read_bytes() for each in found.wheels] == [good[1]]

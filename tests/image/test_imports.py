@@ -18,17 +18,33 @@ from trainworks.plan.checks import PythonImportsCheck
 @pytest.mark.parametrize(
     ("files", "modules"),
     [
-        pytest.param(["yaml/__init__.py", "yaml/loader.py", "_yaml/__init__.py"], ["yaml"], id="a package"),
-        pytest.param(["six.py", "../../../bin/six.py"], ["six"], id="a module, and a program elsewhere"),
         pytest.param(
-            ["google/protobuf/__init__.py", "google/protobuf/internal/__init__.py", "google/_upb/_message.abi3.so"],
+            ["yaml/__init__.py", "yaml/loader.py", "_yaml/__init__.py"], ["yaml"], id="a package"
+        ),
+        pytest.param(
+            ["six.py", "../../../bin/six.py"], ["six"], id="a module, and a program elsewhere"
+        ),
+        pytest.param(
+            [
+                "google/protobuf/__init__.py",
+                "google/protobuf/internal/__init__.py",
+                "google/_upb/_message.abi3.so",
+            ],
             ["google.protobuf"],
             id="a package in a folder that many share",
         ),
-        pytest.param(["nvidia/cu13/lib/libcublas.so.13", "nvidia/cu13/lib/libx.so"], [], id="libraries alone"),
+        pytest.param(
+            ["nvidia/cu13/lib/libcublas.so.13", "nvidia/cu13/lib/libx.so"], [], id="libraries alone"
+        ),
         pytest.param(["fast.abi3.so"], ["fast"], id="an extension module"),
-        pytest.param(["tests/__init__.py", "a/__init__.py", "a/tests/x.py"], ["a"], id="tests beside the package"),
-        pytest.param(["a-1.dist-info/METADATA", "torchvision.libs/lib.py"], [], id="no names of modules"),
+        pytest.param(
+            ["tests/__init__.py", "a/__init__.py", "a/tests/x.py"],
+            ["a"],
+            id="tests beside the package",
+        ),
+        pytest.param(
+            ["a-1.dist-info/METADATA", "torchvision.libs/lib.py"], [], id="no names of modules"
+        ),
     ],
 )
 def test_what_a_distribution_brings(files: list[str], modules: list[str]) -> None:
@@ -41,11 +57,15 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> list[imports.Import
         (folder / f"{name}.py").write_text(source)
         information = folder / f"{name}-1.0.dist-info"
         information.mkdir()
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (information / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        )
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
     asked = [*sources, *names.split()]
     here = Here({"PYTHONPATH": str(folder)})
-    found = ask_program(here, (sys.executable,), ("imports",), asked, imports.ImportFailures, timeout=300)
+    found = ask_program(
+        here, (sys.executable,), ("imports",), asked, imports.ImportFailures, timeout=300
+    )
     assert found["asked"] == len(asked)
     return found["failed"]
 
@@ -98,10 +118,16 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
         ("raise TypeError('Descriptors cannot be created directly')", "", ""),
         # A ModuleNotFoundError too, but what is missing is the metadata of a distribution.
         ("from importlib import metadata; metadata.version('a-name-of-before')", "", ""),
-        ("raise ImportError('libGL.so.1: cannot open shared object file: No such file')", "", "libGL.so.1"),
+        (
+            "raise ImportError('libGL.so.1: cannot open shared object file: No such file')",
+            "",
+            "libGL.so.1",
+        ),
     ],
 )
-def test_what_is_missing_is_told_from_what_is_wrong(source: str, module: str, library: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_told_from_what_is_wrong(
+    source: str, module: str, library: str, tmp_path: Path
+) -> None:
     (found,) = ask(tmp_path, subject=source)
     assert (found["module"], found["library"]) == (module, library)
 
@@ -133,6 +159,8 @@ def test_what_is_missing_is_told_from_what_is_wrong(source: str, module: str, li
     ],
 )
 def test_the_advice_is_about_what_failed(failed: dict[str, str], said: str) -> None:
-    check = PythonImportsCheck(component="extension", distributions=("speed",), released=(("speed", "2020-11-05"),))
+    check = PythonImportsCheck(
+        component="extension", distributions=("speed",), released=(("speed", "2020-11-05"),)
+    )
     failure = cast("imports.ImportFailure", {"name": "speed", "version": "0.3.1.dev5", **failed})
     assert import_failure(failure, check) == said

@@ -45,13 +45,19 @@ class Steps:
         }
         self.command = (
             *(program, "run", "--rm", "--network", "host"),
-            *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}")),
+            *(
+                word
+                for source, target in mounts.items()
+                for word in ("--volume", f"{source}:{target}")
+            ),
             *(plan.image, "sh", "/mnt/install-packages"),
         )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a step."""
-        return subprocess.Popen((*self.command, *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            (*self.command, *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a step to its end."""
@@ -74,7 +80,9 @@ def steps(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[Steps]:
 
 
 @pytest.fixture(scope="module")
-def downloaded(docker_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def downloaded(
+    docker_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """Give a cache into which one step has downloaded; tests spoil copies of it."""
     first = Steps(docker_image.engine.probe().program, tmp_path_factory.mktemp("downloaded"))
     done = first.run(SMALL)
@@ -113,10 +121,17 @@ def test_what_was_downloaded_once_is_not_downloaded_again(steps: Steps) -> None:
 
 
 def test_a_step_that_fails_leaves_what_it_downloaded_and_nothing_half_done(steps: Steps) -> None:
-    failed = steps.run("--run", "sh", "-c", f"apt-get install --yes --download-only {SMALL} && exit 9")
+    failed = steps.run(
+        "--run", "sh", "-c", f"apt-get install --yes --download-only {SMALL} && exit 9"
+    )
     assert failed.returncode == 9, failed.stdout
-    assert {path.name for path in (steps.cache / "trainworks").iterdir()} == {"lists.tar", "packages"}
-    assert [path.name.split("_")[0] for path in (steps.cache / "trainworks" / "packages").iterdir()] == [SMALL]
+    assert {path.name for path in (steps.cache / "trainworks").iterdir()} == {
+        "lists.tar",
+        "packages",
+    }
+    assert [
+        path.name.split("_")[0] for path in (steps.cache / "trainworks" / "packages").iterdir()
+    ] == [SMALL]
     again = steps.run(SMALL)
     assert again.returncode == 0, again.stdout
     assert "Need to get 0 B" in again.stdout
@@ -155,16 +170,22 @@ def spoil_inside(archive: Path) -> None:
     ],
     ids=["empty", "truncated", "something else", "zeros inside"],
 )
-def test_spoiled_lists_are_downloaded_again(steps: Steps, downloaded: Path, spoil: Callable[[Path], None]) -> None:
+def test_spoiled_lists_are_downloaded_again(
+    steps: Steps, downloaded: Path, spoil: Callable[[Path], None]
+) -> None:
     lists, _ = fill(steps, downloaded)
     spoil(lists)
     healed = steps.run(SMALL)
     assert healed.returncode == 0, healed.stdout
-    assert "install-packages: the cached lists are spoiled, and are downloaded again" in healed.stdout
+    assert (
+        "install-packages: the cached lists are spoiled, and are downloaded again" in healed.stdout
+    )
     after = steps.run(SMALL)
     assert after.returncode == 0, after.stdout
     assert "spoiled" not in after.stdout
-    assert not re.search(r"^Get:\d+ .* Packages ", after.stdout, re.MULTILINE), "the cache has the lists again"
+    assert not re.search(r"^Get:\d+ .* Packages ", after.stdout, re.MULTILINE), (
+        "the cache has the lists again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,12 +197,17 @@ def test_spoiled_lists_are_downloaded_again(steps: Steps, downloaded: Path, spoi
     ],
     ids=["half", "empty", "zeros"],
 )
-def test_a_spoiled_package_is_downloaded_again(steps: Steps, downloaded: Path, spoil: Callable[[Path], None]) -> None:
+def test_a_spoiled_package_is_downloaded_again(
+    steps: Steps, downloaded: Path, spoil: Callable[[Path], None]
+) -> None:
     _, package = fill(steps, downloaded)
     content = package.read_bytes()
     spoil(package)
     healed = steps.run(SMALL)
     assert healed.returncode == 0, healed.stdout
-    assert f"install-packages: {package.name} in the cache is spoiled, and is downloaded again" in healed.stdout
+    assert (
+        f"install-packages: {package.name} in the cache is spoiled, and is downloaded again"
+        in healed.stdout
+    )
     assert package.read_bytes() == content
     assert "Need to get 0 B" in steps.run(SMALL).stdout

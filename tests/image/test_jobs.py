@@ -26,8 +26,12 @@ print(model.load_state_dict(torch.load("/opt/ml/model/model.pt")))
 """
 
 
-@pytest.mark.parametrize("mode", [pytest.param("torch_distributed", marks=pytest.mark.core), *MODES[1:]])
-def test_two_processes_on_one_host_train(docker_image: BuiltByCommand, mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mode", [pytest.param("torch_distributed", marks=pytest.mark.core), *MODES[1:]]
+)
+def test_two_processes_on_one_host_train(
+    docker_image: BuiltByCommand, mode: str, tmp_path: Path
+) -> None:
     folder = prepare(tmp_path / "ml", mode)
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
@@ -42,17 +46,23 @@ def test_two_processes_train_on_a_host_that_does_not_know_its_own_name(
     """Without a network nothing resolves the container's name; torchrun and gloo would look for it."""
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300, isolated="job")
+    done = docker_image.engine.run(
+        docker_image.reference, ("train",), mounts=mounts, timeout=300, isolated="job"
+    )
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
 
 
-def test_a_model_that_smp_has_trained_is_a_plain_one(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_model_that_smp_has_trained_is_a_plain_one(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     folder = prepare(tmp_path / "ml", "smp", processes=4)
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
     assert_trained(done.output, 4, folder)
-    loaded = docker_image.engine.run(docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=300)
+    loaded = docker_image.engine.run(
+        docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=300
+    )
     assert "All keys matched" in loaded.output
 
 
@@ -62,31 +72,47 @@ def plain_job(folder: Path, script: str, **hyperparameters: str) -> Path:
         (folder / name).mkdir(parents=True)
     (folder / "code" / "script.py").write_text(script, encoding="utf-8")
     config = folder / "input" / "config"
-    (config / "hyperparameters.json").write_text(json.dumps({"sagemaker_program": "script.py", **hyperparameters}))
-    (config / "resourceconfig.json").write_text(json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]}))
+    (config / "hyperparameters.json").write_text(
+        json.dumps({"sagemaker_program": "script.py", **hyperparameters})
+    )
+    (config / "resourceconfig.json").write_text(
+        json.dumps({"current_host": "algo-1", "hosts": ["algo-1"]})
+    )
     return folder
 
 
-def test_a_failing_script_ends_with_its_own_status_and_says_why(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_failing_script_ends_with_its_own_status_and_says_why(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     script = "import sys\nprint('cannot read /no/such/data', file=sys.stderr)\nsys.exit(42)\n"
     folder = plain_job(tmp_path / "ml", script)
     done = docker_image.engine.run(
-        docker_image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300
+        docker_image.reference,
+        ("train",),
+        mounts=(Mount(source=folder, target="/opt/ml"),),
+        timeout=300,
     )
     assert done.status == 42, done.output
     assert "/no/such/data" in (folder / "output" / "failure").read_text(encoding="utf-8")
     assert not (folder / "output" / "success").exists()
 
 
-def test_no_argument_is_train_and_another_one_is_run_as_given(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_no_argument_is_train_and_another_one_is_run_as_given(
+    image: BuiltByCommand, tmp_path: Path
+) -> None:
     folder = plain_job(tmp_path / "ml", "import sys; print('arguments', sys.argv[1:])", rate="0.5")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    assert "arguments ['--rate', '0.5']" in image.engine.run(image.reference, (), mounts=mounts, timeout=300).output
+    assert (
+        "arguments ['--rate', '0.5']"
+        in image.engine.run(image.reference, (), mounts=mounts, timeout=300).output
+    )
     done = image.engine.run(image.reference, ("bash", "-c", "echo $0 is bash; exit 7"), timeout=300)
     assert done == Completed(status=7, output="bash is bash\n")
 
 
-def test_the_plan_of_a_job_is_shown_and_nothing_is_run(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_the_plan_of_a_job_is_shown_and_nothing_is_run(
+    image: BuiltByCommand, tmp_path: Path
+) -> None:
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=300)
@@ -96,7 +122,9 @@ def test_the_plan_of_a_job_is_shown_and_nothing_is_run(image: BuiltByCommand, tm
     assert not any((folder / "model").iterdir())
 
 
-@pytest.mark.parametrize("mode", [*(pytest.param(mode, marks=pytest.mark.core) for mode in MODES[:2]), *MODES[2:]])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.core) for mode in MODES[:2]), *MODES[2:]]
+)
 def test_two_hosts_train_together_and_end_together(
     docker_image: BuiltByCommand, network: Any, mode: str, tmp_path: Path
 ) -> None:
@@ -105,7 +133,13 @@ def test_two_hosts_train_together_and_end_together(
 
 @pytest.mark.parametrize(
     ("mode", "user"),
-    [("mpi", "65534"), ("mpi", "73421"), ("smddp", "73421"), ("smp", "73421"), ("torch_distributed", "73421")],
+    [
+        ("mpi", "65534"),
+        ("mpi", "73421"),
+        ("smddp", "73421"),
+        ("smp", "73421"),
+        ("torch_distributed", "73421"),
+    ],
 )
 def test_two_restricted_pods_train_together(
     docker_image: BuiltByCommand, network: Any, mode: str, user: str, tmp_path: Path
@@ -124,16 +158,26 @@ world.barrier()
 
 
 @pytest.mark.core
-def test_both_hosts_name_the_rank_that_failed_first(docker_image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
+def test_both_hosts_name_the_rank_that_failed_first(
+    docker_image: BuiltByCommand, network: Any, tmp_path: Path
+) -> None:
     hosts = ("algo-1", "algo-2")
-    folders = {host: prepare(tmp_path / host, "mpi", processes=1, host=host, hosts=",".join(hosts)) for host in hosts}
+    folders = {
+        host: prepare(tmp_path / host, "mpi", processes=1, host=host, hosts=",".join(hosts))
+        for host in hosts
+    }
     for folder in folders.values():
         (folder / "code" / "train.py").write_text(FAILS_ON_THE_LAST_RANK, encoding="utf-8")
     run_on_hosts(docker_image.reference, network, folders, status=1)
     for folder in folders.values():
         failure = (folder / "output" / "failure").read_text(encoding="utf-8")
-        assert failure.startswith("ValueError: ('no data for rank', 1)\ntrain.py on host algo-2"), failure
-        assert json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8"))["rank"] == 1
+        assert failure.startswith("ValueError: ('no data for rank', 1)\ntrain.py on host algo-2"), (
+            failure
+        )
+        assert (
+            json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8"))["rank"]
+            == 1
+        )
 
 
 CALLS_MPIRUN = """
@@ -157,7 +201,9 @@ def test_a_script_for_awss_images_calls_mpirun_with_a_hostfile(
     folders = {host: plain_job(tmp_path / host, CALLS_MPIRUN) for host in hosts}
     for host, folder in folders.items():
         config = {"current_host": host, "hosts": hosts}
-        (folder / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "input/config/resourceconfig.json").write_text(
+            json.dumps(config), encoding="utf-8"
+        )
     if user:
         subprocess.run(("chown", "-R", user, str(tmp_path)), check=True)
     settings = {**RESTRICTED, "user": user} if user else {}
@@ -190,7 +236,9 @@ def native_project(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_requirements_are_compiled_and_taken_from_git(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_requirements_are_compiled_and_taken_from_git(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     """A source distribution in C++ and a repository; setuptools is the image's own, so no network is needed."""
     folder = plain_job(tmp_path / "ml", "import one, two; print(one.text(), 'and', two.text())")
     code = folder / "code"
@@ -199,7 +247,9 @@ def test_requirements_are_compiled_and_taken_from_git(docker_image: BuiltByComma
     repository = native_project(code / "two", "two")
     for words in (("init", "-q"), ("add", "."), (*IDENTITY, "commit", "-q", "-m", "first")):
         subprocess.run(("git", "-C", str(repository), *words), check=True, capture_output=True)
-    (code / "requirements.txt").write_text("/opt/ml/code/one-1.0.tar.gz\ntwo @ git+file:///opt/ml/code/two\n")
+    (code / "requirements.txt").write_text(
+        "/opt/ml/code/one-1.0.tar.gz\ntwo @ git+file:///opt/ml/code/two\n"
+    )
     done = docker_image.engine.run(
         docker_image.reference,
         ("train",),

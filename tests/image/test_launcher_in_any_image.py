@@ -96,9 +96,21 @@ ENTRY_POINTS = {
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the launcher's wheel."""
     folder = tmp_path_factory.mktemp("launcher-wheel")
-    shutil.copytree(ROOT / "launcher", folder / "tree", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copytree(
+        ROOT / "launcher",
+        folder / "tree",
+        ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"),
+    )
     uv = Path(sys.executable).with_name("uv")
-    command = (str(uv), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(folder / "tree"))
+    command = (
+        str(uv),
+        "build",
+        "--quiet",
+        "--wheel",
+        "--out-dir",
+        str(folder),
+        str(folder / "tree"),
+    )
     subprocess.run(command, check=True, timeout=600)
     (made,) = folder.glob("*.whl")
     return made
@@ -190,7 +202,9 @@ def test_two_ranks_train_on_one_host(theirs: Theirs, tmp_path: Path) -> None:
 def test_two_hosts_train_and_no_user_is_root(theirs: Theirs, network: Any, tmp_path: Path) -> None:
     hosts = ("algo-1", "algo-2")
     folders = {
-        host: prepare(tmp_path / host, "torch_distributed", processes=1, host=host, hosts=",".join(hosts))
+        host: prepare(
+            tmp_path / host, "torch_distributed", processes=1, host=host, hosts=",".join(hosts)
+        )
         for host in hosts
     }
     subprocess.run(("chown", "-R", "1000", str(tmp_path)), check=True)
@@ -202,13 +216,16 @@ def test_a_dead_rank_is_named_on_both_hosts(theirs: Theirs, network: Any, tmp_pa
     hosts = ("algo-1", "algo-2")
     folders = {}
     for host in hosts:
-        folders[host] = prepare(tmp_path / host, "torch_distributed", processes=1, host=host, hosts=",".join(hosts))
+        folders[host] = prepare(
+            tmp_path / host, "torch_distributed", processes=1, host=host, hosts=",".join(hosts)
+        )
         script = folders[host] / "code" / "train.py"
         dies = "import os\nif os.environ['RANK'] == '1': raise ValueError('the label is 11')\n"
         script.write_text(dies + script.read_text(encoding="utf-8"), encoding="utf-8")
     run_on_hosts(theirs.reference, network, folders, status=1)
     causes = [
-        json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8")) for folder in folders.values()
+        json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8"))
+        for folder in folders.values()
     ]
     assert [(cause["host"], cause["rank"]) for cause in causes] == [("algo-2", 1)] * 2
     assert all("ValueError: the label is 11" in cause["cause"] for cause in causes)
@@ -235,14 +252,19 @@ def test_failed_ranks_are_started_again(theirs: Theirs, tmp_path: Path) -> None:
     script.write_text(fails_once + script.read_text(encoding="utf-8"), encoding="utf-8")
     file = folder / "input" / "config" / "hyperparameters.json"
     hyperparameters = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**hyperparameters, "sagemaker_torch_distributed_max_restarts": "1"}), encoding="utf-8")
+    file.write_text(
+        json.dumps({**hyperparameters, "sagemaker_torch_distributed_max_restarts": "1"}),
+        encoding="utf-8",
+    )
     done = run_train(theirs, folder)
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
 
 
 @pytest.mark.parametrize("kind", ENTRY_POINTS)
-def test_their_own_entry_point_hands_on_to_the_launcher(theirs: Theirs, kind: str, tmp_path: Path) -> None:
+def test_their_own_entry_point_hands_on_to_the_launcher(
+    theirs: Theirs, kind: str, tmp_path: Path
+) -> None:
     if theirs.layout.train != ("train",):
         pytest.skip("their entry points look for programs on PATH")
     (tmp_path / "image").mkdir()
@@ -266,7 +288,9 @@ def test_their_own_entry_point_hands_on_to_the_launcher(theirs: Theirs, kind: st
         theirs.engine.remove(name)
 
 
-def test_debians_mpirun_starts_ranks_on_two_hosts(theirs: Theirs, network: Any, tmp_path: Path) -> None:
+def test_debians_mpirun_starts_ranks_on_two_hosts(
+    theirs: Theirs, network: Any, tmp_path: Path
+) -> None:
     """Open MPI 4, without ssh."""
     if theirs.layout.train != ("train",):
         pytest.skip("one layout with mpirun on PATH is enough")
@@ -280,7 +304,8 @@ def test_debians_mpirun_starts_ranks_on_two_hosts(theirs: Theirs, network: Any, 
     try:
         hosts = ("algo-1", "algo-2")
         folders = {
-            host: prepare(tmp_path / host, "mpi", processes=1, host=host, hosts=",".join(hosts)) for host in hosts
+            host: prepare(tmp_path / host, "mpi", processes=1, host=host, hosts=",".join(hosts))
+            for host in hosts
         }
         assert_trained(run_on_hosts(name, network, folders), 2, folders["algo-1"])
     finally:

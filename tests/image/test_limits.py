@@ -22,9 +22,17 @@ PROFILE = {
 @pytest.mark.parametrize(
     ("option", "status", "reason"),
     [
-        ("--security-opt=seccomp={}", 70, "may not start threads: its seccomp profile refuses clone3"),
+        (
+            "--security-opt=seccomp={}",
+            70,
+            "may not start threads: its seccomp profile refuses clone3",
+        ),
         ("--pids-limit=1", 70, "may not start threads: the pids limit of this container is 1"),
-        ("--pids-limit=3", 65, "Resource temporarily unavailable: the pids limit of this container is 3"),
+        (
+            "--pids-limit=3",
+            65,
+            "Resource temporarily unavailable: the pids limit of this container is 3",
+        ),
     ],
 )
 def test_a_container_that_may_not_start_threads_or_processes_says_why(
@@ -32,7 +40,17 @@ def test_a_container_that_may_not_start_threads_or_processes_says_why(
 ) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(PROFILE), encoding="ascii")
-    argv = ("docker", "run", "--rm", option.format(profile), docker_image.reference, "train", "--", "python", "-V")
+    argv = (
+        "docker",
+        "run",
+        "--rm",
+        option.format(profile),
+        docker_image.reference,
+        "train",
+        "--",
+        "python",
+        "-V",
+    )
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == status, ended.stderr
     assert reason in ended.stderr.splitlines()[-1]

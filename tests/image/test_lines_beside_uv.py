@@ -77,7 +77,11 @@ WHEELS = (
     ("torch", "2.4.1"),
     ("torch", "2.99.0"),
 )
-TAGGED = ("cp311-cp311-manylinux_2_28_x86_64", "cp39-cp39-manylinux_2_17_x86_64", "cp311-cp311-win_amd64")
+TAGGED = (
+    "cp311-cp311-manylinux_2_28_x86_64",
+    "cp39-cp39-manylinux_2_17_x86_64",
+    "cp311-cp311-win_amd64",
+)
 LOGIN = {"WHO": USER, "WORD": "of-the-house"}
 PROJECT = '[project]\nname = "mine"\nversion = "1.0"\n'
 
@@ -165,7 +169,9 @@ ROWS = {
     # Markers and extras.
     "a marker that holds": Row("alpha==1.0; python_version >= '3.9'\n"),
     "a marker that does not": Row("alpha==1.0; python_version < '3.9'\ndelta\n"),
-    "one line for each system": Row("alpha==1.0; sys_platform == 'win32'\nalpha==1.5; sys_platform == 'linux'\n"),
+    "one line for each system": Row(
+        "alpha==1.0; sys_platform == 'win32'\nalpha==1.5; sys_platform == 'linux'\n"
+    ),
     "a marker with brackets": Row(
         "alpha==1.0; (os_name == 'nt' or platform_machine == 'x86_64') and python_version > '3'\n"
     ),
@@ -176,48 +182,68 @@ ROWS = {
     "an extra with a marker": Row("extras[old]; python_version > '3'\n"),
     # Files.
     "a file that is included": Row(
-        "-r more/other.txt\ndelta\n", {"more/other.txt": "beta\n-r inner.txt\n", "more/inner.txt": "gamma\n"}
+        "-r more/other.txt\ndelta\n",
+        {"more/other.txt": "beta\n-r inner.txt\n", "more/inner.txt": "gamma\n"},
     ),
     "constraints": Row("beta\n-c limits.txt\n", {"limits.txt": "alpha==1.0\ndelta==1.0\n"}),
     "constraints of an included file": Row(
-        "-r other.txt\n", {"other.txt": "alpha\n--constraint limits.txt\n", "limits.txt": "alpha<1.5\n"}
+        "-r other.txt\n",
+        {"other.txt": "alpha\n--constraint limits.txt\n", "limits.txt": "alpha<1.5\n"},
     ),
     "a line that goes on": Row("alpha \\\n  >=1, \\\n  <2\ndelta\n", alone="alpha>=1,<2\ndelta\n"),
     "lines of Windows": Row("alpha==1.5\r\ndelta\r\n"),
     "a mark at the start": Row("\ufeffalpha==1.5\n"),
     "an empty file": Row("# nothing yet\n\n", empty=True),
     # Files of this machine, and addresses.
-    "a wheel beside it": Row("./delta-1.0-py3-none-any.whl\n", {"delta-1.0-py3-none-any.whl": "WHEEL"}),
+    "a wheel beside it": Row(
+        "./delta-1.0-py3-none-any.whl\n", {"delta-1.0-py3-none-any.whl": "WHEEL"}
+    ),
     "a wheel by name and path": Row(
         "delta @ file://HERE/delta-1.0-py3-none-any.whl\n", {"delta-1.0-py3-none-any.whl": "WHEEL"}
     ),
-    "a wheel with an extra": Row("./extras-1.0-py3-none-any.whl[more]\n", {"extras-1.0-py3-none-any.whl": "WHEEL"}),
+    "a wheel with an extra": Row(
+        "./extras-1.0-py3-none-any.whl[more]\n", {"extras-1.0-py3-none-any.whl": "WHEEL"}
+    ),
     "a wheel of another Python": Row(
-        "FILES/tagged-1.0-cp39-cp39-manylinux_2_17_x86_64.whl\n", refused="is for another Python or system"
+        "FILES/tagged-1.0-cp39-cp39-manylinux_2_17_x86_64.whl\n",
+        refused="is for another Python or system",
     ),
     "a wheel's address": Row("FILES/delta-1.0-py3-none-any.whl\n"),
     "a name and an address": Row("delta @ FILES/delta-1.0-py3-none-any.whl\n"),
     "an address with its hash": Row("delta @ FILES/delta-1.0-py3-none-any.whl#sha256=HASH_DELTA\n"),
-    "an address with a login": Row("secret_part @ http://${WHO}:${WORD}@PLACE/file/secret_part-3.0-py3-none-any.whl\n"),
+    "an address with a login": Row(
+        "secret_part @ http://${WHO}:${WORD}@PLACE/file/secret_part-3.0-py3-none-any.whl\n"
+    ),
     "a login in the file": Row(
-        "secret_part @ http://me:you@PLACE/file/secret_part-3.0-py3-none-any.whl\n", refused="password or token"
+        "secret_part @ http://me:you@PLACE/file/secret_part-3.0-py3-none-any.whl\n",
+        refused="password or token",
     ),
     "the wheel that fits of many": Row("tagged\n"),
     # Indexes.
     "another index": Row("--index-url INDEX\nalpha<2\n"),
-    "an index beside": Row("--extra-index-url http://${WHO}:${WORD}@PLACE/simple/\nsecret_part\nalpha\n"),
-    "an index with an equals sign": Row("--extra-index-url=http://${WHO}:${WORD}@PLACE/simple/\nsecret_part\n"),
+    "an index beside": Row(
+        "--extra-index-url http://${WHO}:${WORD}@PLACE/simple/\nsecret_part\nalpha\n"
+    ),
+    "an index with an equals sign": Row(
+        "--extra-index-url=http://${WHO}:${WORD}@PLACE/simple/\nsecret_part\n"
+    ),
     "a page of links": Row("--no-index\n--find-links LINKS\nalpha\n"),
-    "a folder of wheels": Row("--no-index\n-f wheels\ndelta\n", {"wheels/delta-1.0-py3-none-any.whl": "WHEEL"}),
+    "a folder of wheels": Row(
+        "--no-index\n-f wheels\ndelta\n", {"wheels/delta-1.0-py3-none-any.whl": "WHEEL"}
+    ),
     "wheels only": Row("--only-binary :all:\nbeta\n"),
     # Hashes.
     "a hash": Row("alpha==1.0 --hash=sha256:HASH_ALPHA\n"),
     "several hashes on lines of their own": Row(
         "alpha==1.0 \\\n    --hash=sha256:" + "0" * 64 + " \\\n    --hash=sha256:HASH_ALPHA\n"
     ),
-    "another hash": Row("alpha==1.0 --hash=sha256:" + "0" * 64 + "\n", refused="Hash mismatch for alpha"),
+    "another hash": Row(
+        "alpha==1.0 --hash=sha256:" + "0" * 64 + "\n", refused="Hash mismatch for alpha"
+    ),
     "all lines have one": Row("--require-hashes\nalpha==1.0 --hash=sha256:HASH_ALPHA\n"),
-    "a line lacks one": Row("--require-hashes\nalpha==1.0 --hash=sha256:HASH_ALPHA\ndelta\n", refused="delta"),
+    "a line lacks one": Row(
+        "--require-hashes\nalpha==1.0 --hash=sha256:HASH_ALPHA\ndelta\n", refused="delta"
+    ),
     # What uv reads itself.
     "a project's extra and group": project(
         "dependencies = ['beta']\n[project.optional-dependencies]\nall = ['mine[one]']\none = ['delta']\n"
@@ -230,7 +256,8 @@ ROWS = {
     ),
     "a project's own index": project(f"dependencies = ['secret_part', 'alpha']\n{PRIVATE}"),
     "a project for another Python": project(
-        "requires-python = '>=3.12'\ndependencies = ['alpha']\n", refused="requires-python is >=3.12"
+        "requires-python = '>=3.12'\ndependencies = ['alpha']\n",
+        refused="requires-python is >=3.12",
     ),
     "a script": Row(SCRIPT, name="train.py"),
     "a lock in the common form": Row(PYLOCK, name="pylock.toml"),
@@ -251,7 +278,9 @@ def index() -> Iterator[Index]:
 
 @pytest.fixture(scope="module")
 def private() -> Iterator[Index]:
-    with serving(Index(dict([wheel_of("secret_part", "3.0", "")]), password=LOGIN["WORD"])) as server:
+    with serving(
+        Index(dict([wheel_of("secret_part", "3.0", "")]), password=LOGIN["WORD"])
+    ) as server:
         yield server
 
 
@@ -282,16 +311,29 @@ def written(row: Row, folder: Path, index: Index, private: Index) -> Path:
 
 def variables(index: Index, private: Index, folder: Path) -> dict[str, str]:
     """Return an environment without settings of this machine, with logins by variables."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_", "XDG_"))}
-    own = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index.simple, "HOME": str(folder), **LOGIN}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("UV_", "PIP_", "XDG_"))
+    }
+    own = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": index.simple,
+        "HOME": str(folder),
+        **LOGIN,
+    }
     login = {"UV_INDEX_INSIDE_USERNAME": USER, "UV_INDEX_INSIDE_PASSWORD": private.password}
     return {**kept, **own, **login, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def locked(file: Path, row: Row, folder: Path, facts: Facts) -> ExtensionLock:
     """Return what `extend` locks; raises what it refuses with."""
-    named = [value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--extra"]
-    groups = [value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--group"]
+    named = [
+        value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--extra"
+    ]
+    groups = [
+        value for first, value in zip(row.words, row.words[1:], strict=False) if first == "--group"
+    ]
     wanted = read_wanted(file, os.environ, extras=named, groups=groups)
     if wanted.problems:
         raise ExtendError(wanted.problems)
@@ -322,25 +364,51 @@ def by_uv(file: Path, row: Row, folder: Path) -> dict[str, str]:
     described.describe(BASE)
     limits = folder / "kept.txt"
     limits.write_text(f"torch=={TORCH}\n")
-    words = ("pip", "install", "--dry-run", "--output-format", "json", "--target", str(described.folder))
-    python = ("--python", sys.executable, "--python-version", "3.11.2", "--python-platform", "x86_64-manylinux_2_36")
+    words = (
+        "pip",
+        "install",
+        "--dry-run",
+        "--output-format",
+        "json",
+        "--target",
+        str(described.folder),
+    )
+    python = (
+        "--python",
+        sys.executable,
+        "--python-version",
+        "3.11.2",
+        "--python-platform",
+        "x86_64-manylinux_2_36",
+    )
     chosen = ("-c", str(limits)) if "pylock" not in row.name else ()
     done = subprocess.run(
         (find_uv_bin(), *words, *python, *chosen, "-r", str(file), *row.words),
         cwd=file.parent,
-        env={**os.environ, "UV_DEFAULT_INDEX": os.environ["PIP_INDEX_URL"], "UV_INDEX_STRATEGY": "unsafe-best-match"},
+        env={
+            **os.environ,
+            "UV_DEFAULT_INDEX": os.environ["PIP_INDEX_URL"],
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+        },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["changes"]
-    return {each["name"]: each.get("version", "") for each in rows if each["action"] != "uninstalled"}
+    return {
+        each["name"]: each.get("version", "") for each in rows if each["action"] != "uninstalled"
+    }
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
-    index: Index, private: Index, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    index: Index,
+    private: Index,
+    facts: Facts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     row, folder = ROWS[name], tmp_path / "project"
     for variable in os.environ:
@@ -357,11 +425,16 @@ def test_a_line_is_what_uv_makes_of_it_or_a_named_refusal(
     found = dict(lock.locked)
     beside = folder / "alone.txt" if row.alone else file
     assert found == {
-        each: found[each] if version == "" else version for each, version in by_uv(beside, row, tmp_path).items()
+        each: found[each] if version == "" else version
+        for each, version in by_uv(beside, row, tmp_path).items()
     }
     assert (found == {}) == row.empty
     # Each hash is of a file that an index has.
-    known = {hashlib.sha256(content).hexdigest() for each in (index, private) for content in each.files.values()}
+    known = {
+        hashlib.sha256(content).hexdigest()
+        for each in (index, private)
+        for content in each.files.values()
+    }
     assert {digest for digests in lock.hashes.values() for digest in digests} <= known
     assert LOGIN["WORD"] not in lock.text
     assert base64.b64encode(LOGIN["WORD"].encode()).decode() not in lock.text

@@ -54,7 +54,9 @@ class Job:
     """Two running containers whose ranks are ready."""
 
     def __init__(self, client: Any, stack: ExitStack, image: str, folder: Path, mode: str) -> None:
-        network = client.networks.create(f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True)
+        network = client.networks.create(
+            f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True
+        )
         stack.callback(network.remove)
         self.network, self.folder, self.containers = network, folder, []
         for host in HOSTS:
@@ -68,9 +70,13 @@ class Job:
             container.start()
         for container in self.containers:
             words = ("docker", "logs", "--follow", container.id)
-            with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as following:
+            with subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ) as following:
                 assert following.stdout is not None
-                assert any(b"rank is ready" in line for line in following.stdout), self.log(len(self.containers) - 1)
+                assert any(b"rank is ready" in line for line in following.stdout), self.log(
+                    len(self.containers) - 1
+                )
                 following.kill()
 
     def wait(self, number: int) -> int:
@@ -85,8 +91,12 @@ class Job:
         return str(self.containers[number].logs().decode(errors="replace"))
 
 
-@pytest.mark.parametrize(("mode", "lost"), [("mpi", 0), ("mpi", 1), ("torch_distributed", 0), ("torch_distributed", 1)])
-def test_a_container_is_killed(docker_image: BuiltByCommand, client: Any, tmp_path: Path, mode: str, lost: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "lost"), [("mpi", 0), ("mpi", 1), ("torch_distributed", 0), ("torch_distributed", 1)]
+)
+def test_a_container_is_killed(
+    docker_image: BuiltByCommand, client: Any, tmp_path: Path, mode: str, lost: int
+) -> None:
     with ExitStack() as stack:
         start_clock()
         job = Job(client, stack, docker_image.reference, tmp_path, mode)
@@ -112,7 +122,9 @@ def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_pa
         assert "lost host algo-" in job.failure(1)
 
 
-def test_a_container_is_cut_off_the_network(docker_image: BuiltByCommand, client: Any, tmp_path: Path) -> None:
+def test_a_container_is_cut_off_the_network(
+    docker_image: BuiltByCommand, client: Any, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         start_clock()
         job = Job(client, stack, docker_image.reference, tmp_path, "mpi")

@@ -17,7 +17,13 @@ import pytest
 from trainworks.errors import LockError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inside.files import Image
-from trainworks.imagetest.inside.lists import DebianList, PackageLists, PythonList, lists_of, unneeded
+from trainworks.imagetest.inside.lists import (
+    DebianList,
+    PackageLists,
+    PythonList,
+    lists_of,
+    unneeded,
+)
 from trainworks.imagetest.makers import (
     DebianContent,
     DebianName,
@@ -42,13 +48,18 @@ CHECK = MakersListsCheck(
 
 
 def sum_of(content: str) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).decode().rstrip("=")
+    return "sha256=" + base64.urlsafe_b64encode(
+        hashlib.sha256(content.encode()).digest()
+    ).decode().rstrip("=")
 
 
 def make_wheel(path: Path, files: dict[str, str]) -> Path:
     listed = "".join(f"{name},{sum_of(text)},{len(text)}\n" for name, text in files.items())
     with zipfile.ZipFile(path, "w") as wheel:
-        for name, text in {**files, "one-1.dist-info/RECORD": f"{listed}one-1.dist-info/RECORD,,\n"}.items():
+        for name, text in {
+            **files,
+            "one-1.dist-info/RECORD": f"{listed}one-1.dist-info/RECORD,,\n",
+        }.items():
             wheel.writestr(name, text)
     return path
 
@@ -64,10 +75,16 @@ def make_package(path: Path, control: dict[str, str], data: dict[str, str]) -> P
         return lzma.compress(stream.getvalue())
 
     content = b"!<arch>\n"
-    parts = {"debian-binary": b"2.0\n", "control.tar.xz": packed(control), "data.tar.xz": packed(data)}
+    parts = {
+        "debian-binary": b"2.0\n",
+        "control.tar.xz": packed(control),
+        "data.tar.xz": packed(data),
+    }
     for name, part in parts.items():
         content += (
-            f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(part):<10}`\n".encode() + part + b"\n" * (len(part) % 2)
+            f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(part):<10}`\n".encode()
+            + part
+            + b"\n" * (len(part) % 2)
         )
     path.write_bytes(content)
     return path
@@ -86,7 +103,10 @@ def listed(**changes: str) -> PythonList:
     }
     files |= {name.replace("__", "/"): digest for name, digest in changes.items()}
     return PythonList(
-        name="one", version="1", record=RECORD, files={key: each for key, each in files.items() if each != "-"}
+        name="one",
+        version="1",
+        record=RECORD,
+        files={key: each for key, each in files.items() if each != "-"},
     )
 
 
@@ -110,11 +130,27 @@ def test_a_list_is_that_of_its_wheel_but_for_what_recipes_remove_and_installatio
 @pytest.mark.parametrize(
     ("path", "digest", "said"),
     [
-        (f"{SITE}/one/a.py", "sha256=other", f"{RECORD} has another sum of {SITE}/one/a.py than its wheel"),
+        (
+            f"{SITE}/one/a.py",
+            "sha256=other",
+            f"{RECORD} has another sum of {SITE}/one/a.py than its wheel",
+        ),
         (f"{SITE}/one/a.py", "-", f"{RECORD} lacks {SITE}/one/a.py, which its wheel has"),
-        (f"{SITE}/one/b.py", "sha256=b", f"{RECORD} has {SITE}/one/b.py, which its wheel does not have"),
-        ("/opt/venv/bin/one", "sha256=other", f"{RECORD} has another sum of /opt/venv/bin/one than its wheel"),
-        ("/opt/venv/share/one.txt", "sha256=o", f"{RECORD} has another sum of /opt/venv/share/one.txt than its wheel"),
+        (
+            f"{SITE}/one/b.py",
+            "sha256=b",
+            f"{RECORD} has {SITE}/one/b.py, which its wheel does not have",
+        ),
+        (
+            "/opt/venv/bin/one",
+            "sha256=other",
+            f"{RECORD} has another sum of /opt/venv/bin/one than its wheel",
+        ),
+        (
+            "/opt/venv/share/one.txt",
+            "sha256=o",
+            f"{RECORD} has another sum of /opt/venv/share/one.txt than its wheel",
+        ),
         (
             f"{SITE}/one/testsuite.py",
             "sha256=b",
@@ -151,12 +187,16 @@ def test_the_list_of_a_wheel_has_the_programs_as_they_are_installed(tmp_path: Pa
 def test_the_members_of_a_debian_package_and_its_configuration_are_read(tmp_path: Path) -> None:
     control = {"control": "Package: git", "md5sums": "0  usr/bin/git\n", "postinst": "#!/bin/sh\n"}
     control["conffiles"] = "/etc/git.conf\nremove-on-upgrade /etc/old.conf\n"
-    package = make_package(tmp_path / "git.deb", control, {"etc/git.conf": "safe", "usr/bin/git": "x"})
+    package = make_package(
+        tmp_path / "git.deb", control, {"etc/git.conf": "safe", "usr/bin/git": "x"}
+    )
     found = debian_content(package)
     assert found.links == {}
     assert found.members.keys() == {"md5sums", "postinst", "conffiles"}
     assert found.members["postinst"] == hashlib.sha256(b"#!/bin/sh\n").hexdigest()
-    assert found.conffiles == {"/etc/git.conf": hashlib.md5(b"safe", usedforsecurity=False).hexdigest()}
+    assert found.conffiles == {
+        "/etc/git.conf": hashlib.md5(b"safe", usedforsecurity=False).hexdigest()
+    }
     package.write_bytes(package.read_bytes()[:100])
     with pytest.raises(LockError, match=r"git\.deb cannot be read"):
         debian_content(package)
@@ -171,9 +211,18 @@ def test_what_dpkg_keeps_of_a_package_is_held_to_the_package() -> None:
         conffiles={"/etc/git.conf": "c", "/etc/more.conf": "d"},
         links={"/usr/bin/g": "git"},
     )
-    assert list(debian_problems(found, DebianContent(members=found["members"], conffiles={"/etc/git.conf": "c"}))) == []
+    assert (
+        list(
+            debian_problems(
+                found, DebianContent(members=found["members"], conffiles={"/etc/git.conf": "c"})
+            )
+        )
+        == []
+    )
     links = {"/usr/bin/g": "git-1", "/usr/share/doc/left-out": "x"}
-    content = DebianContent(members={"md5sums": "x", "prerm": "y"}, conffiles={"/etc/git.conf": "z"}, links=links)
+    content = DebianContent(
+        members={"md5sums": "x", "prerm": "y"}, conffiles={"/etc/git.conf": "z"}, links=links
+    )
     assert list(debian_problems(found, content)) == [
         "/var/lib/dpkg/info/git.md5sums is not the one of package git 1",
         "/var/lib/dpkg/info/git.postinst is there, and package git 1 does not have it",
@@ -200,7 +249,9 @@ def test_packages_that_nothing_of_the_plan_needs_are_named(tmp_path: Path) -> No
     assert unneeded(installed, ["git"]) == ["telnetd"]
     folder = tmp_path / RECORD.lstrip("/")
     folder.parent.mkdir(parents=True)
-    folder.write_text("one/a.py,sha256=a,1\n../../../bin/one,sha256=b,1\none-1.dist-info/RECORD,,\n")
+    folder.write_text(
+        "one/a.py,sha256=a,1\n../../../bin/one,sha256=b,1\none-1.dist-info/RECORD,,\n"
+    )
     extra = folder.parents[1] / "Extra_Part-2.dist-info/RECORD"
     extra.parent.mkdir()
     extra.write_text("")
@@ -238,10 +289,18 @@ class Known:
 
 def test_what_no_maker_is_known_of_is_left_to_the_image() -> None:
     other = PythonList(
-        name="one", version="1", record=RECORD, files={**listed()["files"], f"{SITE}/one/a.py": "sha256=b"}
+        name="one",
+        version="1",
+        record=RECORD,
+        files={**listed()["files"], f"{SITE}/one/a.py": "sha256=b"},
     )
     package = DebianList(
-        name="git", version="1", architecture="amd64", members={"postinst": "a"}, conffiles={}, links={}
+        name="git",
+        version="1",
+        architecture="amd64",
+        members={"postinst": "a"},
+        conffiles={},
+        links={},
     )
     found = PackageLists(python=[other], debian=[package], unneeded=["telnetd"])
     assert list_problems(CHECK, found, Known()) == [
@@ -256,10 +315,14 @@ def test_recipes_declare_what_they_trim(facts: Facts) -> None:
     for recipe in facts.recipes.values():
         text = recipe.text.partition("#}")[2]
         given: dict[str, set[str]] = {"--remove": set(), "--strip": set()}
-        for option, pattern in re.findall(r"(--remove|--strip) (\S+)", text) if "trim-python-packages" in text else ():
+        for option, pattern in (
+            re.findall(r"(--remove|--strip) (\S+)", text) if "trim-python-packages" in text else ()
+        ):
             given[option] |= {*shlex.split(pattern)}
         if recipe.name != "builder":
-            assert (given["--remove"], given["--strip"]) == ({*recipe.trims}, {*recipe.strips}), recipe.name
+            assert (given["--remove"], given["--strip"]) == ({*recipe.trims}, {*recipe.strips}), (
+                recipe.name
+            )
             declared += len(recipe.trims)
     assert declared >= 10
 

@@ -33,7 +33,11 @@ from image.plain_targets import build, tags, write_targets  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
-BASES = {"good": "touch /etc/issue", "broken": "rm /usr/bin/apt-get", "fine": "touch /etc/issue.net"}
+BASES = {
+    "good": "touch /etc/issue",
+    "broken": "rm /usr/bin/apt-get",
+    "fine": "touch /etc/issue.net",
+}
 """Base images by what makes them differ from the real one; nothing can be installed in the second one."""
 
 
@@ -48,7 +52,16 @@ class Matrix:
 
     def build(self) -> tuple[dict[str, Any], str]:
         """Run the command; return its report and what it said meanwhile."""
-        words = ("--only", self.pattern, "-j", "2", "--until", "build", "--engine", self.engine.name)
+        words = (
+            "--only",
+            self.pattern,
+            "-j",
+            "2",
+            "--until",
+            "build",
+            "--engine",
+            self.engine.name,
+        )
         done = subprocess.run(
             (sys.executable, str(self.root / "build.py"), *words, "--format", "json"),
             cwd=self.root,
@@ -73,14 +86,18 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
     freeze(root, own_caches=False)
     # What is in the images does not matter: no compiler, no MPI, no numpy.
     components = root / "images" / "components.toml"
-    components.write_text(components.read_text(encoding="utf-8").replace("default = true", "default = false"))
+    components.write_text(
+        components.read_text(encoding="utf-8").replace("default = true", "default = false")
+    )
     facts = load(root)
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
     base = own_base(plan)
     assert base is not None
     ensure_base(base, engine, read_host_settings(os.environ), BuildProgress())
     suffix = write_targets(root, facts, tuple(BASES))
-    bases = [base_reference(base, load(root)) for base in load(root).bases if base.name.endswith(suffix)]
+    bases = [
+        base_reference(base, load(root)) for base in load(root).bases if base.name.endswith(suffix)
+    ]
     mine = Matrix(root=root, engine=engine, pattern=f"*{suffix}", tags=tuple(tags(root, suffix)))
     try:
         for name, line in zip(bases, BASES.values(), strict=True):
@@ -93,7 +110,9 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
             engine.remove(reference)
 
 
-def test_one_that_fails_takes_no_other_with_it_and_the_next_run_goes_on_where_this_one_ended(matrix: Matrix) -> None:
+def test_one_that_fails_takes_no_other_with_it_and_the_next_run_goes_on_where_this_one_ended(
+    matrix: Matrix,
+) -> None:
     report, said = matrix.build()
     assert report["at_once"] == 2
     assert [target["outcome"] for target in report["targets"]] == ["done", "failed", "done"]
@@ -106,8 +125,14 @@ def test_one_that_fails_takes_no_other_with_it_and_the_next_run_goes_on_where_th
     assert f"{good['target']}: done" in said
 
     again, said = matrix.build()
-    assert [target["outcome"] for target in again["targets"]] == ["unchanged", "failed", "unchanged"]
-    assert [target["report"]["identifier"] for target in (again["targets"][0], again["targets"][2])] == [
+    assert [target["outcome"] for target in again["targets"]] == [
+        "unchanged",
+        "failed",
+        "unchanged",
+    ]
+    assert [
+        target["report"]["identifier"] for target in (again["targets"][0], again["targets"][2])
+    ] == [
         good["report"]["identifier"],
         fine["report"]["identifier"],
     ]

@@ -50,7 +50,16 @@ def test_the_archives_and_the_index_are_asked_for_the_image(image: BuiltByComman
 
 
 def gpg(home: Path, *words: str) -> None:
-    command = ("gpg", "--homedir", str(home), "--batch", "--quiet", "--pinentry-mode", "loopback", *words)
+    command = (
+        "gpg",
+        "--homedir",
+        str(home),
+        "--batch",
+        "--quiet",
+        "--pinentry-mode",
+        "loopback",
+        *words,
+    )
     subprocess.run(command, check=True, capture_output=True)
 
 
@@ -58,7 +67,16 @@ def gpg(home: Path, *words: str) -> None:
 def home() -> Iterator[Path]:
     """Give a GnuPG home with a key; the path of its agent's socket has 108 bytes at most."""
     folder = Path(tempfile.mkdtemp(prefix="keys-"))
-    gpg(folder, "--passphrase", "", "--quick-generate-key", "archive@example.org", "ed25519", "sign", "never")
+    gpg(
+        folder,
+        "--passphrase",
+        "",
+        "--quick-generate-key",
+        "archive@example.org",
+        "ed25519",
+        "sign",
+        "never",
+    )
     yield folder
     subprocess.run(("gpgconf", "--homedir", str(folder), "--kill", "all"), check=False)
     shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +115,9 @@ def trusting(docker_image: BuiltByCommand, home: Path, tmp_path: Path) -> Iterat
     )
     (tmp_path / "key.gpg").chmod(0o644)
     tag = f"trainworks/test-outdated:{uuid.uuid4().hex[:8]}"
-    subprocess.run(("docker", "build", "--quiet", "--tag", tag, str(tmp_path)), check=True, capture_output=True)
+    subprocess.run(
+        ("docker", "build", "--quiet", "--tag", tag, str(tmp_path)), check=True, capture_output=True
+    )
     yield tag
     docker_image.engine.remove(tag)
 
@@ -106,9 +126,15 @@ def settings(server: Server, *, trusted: bool = False) -> HostSettings:
     """Return a machine that has the archive and no package index."""
     uri = f"{server.url}/debian"
     suites = ("trixie", "trixie-security")
-    sources = tuple(AptSource(uri=uri, suite=suite, components="main", trusted=trusted) for suite in suites)
+    sources = tuple(
+        AptSource(uri=uri, suite=suite, components="main", trusted=trusted) for suite in suites
+    )
     lines = ('Acquire::http::Proxy::127.0.0.1 "DIRECT";', 'Acquire::Retries "0";')
-    return HostSettings(pip=PipSettings(no_index=True), apt=AptSettings(lines=lines, sources=sources), suite="trixie")
+    return HostSettings(
+        pip=PipSettings(no_index=True),
+        apt=AptSettings(lines=lines, sources=sources),
+        suite="trixie",
+    )
 
 
 def ask(reference: str, suite: str, machine: HostSettings, engine: Engine) -> str:
@@ -127,9 +153,13 @@ def test_a_security_update_and_another_one_are_found(
     assert changes == {"hostname": ("99", True), "gzip": ("99", False)}
 
 
-def test_an_archive_that_a_stranger_signed_is_not_believed(docker_image: BuiltByCommand, archive: Server) -> None:
+def test_an_archive_that_a_stranger_signed_is_not_believed(
+    docker_image: BuiltByCommand, archive: Server
+) -> None:
     tag = docker_image.reference
-    with pytest.raises(HostError, match="the package archive of the image was not compared: apt said"):
+    with pytest.raises(
+        HostError, match="the package archive of the image was not compared: apt said"
+    ):
         ask(tag, "bookworm", settings(archive, trusted=True), docker_image.engine)
 
 

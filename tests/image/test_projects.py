@@ -294,7 +294,8 @@ CASES = {
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock", "--extra", "fast"),
         job="-r uv.lock --extra fast",
-        plain="uv export --quiet --frozen --no-emit-project --extra fast > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        plain="uv export --quiet --frozen --no-emit-project --extra fast > /tmp/r.txt && "
+        + f"{UV} -r /tmp/r.txt",
         expected={"alpha": "1.5", "beta": "1.0", "delta": "1.0"},
     ),
     "uv.lock with a folder": Case(
@@ -407,7 +408,8 @@ CASES = {
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock"),
         job="-r uv.lock",
-        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && "
+        + f"{UV} -r /tmp/r.txt",
         expected={"alpha": "1.5", "beta": "1.0"},
     ),
     "Poetry alone": Case(
@@ -474,7 +476,8 @@ CASES = {
         before=("uv lock --default-index INDEX",),
         words=("-r", "uv.lock"),
         job="-r uv.lock",
-        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && " + f"{UV} -r /tmp/r.txt",
+        plain="uv export --quiet --frozen --no-emit-project > /tmp/r.txt && "
+        + f"{UV} -r /tmp/r.txt",
         expected={"static": "3.0", "alpha": "1.5"},
     ),
     "a version of setuptools_scm in a git repository": Case(
@@ -491,7 +494,10 @@ CASES = {
         refused="requirements.txt line 2: flash-attn is compiled by nvcc, which is not there, and no wheel fits",
     ),
     "an editable folder": Case(
-        files={"requirements.txt": "-e ./lib\n", **below("lib", project_of("delta", "99.1", "alpha"))},
+        files={
+            "requirements.txt": "-e ./lib\n",
+            **below("lib", project_of("delta", "99.1", "alpha")),
+        },
         words=("-r", "requirements.txt"),
         job="-r requirements.txt",
         plain=f"{UV} -r requirements.txt",
@@ -521,7 +527,14 @@ CASES = {
 
 
 def git(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=A Person", "-c", "user.email=person@example.org", "-c", "commit.gpgsign=false")
+    identity = (
+        "-c",
+        "user.name=A Person",
+        "-c",
+        "user.email=person@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    )
     command = ("git", "-C", str(folder), *identity, *words)
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -552,7 +565,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
         (work / name).write_text(text)
     commit = committed(work)
     # The branch goes on, with other requirements and without a tag.
-    (work / "lib" / "backend.py").write_text(project_of("delta", "100.0", "alpha==2.0")["backend.py"])
+    (work / "lib" / "backend.py").write_text(
+        project_of("delta", "100.0", "alpha==2.0")["backend.py"]
+    )
     git(work, "commit", "--quiet", "--all", "--message", "The second one")
     git(folder, "clone", "--quiet", "--bare", str(work), str(folder / "shared.git"))
     with serving_files() as server:
@@ -564,8 +579,17 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
 def build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Give the wheels of setuptools_scm and of what it requires, for the image's Python, by their names."""
     folder = tmp_path_factory.mktemp("tools")
-    words = ("download", "--quiet", "--only-binary=:all:", "--python-version=3.11", "--dest", str(folder))
-    subprocess.run((sys.executable, "-m", "pip", *words, "setuptools-scm", "setuptools"), check=True)
+    words = (
+        "download",
+        "--quiet",
+        "--only-binary=:all:",
+        "--python-version=3.11",
+        "--dest",
+        str(folder),
+    )
+    subprocess.run(
+        (sys.executable, "-m", "pip", *words, "setuptools-scm", "setuptools"), check=True
+    )
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -580,7 +604,9 @@ def index(build_tools: dict[str, bytes]) -> Iterator[Index]:
 
 @pytest.fixture(scope="module")
 def private() -> Iterator[Index]:
-    with serving(Index(dict([wheel_of("private_part", "3.0", "")]), password="of-the-house")) as server:
+    with serving(
+        Index(dict([wheel_of("private_part", "3.0", "")]), password="of-the-house")
+    ) as server:
         yield server
 
 
@@ -601,18 +627,43 @@ def written(case: Case, folder: Path, values: Mapping[str, str]) -> None:
         committed(folder / case.history)
     for command in case.before:
         words = command.replace("INDEX", values["INDEX"]).split()[1:]
-        plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
-        subprocess.run((find_uv_bin(), *words, "--python", sys.executable), cwd=folder, env=plain, check=True)
+        plain = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("UV_", "PIP_"))
+        }
+        subprocess.run(
+            (find_uv_bin(), *words, "--python", sys.executable), cwd=folder, env=plain, check=True
+        )
 
 
 def extend(
     image: BuiltByCommand, folder: Path, settings: Mapping[str, str], *words: str
 ) -> subprocess.CompletedProcess[str]:
     """Call `extend` until the lock is written, with no settings of this machine."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
-    command = (sys.executable, str(ROOT / "build.py"), "extend", "--root", str(ROOT), "--base", image.reference)
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))
+    }
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "extend",
+        "--root",
+        str(ROOT),
+        "--base",
+        image.reference,
+    )
     return subprocess.run(
-        (*command, "--tag", "trainworks-test/project:1", "--until", "render", "--format", "json", *words),
+        (
+            *command,
+            "--tag",
+            "trainworks-test/project:1",
+            "--until",
+            "render",
+            "--format",
+            "json",
+            *words,
+        ),
         cwd=folder,
         env={**plain, **settings},
         capture_output=True,
@@ -655,18 +706,37 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
         "WORDS": case.job,
     }
     shared = [word for key, value in variables.items() for word in ("--env", f"{key}={value}")]
-    words = ("docker", "run", "--rm", "--network", "host", "--volume", f"{folder}:/project:ro", *shared)
+    words = (
+        "docker",
+        "run",
+        "--rm",
+        "--network",
+        "host",
+        "--volume",
+        f"{folder}:/project:ro",
+        *shared,
+    )
     job = subprocess.run(
-        (*words, docker_image.reference, "sh", "-c", JOB), capture_output=True, text=True, check=False, timeout=300
+        (*words, docker_image.reference, "sh", "-c", JOB),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     said = job.stdout + job.stderr
-    before, *answers = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    before, *answers = [
+        json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")
+    ]
     plain = answers.pop(0)["changes"] if case.plain and "uv refuses" not in said else None
 
-    extended = extend(docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words)
+    extended = extend(
+        docker_image, folder / case.folder, {**settings, "XDG_CACHE_HOME": str(cache)}, *case.words
+    )
     if case.refused:
         assert (job.returncode != 0, case.refused in said) == (True, True), said
-        assert (extended.returncode != 0, case.refused in extended.stderr) == (True, True), extended.stderr
+        assert (extended.returncode != 0, case.refused in extended.stderr) == (True, True), (
+            extended.stderr
+        )
         assert plain is None
         return
     assert job.returncode == 0, said
@@ -679,19 +749,29 @@ def test_a_project_is_the_same_at_both_doors_and_for_uv(
     if case.plain:
         assert plain is not None, said
         found = {row["name"]: row.get("version") for row in plain if row["action"] == "installed"}
-        assert {key: case.expected[key] if value is None else value for key, value in found.items()} == case.expected
+        assert {
+            key: case.expected[key] if value is None else value for key, value in found.items()
+        } == case.expected
 
 
-def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, cache: Path, tmp_path: Path) -> None:
+def test_a_new_line_moves_no_more_than_it_has_to(
+    docker_image: BuiltByCommand, cache: Path, tmp_path: Path
+) -> None:
     files = [wheel_of(name, "1.0", "") for name in ("first", "second", "third")]
     with serving(Index(dict(files))) as server:
-        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+        settings = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": server.simple,
+            "XDG_CACHE_HOME": str(cache),
+        }
 
         def locked(text: str) -> tuple[dict[str, str], str]:
             (tmp_path / "requirements.txt").write_text(text)
             done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
             assert done.returncode == 0, done.stderr
-            return dict(each.split("==") for each in json.loads(done.stdout)["requirements"]), done.stderr
+            return dict(
+                each.split("==") for each in json.loads(done.stdout)["requirements"]
+            ), done.stderr
 
         assert locked("first\nsecond\n")[0] == {"first": "1.0", "second": "1.0"}
         server.files |= dict(wheel_of(name, "2.0", "") for name in ("first", "second", "third"))
@@ -711,7 +791,9 @@ def test_a_new_line_moves_no_more_than_it_has_to(docker_image: BuiltByCommand, c
 
 OF_A_BACKEND = project_of("kernels", "1.0")
 OF_A_BACKEND["backend.py"] = f"import torch\n{OF_A_BACKEND['backend.py']}"
-OF_SETUP = {"setup.py": "import torch\nfrom setuptools import setup\nsetup(name='kernels', version='1.0')\n"}
+OF_SETUP = {
+    "setup.py": "import torch\nfrom setuptools import setup\nsetup(name='kernels', version='1.0')\n"
+}
 
 
 @pytest.mark.parametrize(("folder", "files"), [("kernels", OF_A_BACKEND), ("src", OF_SETUP)])
@@ -728,12 +810,24 @@ def test_what_imports_torch_to_be_built_is_named_and_built(
         (tmp_path / name).write_text(text)
     (tmp_path / "requirements.txt").write_text(f"./{folder}\n")
     with serving(Index(build_tools)) as server:
-        settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": server.simple, "XDG_CACHE_HOME": str(cache)}
+        settings = {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": server.simple,
+            "XDG_CACHE_HOME": str(cache),
+        }
         done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt")
         assert done.returncode != 0
         assert "No module named 'torch'" in done.stderr
         assert "--no-build-isolation kernels" in done.stderr
-        done = extend(docker_image, tmp_path, settings, "-r", "requirements.txt", "--no-build-isolation", "kernels")
+        done = extend(
+            docker_image,
+            tmp_path,
+            settings,
+            "-r",
+            "requirements.txt",
+            "--no-build-isolation",
+            "kernels",
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["requirements"] == ["kernels==1.0"]
 
@@ -750,7 +844,9 @@ RUN UV_CONSTRAINT= UV_NO_CONFIG=1 uv pip install --dry-run --default-index {inde
 """
 
 
-def test_a_dockerfile_on_ours_keeps_torch_or_fails(image: BuiltByCommand, index: Index, tmp_path: Path) -> None:
+def test_a_dockerfile_on_ours_keeps_torch_or_fails(
+    image: BuiltByCommand, index: Index, tmp_path: Path
+) -> None:
     index.files |= dict([wheel_of("torch", "2.0.0", "raise ImportError('another torch')\n")])
     (tmp_path / "Dockerfile").write_text(FROM_OURS.format(base=image.reference, index=index.simple))
     engine, tag = image.engine, f"trainworks-test/from-ours:{uuid.uuid4().hex[:12]}"

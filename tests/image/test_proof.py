@@ -33,35 +33,51 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
         done = call("prove", target, "--engine", engine, "--output", str(folder), "--licenses")
         assert done.returncode == 0, done.stderr
     texts = {path.name: path.read_text(encoding="utf-8") for path in proofs[0].iterdir()}
-    assert texts == {path.name: path.read_text(encoding="utf-8") for path in proofs[1].iterdir()}, "not reproducible"
+    assert texts == {path.name: path.read_text(encoding="utf-8") for path in proofs[1].iterdir()}, (
+        "not reproducible"
+    )
 
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     provenance = read_provenance(json.loads(texts["provenance.json"]))
     assert provenance.build_definition.internal_parameters["target"] == target
 
     licenses = texts["licenses.txt"].split("\n==== ")
-    assert {"trainworks-smdistributed", "torch", "libc6"} <= {each.split(" ")[0] for each in licenses}
+    assert {"trainworks-smdistributed", "torch", "libc6"} <= {
+        each.split(" ")[0] for each in licenses
+    }
     without = [each.split(" ")[0] for each in licenses if "it has no file with the text" in each]
     assert without == ["tensorboard-data-server"], "its wheel has none"
-    assert [each.split(" ")[0] for each in licenses if "\nsource: not named" in each] == ["trainworks-smdistributed"]
+    assert [each.split(" ")[0] for each in licenses if "\nsource: not named" in each] == [
+        "trainworks-smdistributed"
+    ]
 
     # The package manager itself, and the lock, say the same as the bill of materials.
     with image.engine.container(image.reference) as container:
-        listing = container.run(("dpkg-query", "--show", "--showformat", r"${db:Status-Abbrev}${Package}\n")).output
+        listing = container.run(
+            ("dpkg-query", "--show", "--showformat", r"${db:Status-Abbrev}${Package}\n")
+        ).output
     installed = {line.split()[1] for line in listing.splitlines() if line.startswith("ii")}
     found = json.loads(texts["sbom.cdx.json"])["components"]
     assert {each["name"] for each in found if each["purl"].startswith("pkg:deb/")} == installed
-    hashes = {each["name"].lower(): each["hashes"][0]["content"] for each in found if each.get("hashes")}
+    hashes = {
+        each["name"].lower(): each["hashes"][0]["content"] for each in found if each.get("hashes")
+    }
     torch = next(row for row in load(ROOT).locks[target].packages if row.name == "torch")
     assert hashes["torch"] == torch.sha256
     assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each["purl"] for each in found}
 
 
-def test_no_proof_is_given_of_what_was_built_from_something_else(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_no_proof_is_given_of_what_was_built_from_something_else(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     for name in ("images", "templates", "launcher"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"
-    changed.write_text(changed.read_text(encoding="utf-8") + "\n# changed after the build\n", encoding="utf-8")
+    changed.write_text(
+        changed.read_text(encoding="utf-8") + "\n# changed after the build\n", encoding="utf-8"
+    )
     words = ("--engine", "docker", "--output", str(tmp_path / "out"), "--root", str(tmp_path))
     done = call("prove", docker_image.report["name"], *words)
     assert done.returncode == 17, done.stderr

@@ -74,9 +74,7 @@ OPENEXR = (
     "build-essential git python3-dev python3-pip libopenexr-dev libxi-dev libglfw3-dev libglew-dev libomp-dev "
     "libxinerama-dev libxcursor-dev gdb gosu sudo tzdata"
 )
-OF_EFA = (
-    "apt-utils autoconf automake build-essential cmake curl gcc gdb git kmod libtool openssh-client openssh-server vim"
-)
+OF_EFA = "apt-utils autoconf automake build-essential cmake curl gcc gdb git kmod libtool openssh-client openssh-server vim"
 DOCKERFILES = {
     "OpenRLHF": Public("vllm==0.15.1", OPENEXR, "2.9"),
     "OpenRLHF requirements": Public(RLHF),
@@ -92,27 +90,43 @@ DOCKERFILES = {
         "--upgrade pip packaging wheel setuptools", "systemd wget git vim gcc g++ libibverbs-dev"
     ),
     "LLaMA-Factory": Public("--upgrade pip packaging wheel setuptools editables hatchling>=1.18.0"),
-    "BERT": Public("tqdm boto3 requests six ipdb h5py html2text nltk progressbar", "pbzip2 pv bzip2 cabextract"),
+    "BERT": Public(
+        "tqdm boto3 requests six ipdb h5py html2text nltk progressbar", "pbzip2 pv bzip2 cabextract"
+    ),
     "nnU-Net": Public(
         "nibabel==3.2.1 joblib==1.0.1 pytorch-lightning==1.3.8 scikit-learn==1.0 scikit-image==0.18.3 pynvml==11.0.0"
     ),
     "TFT": Public("pandas==1.3.4 pynvml==11.0.0"),
-    "koyeb-fun-training": Public("torch>=2.2.0 transformers==4.40.0 datasets accelerate huggingface_hub", "git"),
-    "therabot-training": Public("bitsandbytes peft accelerate datasets trl safetensors wandb tokenizers transformers"),
+    "koyeb-fun-training": Public(
+        "torch>=2.2.0 transformers==4.40.0 datasets accelerate huggingface_hub", "git"
+    ),
+    "therabot-training": Public(
+        "bitsandbytes peft accelerate datasets trl safetensors wandb tokenizers transformers"
+    ),
     "Depth-Anything": Public("torch torchvision opencv-python"),
-    "torchtune of Kubeflow": Public("torchao==0.15.0 torchtune==0.6.1 bitsandbytes>=0.50.0 kagglehub<2.0.0"),
+    "torchtune of Kubeflow": Public(
+        "torchao==0.15.0 torchtune==0.6.1 bitsandbytes>=0.50.0 kagglehub<2.0.0"
+    ),
     "picotron": Public("torch==2.1.0", "software-properties-common", "2.1.0"),
     "nanoVLM": Public(NANOVLM, "nvtop"),
-    "grpo": Public("torch==2.6.0 transformers datasets accelerate peft deepspeed wandb math_verify", "", "2.6.0"),
+    "grpo": Public(
+        "torch==2.6.0 transformers datasets accelerate peft deepspeed wandb math_verify",
+        "",
+        "2.6.0",
+    ),
     "ColossalAI": Public(
-        "awscli pynvml numpy<2.0 transformers==4.52.4 math-verify==0.7.0 tqdm", "libaio-dev libhwloc-dev"
+        "awscli pynvml numpy<2.0 transformers==4.52.4 math-verify==0.7.0 tqdm",
+        "libaio-dev libhwloc-dev",
     ),
     "DeepSpeed": Public(
-        "transformers==4.44.2 sentencepiece python-etcd deepspeed accelerate", f"{OF_EFA} libhwloc-dev"
+        "transformers==4.44.2 sentencepiece python-etcd deepspeed accelerate",
+        f"{OF_EFA} libhwloc-dev",
     ),
     "ddp": Public("mlflow==2.13.2 sagemaker-mlflow==0.1.0"),
     "FSDP": Public(
-        "datasets torch==2.7.0 torchaudio==2.7.0 torchvision==0.22.0 transformers==4.53.0", "nvtop", "2.7.0"
+        "datasets torch==2.7.0 torchaudio==2.7.0 torchvision==0.22.0 transformers==4.53.0",
+        "nvtop",
+        "2.7.0",
     ),
     "V-JEPA 2": Public(VJEPA, "libnccl-dev"),
     "BEND": Public(BEND),
@@ -162,7 +176,12 @@ def inside(
     if settings.ca:
         given |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), "/run/secrets/ca.pem")
     named = [word for name, value in given.items() for word in ("--env", f"{name}={value}")]
-    mounts = ("--volume", f"{secrets}:/run/secrets:ro", "--volume", f"{folder}/asked.json:/asked.json:ro")
+    mounts = (
+        "--volume",
+        f"{secrets}:/run/secrets:ro",
+        "--volume",
+        f"{folder}/asked.json:/asked.json:ro",
+    )
     return subprocess.run(
         (
             "docker",
@@ -182,13 +201,17 @@ def inside(
     )
 
 
-def test_no_public_dockerfile_replaces_torch_in_silence(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_no_public_dockerfile_replaces_torch_in_silence(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     """uv for all of them; pip for those that plain pip once let replace it, and for some that fit."""
     settings = read_host_settings(os.environ)
     found = []
     by_pip = ("picotron", "grpo", "FSDP", "koyeb-fun-training", "therabot-training", "ddp", "dlrm")
     for names, tool in ((DOCKERFILES, "uv"), (by_pip, "pip")):
-        (tmp_path / "asked.json").write_text(json.dumps({name: DOCKERFILES[name].pip for name in names}))
+        (tmp_path / "asked.json").write_text(
+            json.dumps({name: DOCKERFILES[name].pip for name in names})
+        )
         done = inside(docker_image, tmp_path, settings, "python", "-c", TRY, json.dumps([tool]))
         assert done.returncode == 0, done.stderr[-3000:]
         found += json.loads(done.stdout.splitlines()[-1])
@@ -200,7 +223,9 @@ def test_no_public_dockerfile_replaces_torch_in_silence(docker_image: BuiltByCom
             assert "torch" in said, (name, tool, said)
     # What fails otherwise fails for a release of theirs that is not there for this Python, or that nvcc compiles.
     others = {name: said[-300:] for name, _, status, _, said in found if status not in (0, 124)}
-    assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "LLaMA-Factory"} <= fits, others
+    assert {"koyeb-fun-training", "therabot-training", "ddp", "dlrm", "LLaMA-Factory"} <= fits, (
+        others
+    )
     assert len(fits) >= 14, others
 
 
@@ -212,7 +237,17 @@ def test_their_debian_packages_are_there_or_the_page_says_what_instead(
     command = 'apt-get update >&2 && apt-get install -s -y "$@" > /dev/null; shift 2; apt-get install -s -y "$@" >&2'
     there = sorted(names - NOT_THERE)
     assert len(NOT_THERE) == 2
-    done = inside(docker_image, tmp_path, read_host_settings(os.environ), "sh", "-c", command, "sh", *NOT_THERE, *there)
+    done = inside(
+        docker_image,
+        tmp_path,
+        read_host_settings(os.environ),
+        "sh",
+        "-c",
+        command,
+        "sh",
+        *NOT_THERE,
+        *there,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(re.findall(r"Unable to locate package (\S+)", done.stderr)) == NOT_THERE
     page = (ROOT / "docs/extend.md").read_text()
@@ -232,7 +267,8 @@ ENV SAGEMAKER_PROGRAM=train.py
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("koyeb-fun-training", "transformers"), ("BERT", "nltk"), ("dlrm", "torchviz")]
+    ("name", "module"),
+    [("koyeb-fun-training", "transformers"), ("BERT", "nltk"), ("dlrm", "torchviz")],
 )
 def test_three_are_built_to_their_end_and_train(
     docker_image: BuiltByCommand, tmp_path: Path, name: str, module: str
@@ -242,23 +278,32 @@ def test_three_are_built_to_their_end_and_train(
     apt = f"APT_CONFIG=/run/secrets/apt.conf; export APT_CONFIG; apt-get update && apt-get install -y {row.apt}"
     text = BUILD.format(base=docker_image.reference, apt=apt if row.apt else "true", pip=quoted)
     (tmp_path / "Dockerfile").write_text(text)
-    (tmp_path / "train.py").write_text(f"import torch, {module}\nprint('TRAINED with', torch.__version__)\n")
+    (tmp_path / "train.py").write_text(
+        f"import torch, {module}\nprint('TRAINED with', torch.__version__)\n"
+    )
     tag = f"trainworks-test/public:{uuid.uuid4().hex[:12]}"
     secrets = settings.secrets("bookworm", "")
     request = BuildRequest(
         name=name,
         context=tmp_path,
         tags=(tag,),
-        secrets=tuple(Secret(identifier=each, content=content) for each, content in secrets.items()),
+        secrets=tuple(
+            Secret(identifier=each, content=content) for each, content in secrets.items()
+        ),
         arguments=settings.proxies,
     )
     docker_image.engine.build(request, lambda _event: None)
     try:
         done = subprocess.run(
-            ("docker", "run", "--rm", "--network", "none", tag, "train"), capture_output=True, text=True, check=False
+            ("docker", "run", "--rm", "--network", "none", tag, "train"),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         own = docker_image.engine.run(
-            docker_image.reference, ("python", "-c", "import torch; print(torch.__version__)"), timeout=120
+            docker_image.reference,
+            ("python", "-c", "import torch; print(torch.__version__)"),
+            timeout=120,
         )
     finally:
         docker_image.engine.remove(tag)

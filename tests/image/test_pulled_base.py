@@ -47,7 +47,15 @@ class Machine:
     def call(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """Run `build.py`; return its status, its document and what it said."""
         done = subprocess.run(
-            (sys.executable, str(self.root / "build.py"), *words, "--only", self.pattern, "--format", "json"),
+            (
+                sys.executable,
+                str(self.root / "build.py"),
+                *words,
+                "--only",
+                self.pattern,
+                "--format",
+                "json",
+            ),
             cwd=self.root,
             env={**os.environ, "PATH": self.path, "XDG_CACHE_HOME": str(self.root / "cache")},
             capture_output=True,
@@ -80,7 +88,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     root.mkdir()
     freeze(root, own_caches=False)
     components = root / "images" / "components.toml"
-    components.write_text(components.read_text(encoding="utf-8").replace("default = true", "default = false"))
+    components.write_text(
+        components.read_text(encoding="utf-8").replace("default = true", "default = false")
+    )
     suffix = write_targets(root, load(root), ("pulled",))
     with plain_registry(tmp_path) as host:
         image = f"{host}/debian:slim"
@@ -88,9 +98,17 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=300)
         bases = root / "images" / "bases.toml"
         text = bases.read_text(encoding="utf-8")
-        bases.write_text(text.replace(f'"debian12pulled{suffix}/debian:bookworm-slim"', f'"{image}"'))
+        bases.write_text(
+            text.replace(f'"debian12pulled{suffix}/debian:bookworm-slim"', f'"{image}"')
+        )
         (tag,) = tags(root, suffix)
-        mine = Machine(root=root, path=f"{programs}:{TOOLS}", pattern=f"*pulled{suffix}", tag=tag, engine=engine)
+        mine = Machine(
+            root=root,
+            path=f"{programs}:{TOOLS}",
+            pattern=f"*pulled{suffix}",
+            tag=tag,
+            engine=engine,
+        )
         names = {mine.base}
         try:
             yield mine
@@ -104,7 +122,9 @@ def test_the_digest_is_locked_and_the_base_is_pulled_by_it(machine: Machine) -> 
     status, document, said = machine.call("lock", "--upgrade", "system")
     assert (status, document.get("problems")) == (0, []), (document, said)
     digests = load(machine.root).digest_by_image
-    (name, digest), *_ = ((name, each) for name, each in digests.items() if name.endswith("/debian:slim"))
+    (name, digest), *_ = (
+        (name, each) for name, each in digests.items() if name.endswith("/debian:slim")
+    )
     assert machine.base != bootstrapped
     status, document, said = machine.call("--until", "build")
     assert status == 0, said

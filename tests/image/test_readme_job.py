@@ -21,7 +21,9 @@ pytestmark = pytest.mark.engine
 
 
 def run(command: tuple[str, ...], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True, timeout=600
+    )
     return done.stdout
 
 
@@ -36,7 +38,9 @@ def test_the_failed_job_of_the_readme(docker_image: BuiltByCommand, tmp_path: Pa
         for command in re.findall(r"^\$ (.*)$", block, re.MULTILINE):
             seen += f"$ {command}\n{run(('bash', '-c', command), folder)}"
     finally:
-        subprocess.run(("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True)
+        subprocess.run(
+            ("docker", "rm", "--force", "node-1", "node-2"), check=False, capture_output=True
+        )
         subprocess.run(("docker", "network", "rm", "failing"), check=False, capture_output=True)
     assert seen == block
 
@@ -85,13 +89,27 @@ def test_an_example_learns_and_goes_on_as_its_page_says(examples: Path, name: st
 def rank_in(container: str) -> int:
     """Return the process of the script in a container, as this machine numbers it."""
     listed = run(("docker", "top", container, "-eo", "pid,args"), ROOT)
-    (found,) = [words for words in map(str.split, listed.splitlines()) if words[2:3] == ["train.py"]]
+    (found,) = [
+        words for words in map(str.split, listed.splitlines()) if words[2:3] == ["train.py"]
+    ]
     return int(found[0])
 
 
-def test_an_example_goes_on_after_the_death_of_a_rank(docker_image: BuiltByCommand, examples: Path) -> None:
+def test_an_example_goes_on_after_the_death_of_a_rank(
+    docker_image: BuiltByCommand, examples: Path
+) -> None:
     """A rank of the second host is killed after the first checkpoint: torchrun starts all ranks again from there."""
-    words = ("train", "--mode", "torch_distributed", "--processes-per-host", "1", "--", "train.py", "--steps", "200")
+    words = (
+        "train",
+        "--mode",
+        "torch_distributed",
+        "--processes-per-host",
+        "1",
+        "--",
+        "train.py",
+        "--steps",
+        "200",
+    )
     watching = ("docker", "events", "--filter", "container=node-2", "--filter", "event=start")
     with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True) as events:
         job = subprocess.Popen(
@@ -104,7 +122,9 @@ def test_an_example_goes_on_after_the_death_of_a_rank(docker_image: BuiltByComma
         assert events.stdout is not None
         assert events.stdout.readline()
         events.kill()
-    with subprocess.Popen(("docker", "logs", "--follow", "node-1"), stdout=subprocess.PIPE, text=True) as log:
+    with subprocess.Popen(
+        ("docker", "logs", "--follow", "node-1"), stdout=subprocess.PIPE, text=True
+    ) as log:
         assert log.stdout is not None
         assert any("step 30 loss" in line for line in log.stdout)
         os.kill(rank_in("node-2"), signal.SIGKILL)

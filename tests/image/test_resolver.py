@@ -34,7 +34,9 @@ BASE = ExtendedBase(
         BaseDistribution(name="../x", version="1"),
     ),
     kept={"kept-one": "1.0+build"},
-    metadata={"Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"},
+    metadata={
+        "Kept_One": "Name: Kept_One\nVersion: 1.0+build\nRequires-Dist: other>=1; python_version < '3.10'\n"
+    },
 )
 
 
@@ -55,7 +57,9 @@ def resolver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolv
 
 
 def environment(index: Index) -> Mapping[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))
+    }
     return {**plain, "UV_DEFAULT_INDEX": index.simple}
 
 
@@ -93,10 +97,15 @@ def test_no_code_of_a_source_archive_runs_and_no_older_release_is_taken(
     resolver.learn = learn
     lock = resolver.lock(described(resolver), ("needs_build",), environment(index))
     assert lock is not None, resolver.log
-    assert {row["name"]: row["version"] for row in lock.rows} == {"needs-build": "2.0", "other": "1.5"}
+    assert {row["name"]: row["version"] for row in lock.rows} == {
+        "needs-build": "2.0",
+        "other": "1.5",
+    }
     assert seen == [["PKG-INFO", "setup.py"]]
     files = resolver.fetch(lock)
-    assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(content).hexdigest()
+    assert {each.name: each.sha256 for each in files}["needs-build"] == hashlib.sha256(
+        content
+    ).hexdigest()
     assert not ran.exists()
 
 
@@ -118,10 +127,14 @@ def test_files_are_for_the_base_and_downloaded_once(resolver: Resolver, index: I
     assert resolver.known_file(file.sha256) == file.file
 
 
-def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver: Resolver, index: Index) -> None:
+def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(
+    resolver: Resolver, index: Index
+) -> None:
     """One resolution says all of it: an index has newer releases, and one that is not in any index is kept."""
     index.files |= dict([wheel_of("kept_one", version, "") for version in ("1.0+build", "2.0")])
-    index.files |= dict([wheel_of("free", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "free", "other>=1")])
+    index.files |= dict(
+        [wheel_of("free", "2.0", ""), wheel_of("mine", "1.0", "", "kept-one", "free", "other>=1")]
+    )
     index.files |= dict([wheel_of("other", "1.5", ""), wheel_of("other", "1.0", "")])
     index.files |= dict([wheel_of("third", "1", "", "other>1")])
     # Such an index has to send a file to say its hash.
@@ -156,7 +169,9 @@ def test_what_is_there_stays_where_it_fits_and_moves_where_it_does_not(resolver:
     assert "absent" in resolver.log
 
 
-def test_all_lines_have_hashes_where_they_have_to(resolver: Resolver, index: Index, tmp_path: Path) -> None:
+def test_all_lines_have_hashes_where_they_have_to(
+    resolver: Resolver, index: Index, tmp_path: Path
+) -> None:
     files = dict([wheel_of("hashed", "1.0", "", "bare"), wheel_of("bare", "1.0", "")])
     index.files |= files
     lines = tmp_path / "requirements.txt"
@@ -169,7 +184,9 @@ def test_all_lines_have_hashes_where_they_have_to(resolver: Resolver, index: Ind
     assert resolver.lock(there, (*words, "--no-deps"), environment(index)) is not None
 
 
-def test_a_hash_of_the_users_own_is_what_counts(resolver: Resolver, index: Index, tmp_path: Path) -> None:
+def test_a_hash_of_the_users_own_is_what_counts(
+    resolver: Resolver, index: Index, tmp_path: Path
+) -> None:
     name, content = wheel_of("hashed", "1.0", "")
     index.files[name] = content
     lines = tmp_path / "requirements.txt"

@@ -23,11 +23,20 @@ if "--fail" in sys.argv:
 WORK = ("-v", "{}:/w", "-w", "/w")
 STRANGER = ("--user", "12345:12345")
 SLURM = ("-e", "SLURM_JOB_ID=77", "-e", "SLURM_JOB_NUM_NODES=1", "-e", "SLURMD_NODENAME=n1")
-KUBERNETES = ("-e", "KUBERNETES_SERVICE_HOST=10.0.0.1", "-e", "JOB_COMPLETION_INDEX=0", "-e", "TRAINWORKS_HOSTS=x")
+KUBERNETES = (
+    "-e",
+    "KUBERNETES_SERVICE_HOST=10.0.0.1",
+    "-e",
+    "JOB_COMPLETION_INDEX=0",
+    "-e",
+    "TRAINWORKS_HOSTS=x",
+)
 LOST = "results end with this container: no mount keeps "
 
 
-def train(image: BuiltByCommand, folder: Path, options: tuple[str, ...], *words: str) -> tuple[str, list[str]]:
+def train(
+    image: BuiltByCommand, folder: Path, options: tuple[str, ...], *words: str
+) -> tuple[str, list[str]]:
     """Run a job whose script is in a folder of the host; return its log, and the files that it left there."""
     (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     folder.chmod(0o777)
@@ -35,7 +44,9 @@ def train(image: BuiltByCommand, folder: Path, options: tuple[str, ...], *words:
     argv = ["docker", "run", "--rm", *given, image.reference, "train", "--", "/w/train.py", *words]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == (1 if "--fail" in words else 0), ended.stderr
-    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {"train.py"}
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
+        "train.py"
+    }
     return ended.stderr, sorted(left)
 
 
@@ -45,13 +56,21 @@ def train(image: BuiltByCommand, folder: Path, options: tuple[str, ...], *words:
         pytest.param(WORK, "", marks=pytest.mark.core, id="root"),
         pytest.param((*WORK, *STRANGER), "", marks=pytest.mark.core, id="another user"),
         pytest.param((*WORK, *STRANGER, *SLURM), "output/77/", id="Slurm"),
-        pytest.param((*WORK, *STRANGER, *KUBERNETES, "-e", "TRAINWORKS_HOST=x"), "", id="Kubernetes"),
+        pytest.param(
+            (*WORK, *STRANGER, *KUBERNETES, "-e", "TRAINWORKS_HOST=x"), "", id="Kubernetes"
+        ),
         pytest.param((*WORK, *STRANGER, "--read-only", "--tmpfs", "/tmp"), "", id="read-only root"),
         pytest.param((*WORK, "-v", "/opt/ml"), "", id="volume without a name"),
         pytest.param((*WORK, "--tmpfs", "/opt/ml"), "", id="memory"),
         pytest.param(("-v", "{}:/w", "-v", "{}:/opt/ml"), "", id="all of /opt/ml"),
-        pytest.param((*WORK, "-e", "SAGEMAKER_BASE_DIR=/w/named"), "named/", id="a directory that a person names"),
-        pytest.param((*WORK, "-e", "SM_MODEL_DIR=/w/model"), "", id="a model's directory that a person names"),
+        pytest.param(
+            (*WORK, "-e", "SAGEMAKER_BASE_DIR=/w/named"),
+            "named/",
+            id="a directory that a person names",
+        ),
+        pytest.param(
+            (*WORK, "-e", "SM_MODEL_DIR=/w/model"), "", id="a model's directory that a person names"
+        ),
     ],
 )
 def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
@@ -60,7 +79,9 @@ def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
     said, left = train(docker_image, tmp_path, options, "--fail")
     assert LOST not in said
     files = ("model/SM_MODEL_DIR", "output/data/SM_OUTPUT_DATA_DIR")
-    assert left == sorted(f"{root}{name}" for name in (*files, "output/failure", "output/failure.json"))
+    assert left == sorted(
+        f"{root}{name}" for name in (*files, "output/failure", "output/failure.json")
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +91,11 @@ def test_what_a_job_saves_is_on_the_host_when_the_container_is_gone(
         (("-v", "{}:/w", *STRANGER), "/opt/ml/model and /opt/ml/output; ", 0),
         (("-v", "{}:/w:ro", "-w", "/w"), "/opt/ml/model and /opt/ml/output; ", 0),
         (("-v", "{}:/w", "-v", "{}:/opt/ml/model"), "/opt/ml/output; ", 1),
-        ((*WORK, "-e", "SAGEMAKER_BASE_DIR=/elsewhere"), "/elsewhere/model and /elsewhere/output; ", 0),
+        (
+            (*WORK, "-e", "SAGEMAKER_BASE_DIR=/elsewhere"),
+            "/elsewhere/model and /elsewhere/output; ",
+            0,
+        ),
         ((*WORK, "-e", "SM_MODEL_DIR=/tmp/model"), "/tmp/model; ", 2),
     ],
 )
@@ -79,24 +104,47 @@ def test_the_start_says_what_will_be_lost(
 ) -> None:
     said, files = train(docker_image, tmp_path, options)
     (line,) = [line for line in said.splitlines() if LOST in line]
-    assert f"warning: {LOST}{lost}mount a directory of the host or a volume there: docker run -v " in line
+    assert (
+        f"warning: {LOST}{lost}mount a directory of the host or a volume there: docker run -v "
+        in line
+    )
     assert len(files) == left
 
 
-def test_explain_says_where_results_go_and_why(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_explain_says_where_results_go_and_why(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").touch()
     shown = []
     for words in (("-v", f"{tmp_path}:/w", "-w", "/w"), ("-v", f"{tmp_path}:/w:ro", "-w", "/w")):
-        argv = ("docker", "run", "--rm", *words, docker_image.reference, "train", "explain", "--format", "json")
-        shown.append(subprocess.run((*argv, "--", "train.py"), capture_output=True, text=True, timeout=300).stdout)
+        argv = (
+            "docker",
+            "run",
+            "--rm",
+            *words,
+            docker_image.reference,
+            "train",
+            "explain",
+            "--format",
+            "json",
+        )
+        shown.append(
+            subprocess.run(
+                (*argv, "--", "train.py"), capture_output=True, text=True, timeout=300
+            ).stdout
+        )
     assert "in the working directory, because no mount keeps /opt/ml/model" in shown[0]
     assert "it ends with this container: no mount keeps it" in shown[1]
 
 
-def test_kubernetes_is_told_why_a_container_ended(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+def test_kubernetes_is_told_why_a_container_ended(
+    docker_image: BuiltByCommand, tmp_path: Path
+) -> None:
     """It mounts a file there, and shows what it finds in it."""
     told = tmp_path / "told"
     told.touch()
     told.chmod(0o666)
-    train(docker_image, tmp_path, (*WORK, *STRANGER, "-v", f"{told}:/dev/termination-log"), "--fail")
+    train(
+        docker_image, tmp_path, (*WORK, *STRANGER, "-v", f"{told}:/dev/termination-log"), "--fail"
+    )
     assert told.read_text(encoding="utf-8").startswith("ValueError: after the model was saved\n")

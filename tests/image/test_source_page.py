@@ -100,7 +100,16 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
         digests = make_base_images(folder / "bases", base.name, registry)
         root = make_checkout(folder / "checkout", registry, digests, hashes)
         command = (
-            *(sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cu118"),
+            *(
+                sys.executable,
+                str(ROOT / "build.py"),
+                "--root",
+                str(root),
+                "--framework",
+                "pytorch",
+                "--cuda",
+                "cu118",
+            ),
             *("--framework-version", "2.13.0", "--sources", "vendor", "--engine", "docker"),
             *("--mirror", str(mirror), "--format", "json"),
         )
@@ -108,7 +117,13 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
         (folder / "log").write_text(done.stderr)
         assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-6000:]
         report = json.loads(done.stdout)
-        yield BuiltByCommand(engine=engine, root=root, reference=report["tags"][0], report=report, progress=done.stderr)
+        yield BuiltByCommand(
+            engine=engine,
+            root=root,
+            reference=report["tags"][0],
+            report=report,
+            progress=done.stderr,
+        )
 
 
 def said_by(image: BuiltByCommand, *words: str) -> str:
@@ -120,16 +135,22 @@ def said_by(image: BuiltByCommand, *words: str) -> str:
 def test_every_component_is_compiled_and_every_promise_kept(image: BuiltByCommand) -> None:
     checks = image.report["checks"]
     assert [check["title"] for check in checks if not check["passed"]] == []
-    assert {*COMPILED, "libfabric", "open-mpi", "smp", "smddp", "torch"} <= {check["component"] for check in checks}
+    assert {*COMPILED, "libfabric", "open-mpi", "smp", "smddp", "torch"} <= {
+        check["component"] for check in checks
+    }
     manifest = json.loads(said_by(image, "cat", "/opt/trainworks/image.json"))
     assert manifest["target"]["name"].startswith(TARGET)
-    assert {name: row["version"] for name, row in manifest["components"].items()}.items() >= COMPILED.items()
+    assert {
+        name: row["version"] for name, row in manifest["components"].items()
+    }.items() >= COMPILED.items()
 
 
 def test_programs_of_open_mpi_and_libfabric_run(image: BuiltByCommand) -> None:
     assert f"Open MPI v{COMPILED['open-mpi']}" in said_by(image, "ompi_info", "--version")
     # The CUDA of the stand-in was found.
-    assert "mpi_built_with_cuda_support:value:true" in said_by(image, "ompi_info", "--parsable", "--all")
+    assert "mpi_built_with_cuda_support:value:true" in said_by(
+        image, "ompi_info", "--parsable", "--all"
+    )
     assert "provider: tcp" in said_by(image, "fi_info")
 
 

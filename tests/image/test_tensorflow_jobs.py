@@ -51,12 +51,20 @@ def prepare(folder: Path, hyperparameters: dict[str, str], hosts: Sequence[str],
 def assert_trained(output: str, world: int, folder: Path) -> None:
     """Assert that all ranks trained one model: falling losses, equal weights in the end, saved by the first one."""
     for rank in range(world):
-        losses = [float(loss) for _, size, of, loss in LOSS.findall(output) if int(size) == world and int(of) == rank]
+        losses = [
+            float(loss)
+            for _, size, of, loss in LOSS.findall(output)
+            if int(size) == world and int(of) == rank
+        ]
         assert len(losses) == 3, output[-4000:]
         assert losses[-1] < losses[0] / 2, losses
     weights = WEIGHTS.findall(output)
-    assert {(int(rank), int(size)) for rank, size, _ in weights} == {(rank, world) for rank in range(world)}
-    assert len({total for *_, total in weights}) == 1, "the ranks' models differ: no gradient was averaged"
+    assert {(int(rank), int(size)) for rank, size, _ in weights} == {
+        (rank, world) for rank in range(world)
+    }
+    assert len({total for *_, total in weights}) == 1, (
+        "the ranks' models differ: no gradient was averaged"
+    )
     assert (folder / "model" / "model.keras").stat().st_size > 10_000
     assert (folder / "output" / "success").exists()
     assert not (folder / "output" / "failure").exists()
@@ -68,7 +76,9 @@ def test_one_host_trains_and_saves_a_model(
 ) -> None:
     folder = prepare(tmp_path / "ml", hyperparameters, ("algo-1",), "algo-1")
     image = tensorflow_image
-    done = image.engine.run(image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300)
+    done = image.engine.run(
+        image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300
+    )
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, world, folder)
 
@@ -77,7 +87,9 @@ def test_a_tensorflow_for_another_cuda_than_the_images_is_noticed(
     tensorflow_image: BuiltByCommand, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "image.json"
-    manifest.write_text(json.dumps({"components": {"cuda": {"version": "12.9.79"}}}), encoding="utf-8")
+    manifest.write_text(
+        json.dumps({"components": {"cuda": {"version": "12.9.79"}}}), encoding="utf-8"
+    )
     mounts = (Mount(source=manifest, target="/opt/trainworks/image.json"),)
     command = ("python", "/opt/trainworks/share/tensorflow-build")
     image = tensorflow_image
@@ -91,5 +103,7 @@ def test_two_hosts_train_together_by_tensorflows_own_strategy(
 ) -> None:
     hosts = ("algo-1", "algo-2")
     folders = {host: prepare(tmp_path / host, MIRRORED, hosts, host) for host in hosts}
-    assert_trained(run_on_hosts(tensorflow_image.reference, network, folders), 2, tmp_path / "algo-1")
+    assert_trained(
+        run_on_hosts(tensorflow_image.reference, network, folders), 2, tmp_path / "algo-1"
+    )
     assert not any((tmp_path / "algo-2" / "model").iterdir())

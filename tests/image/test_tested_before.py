@@ -16,9 +16,18 @@ from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck
 
 IMAGE = BuiltImage(reference="name:1", identifier="sha256:1", size=1, labels={}, environment={})
-CHECKS = (ImportCheck(component="pytorch", module="torch"), ImportCheck(component="mpi4py", module="mpi4py"))
+CHECKS = (
+    ImportCheck(component="pytorch", module="torch"),
+    ImportCheck(component="mpi4py", module="mpi4py"),
+)
 PASSED = tuple(
-    CheckResult(component=check.component, title=f"import {check.module} succeeds", passed=True, detail="", seconds=0.5)
+    CheckResult(
+        component=check.component,
+        title=f"import {check.module} succeeds",
+        passed=True,
+        detail="",
+        seconds=0.5,
+    )
     for check in CHECKS
 )
 
@@ -41,7 +50,9 @@ def decides(
     forbidden: tuple[str, ...] = ("a-proxy", "an-index"),
     base: BuiltImage | None = None,
 ) -> str:
-    return what_decides(image, cast("Engine", engine or Probed()), checks, forbidden=forbidden, base=base)
+    return what_decides(
+        image, cast("Engine", engine or Probed()), checks, forbidden=forbidden, base=base
+    )
 
 
 def keep(cache: Path, results: tuple[CheckResult, ...] = PASSED, by: str = "") -> None:
@@ -76,7 +87,9 @@ def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
         {"base": IMAGE},
     ],
 )
-def test_anything_that_decides_a_result_makes_it_unknown(tmp_path: Path, other: dict[str, object]) -> None:
+def test_anything_that_decides_a_result_makes_it_unknown(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
     keep(tmp_path)
     assert known(tmp_path, **other) is None
 
@@ -94,7 +107,9 @@ def test_a_failure_or_nothing_is_not_kept(tmp_path: Path) -> None:
     assert known(tmp_path) is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"results": [{}], "when": ""}', '{"results": []}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"results": [{}], "when": ""}', '{"results": []}']
+)
 def test_a_broken_file_is_as_none(tmp_path: Path, content: str) -> None:
     keep(tmp_path)
     (file,) = tmp_path.rglob("*.json")

@@ -21,7 +21,9 @@ SOURCE = "static int hidden_in_it(void) { return 40; }\nint answer(void) { retur
 
 
 def trim(environment: Path, *words: str) -> None:
-    subprocess.run((sys.executable, str(TRIM), "--environment", str(environment), *words), check=True)
+    subprocess.run(
+        (sys.executable, str(TRIM), "--environment", str(environment), *words), check=True
+    )
 
 
 def install(packages: Path, name: str, files: dict[str, bytes]) -> Path:
@@ -47,7 +49,12 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
     torch = install(
         packages,
         "torch",
-        {"torch/a.py": b"a", "torch/test/atest": b"t", "torch/bin/test_api": b"", "torch/bin/shm": b"s"},
+        {
+            "torch/a.py": b"a",
+            "torch/test/atest": b"t",
+            "torch/bin/test_api": b"",
+            "torch/bin/shm": b"s",
+        },
     )
     other = install(packages, "other", {"other/test/needed.py": b"n"})
     kept = other.read_bytes(), other.stat().st_mtime_ns
@@ -67,8 +74,12 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
         "torch/bin/shm",
         "torch-1.0.dist-info/RECORD",
     ]
-    there = sorted(path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file())
-    assert there == sorted(row[0] for record in (torch, other) for row in csv.reader(record.read_text().splitlines()))
+    there = sorted(
+        path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()
+    )
+    assert there == sorted(
+        row[0] for record in (torch, other) for row in csv.reader(record.read_text().splitlines())
+    )
     assert (other.read_bytes(), other.stat().st_mtime_ns) == kept
 
 
@@ -86,11 +97,21 @@ def test_a_stripped_library_works_and_has_its_new_sum(packages: Path, tmp_path: 
     trim(packages.parents[2], "--strip", "triton/_C/libtriton*.so")
     after = library.stat()
     assert (
-        "hidden_in_it" not in subprocess.run((reader, str(library)), capture_output=True, text=True, check=True).stdout
+        "hidden_in_it"
+        not in subprocess.run(
+            (reader, str(library)), capture_output=True, text=True, check=True
+        ).stdout
     )
     assert after.st_size < before.st_size
-    assert (after.st_mode, after.st_mtime_ns // 10**9) == (before.st_mode, before.st_mtime_ns // 10**9)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(library.read_bytes()).digest()).rstrip(b"=").decode()
+    assert (after.st_mode, after.st_mtime_ns // 10**9) == (
+        before.st_mode,
+        before.st_mtime_ns // 10**9,
+    )
+    digest = (
+        base64.urlsafe_b64encode(hashlib.sha256(library.read_bytes()).digest())
+        .rstrip(b"=")
+        .decode()
+    )
     assert next(csv.reader(record.read_text().splitlines())) == [
         "triton/_C/libtriton.so",
         f"sha256={digest}",

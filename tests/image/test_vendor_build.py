@@ -69,7 +69,9 @@ def test_every_promise_is_kept(vendor_image: BuiltByCommand, checkout: Path) -> 
 
 
 def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> None:
-    done = vendor_image.engine.run(vendor_image.reference, ("ls", "/opt", "/opt/amazon"), timeout=300)
+    done = vendor_image.engine.run(
+        vendor_image.reference, ("ls", "/opt", "/opt/amazon"), timeout=300
+    )
     assert done.status == 0
     assert set(done.output.split()) == {
         *("/opt:", "amazon", "metis", "ml", "trainworks", "venv"),
@@ -77,7 +79,9 @@ def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> N
     }
 
 
-def test_an_installer_leaves_what_it_installed_and_nothing_else(vendor_image: BuiltByCommand) -> None:
+def test_an_installer_leaves_what_it_installed_and_nothing_else(
+    vendor_image: BuiltByCommand,
+) -> None:
     script = "find / -xdev -name '*efa*installer.sh'; dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
     done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=300)
     assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
@@ -104,15 +108,29 @@ def spoiling_server(mirror: Path) -> Iterator[Server]:
 WRONG = "f" * 64
 
 
-@pytest.mark.usefixtures("vendor_image")  # the mirror is full then, and most steps are in the engine's cache
+@pytest.mark.usefixtures(
+    "vendor_image"
+)  # the mirror is full then, and most steps are in the engine's cache
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(lambda _, content: whole(content[:-1] + b"?"), "is not what was pinned", id="one wrong byte"),
-        pytest.param(lambda _, content: whole(content[:1000]), "is not what was pinned", id="truncated"),
-        pytest.param(lambda _, content: dropping(content, 1000), "cannot download ", id="broken off again and again"),
+        pytest.param(
+            lambda _, content: whole(content[:-1] + b"?"),
+            "is not what was pinned",
+            id="one wrong byte",
+        ),
+        pytest.param(
+            lambda _, content: whole(content[:1000]), "is not what was pinned", id="truncated"
+        ),
+        pytest.param(
+            lambda _, content: dropping(content, 1000),
+            "cannot download ",
+            id="broken off again and again",
+        ),
         pytest.param(lambda *_: failing(404), "answers HTTP 404", id="not there"),
-        pytest.param(lambda server, content: trickling(server, content), "cannot download ", id="too slow"),
+        pytest.param(
+            lambda server, content: trickling(server, content), "cannot download ", id="too slow"
+        ),
     ],
 )
 def test_what_a_mirror_spoils_is_refused_by_name(
@@ -126,7 +144,9 @@ def test_what_a_mirror_spoils_is_refused_by_name(
     # Its list has an address that no cache knows, so the step is run and not remembered.
     row = artifact(METIS, url=f"{METIS.url.rpartition('/')[0]}/{uuid.uuid4().hex}/{METIS.file}")
     root = make_checkout(tmp_path / "checkout", installer, {"metis": row})
-    spoiling_server.serve(f"/{METIS.file}", answer(spoiling_server, (mirror / METIS.file).read_bytes()))
+    spoiling_server.serve(
+        f"/{METIS.file}", answer(spoiling_server, (mirror / METIS.file).read_bytes())
+    )
     arguments = ("--mirror", spoiling_server.url, "--offline", "--until", "build")
     done = build(root, "docker", *arguments, PIP_DEFAULT_TIMEOUT="1")
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
@@ -147,5 +167,8 @@ def test_a_hash_that_the_row_has_wrong_is_refused_by_name(
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = json.loads(done.stdout)["message"]
     assert f"error: metis {METIS.version}: " in message
-    assert f"expected sha256 {WRONG}, {METIS.size} bytes; found {METIS.sha256}, {METIS.size} bytes" in message
+    assert (
+        f"expected sha256 {WRONG}, {METIS.size} bytes; found {METIS.sha256}, {METIS.size} bytes"
+        in message
+    )
     assert "not unpacked" in message

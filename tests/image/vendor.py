@@ -144,7 +144,9 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     ``installer`` is the hash of the tests' own; ``rows`` are artifact rows, by name, that stand for the sources'.
     """
     for name in ("images", "templates", "launcher"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     images = folder / "images"
     artifacts = images / "artifacts.toml"
     head, *blocks = artifacts.read_text(encoding="utf-8").split(HEADER)
@@ -152,13 +154,16 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     # The wheel of torch that AWS has is for another Python than Debian 12's: ours comes from the index.
     heads = heads_of([("torch", TORCH), *((source.name, source.version) for source in SOURCES)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
-    artifacts.write_text("".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8")
+    artifacts.write_text(
+        "".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8"
+    )
     # Open MPI takes long to compile (`image.source_page` does), and the mirror has no part in the others.
     components = images / "components.toml"
     blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
     blocks = [
-        each.replace("default = true", "default = false") if each.startswith(left_out) else each for each in blocks
+        each.replace("default = true", "default = false") if each.startswith(left_out) else each
+        for each in blocks
     ]
     components.write_text(COMPONENT.join(blocks), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
@@ -181,12 +186,16 @@ def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., 
     settings = read_host_settings(os.environ).apt
     addresses = {source.uri for source in settings.sources if source.suite == SUITE}
     if not addresses:
-        pytest.skip(f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose packages are wanted")
+        pytest.skip(
+            f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose packages are wanted"
+        )
     private = folder / ".apt"
     (private / "lists" / "partial").mkdir(parents=True)
     (private / "cache" / "archives" / "partial").mkdir(parents=True)
     # Trusted, because another distribution has no key of Debian's; the hashes above decide.
-    lines = [f"{kind} [trusted=yes] {address} {SUITE} {components}\n" for address in sorted(addresses)]
+    lines = [
+        f"{kind} [trusted=yes] {address} {SUITE} {components}\n" for address in sorted(addresses)
+    ]
     (private / "sources.list").write_text("".join(lines))
     options = (
         *("-o", f"Dir::Etc::SourceList={private}/sources.list", "-o", "Dir::Etc::SourceParts=-"),
@@ -227,22 +236,47 @@ def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
 def build_command(root: Path, engine: str, *more: str) -> tuple[str, ...]:
     """Return the command line that builds the target of another checkout with an engine."""
     return (
-        *(sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cpu"),
+        *(
+            sys.executable,
+            str(ROOT / "build.py"),
+            "--root",
+            str(root),
+            "--framework",
+            "pytorch",
+            "--cuda",
+            "cpu",
+        ),
         *("--sources", "vendor", "--engine", engine, "--format", "json", *more),
     )
 
 
-def build(root: Path, engine: str, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def build(
+    root: Path, engine: str, *more: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run it."""
     environment = {**os.environ, **variables}
     return subprocess.run(
-        build_command(root, engine, *more), capture_output=True, text=True, check=False, timeout=2400, env=environment
+        build_command(root, engine, *more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2400,
+        env=environment,
     )
 
 
 def fill(root: Path, mirror: Path) -> None:
     """Fill a mirror that has the sources already with the rest, by the product's own command."""
-    command = (sys.executable, str(ROOT / "build.py"), "mirror", str(mirror), "--only", TARGET, "--root", str(root))
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "mirror",
+        str(mirror),
+        "--only",
+        TARGET,
+        "--root",
+        str(root),
+    )
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -258,7 +292,9 @@ class Quiet(SimpleHTTPRequestHandler):
 def served(mirror: Path) -> Iterator[str]:
     """Serve a mirror on loopback; give its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(mirror))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -279,6 +315,10 @@ def build_once(root: Path, mirror: Path, name: str) -> BuiltByCommand:
         assert done.returncode == 0, done.stderr[-6000:]
         report = json.loads(done.stdout)
         _BUILT[name] = BuiltByCommand(
-            engine=engine, root=root, reference=report["tags"][0], report=report, progress=done.stderr
+            engine=engine,
+            root=root,
+            reference=report["tags"][0],
+            report=report,
+            progress=done.stderr,
         )
     return _BUILT[name]

@@ -46,10 +46,19 @@ class Repository:
 def repository(tmp_path: Path) -> Repository:
     """Give a git repository: three commits, an annotated tag at the second one."""
     work, bare = tmp_path / "work", tmp_path / "repositories" / "gklib.git"
-    identity = ("-c", "user.name=A Person", "-c", "user.email=person@example.org", "-c", "commit.gpgsign=false")
+    identity = (
+        "-c",
+        "user.name=A Person",
+        "-c",
+        "user.email=person@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    )
 
     def git(*words: str) -> str:
-        done = subprocess.run(("git", "-C", str(work), *identity, *words), check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            ("git", "-C", str(work), *identity, *words), check=True, capture_output=True, text=True
+        )
         return done.stdout.strip()
 
     work.mkdir()

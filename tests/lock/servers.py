@@ -33,10 +33,18 @@ class Request(BaseHTTPRequestHandler):
         mine = self.server.mine
         path = self.path.split("?")[0]
         mine.seen.append(
-            Seen(path=path, range=self.headers.get("Range", ""), user=self.headers.get("Authorization", ""))
+            Seen(
+                path=path,
+                range=self.headers.get("Range", ""),
+                user=self.headers.get("Authorization", ""),
+            )
         )
         answer = mine.answers.get(unquote(path)) or next(
-            (answer for prefix, answer in mine.answers.items() if prefix.endswith("/") and path.startswith(prefix)),
+            (
+                answer
+                for prefix, answer in mine.answers.items()
+                if prefix.endswith("/") and path.startswith(prefix)
+            ),
             None,
         )
         if answer is None:
@@ -140,7 +148,9 @@ def serving(authority: Authority | None = None) -> Iterator[Server]:
     mine = Server()
     with Listener(mine, authority) as listener:
         mine.url = f"http{'s' if authority else ''}://127.0.0.1:{listener.server_address[1]}"
-        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread = threading.Thread(
+            target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         thread.start()
         try:
             yield mine
@@ -170,7 +180,9 @@ def files_of(folder: Path) -> Answer:
             return
         request.send_response(200)
         # pip reads no list of links without it.
-        request.send_header("Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream")
+        request.send_header(
+            "Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream"
+        )
         request.send_header("Content-Length", str(path.stat().st_size))
         request.end_headers()
         with path.open("rb") as file:
@@ -251,7 +263,11 @@ def redirecting(address: str) -> Answer:
 
 def git_repositories(folder: Path, prefix: str) -> Answer:
     """Serve the repositories of a folder with git's own server program."""
-    program = Path(subprocess.run(("git", "--exec-path"), check=True, capture_output=True, text=True).stdout.strip())
+    program = Path(
+        subprocess.run(
+            ("git", "--exec-path"), check=True, capture_output=True, text=True
+        ).stdout.strip()
+    )
 
     def answer(request: Request) -> None:
         path, _, query = request.path.partition("?")
@@ -271,7 +287,11 @@ def git_repositories(folder: Path, prefix: str) -> Answer:
             "REMOTE_ADDR": "127.0.0.1",
         }
         done = subprocess.run(
-            (str(program / "git-http-backend"),), input=body, env=environment, capture_output=True, check=True
+            (str(program / "git-http-backend"),),
+            input=body,
+            env=environment,
+            capture_output=True,
+            check=True,
         )
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode().splitlines())

@@ -100,7 +100,9 @@ def test_a_part_of_another_file_costs_a_second_download_only(
     assert (tmp_path / "file").read_bytes() == NOISE
 
 
-def test_two_halves_of_two_files_are_never_joined(client: Client, server: Server, tmp_path: Path) -> None:
+def test_two_halves_of_two_files_are_never_joined(
+    client: Client, server: Server, tmp_path: Path
+) -> None:
     """The server breaks off, its file is replaced, and it would give the rest of the new one."""
     times = iter((1,))
 
@@ -139,15 +141,22 @@ def test_wrong_bytes_are_not_kept(client: Client, server: Server, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_there_is_asked_for_once(client: Client, server: Server, tmp_path: Path) -> None:
+def test_what_is_not_there_is_asked_for_once(
+    client: Client, server: Server, tmp_path: Path
+) -> None:
     with pytest.raises(UnreachableError, match="answers HTTP 404"):
         client.download(f"{server.url}/file", tmp_path / "file")
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("fault", [silent, lambda server: trickling(server, NOISE)], ids=["silent", "slow"])
+@pytest.mark.parametrize(
+    "fault", [silent, lambda server: trickling(server, NOISE)], ids=["silent", "slow"]
+)
 def test_a_server_that_is_dead_or_too_slow(
-    authority: Authority, server: Server, tmp_path: Path, fault: Callable[[Server], Callable[[Request], None]]
+    authority: Authority,
+    server: Server,
+    tmp_path: Path,
+    fault: Callable[[Server], Callable[[Request], None]],
 ) -> None:
     with (
         impatient(authority) as client,
@@ -167,11 +176,15 @@ def test_a_host_that_does_not_answer_is_not_asked_again(client: Client, tmp_path
 
 
 def test_a_name_that_does_not_exist(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"vendor\.invalid/file.*: cannot resolve vendor\.invalid \("):
+    with pytest.raises(
+        UnreachableError, match=r"vendor\.invalid/file.*: cannot resolve vendor\.invalid \("
+    ):
         client.download("https://vendor.invalid/file", tmp_path / "file")
 
 
-def test_a_certificate_that_nobody_trusts(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_nobody_trusts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     with (
@@ -203,7 +216,9 @@ def test_credentials_come_from_netrc(
     assert server.seen[0].user == "Basic dXNlcjp3b3Jk"
 
 
-def test_sizes_as_servers_say_them_and_none_where_they_do_not(authority: Authority, tmp_path: Path) -> None:
+def test_sizes_as_servers_say_them_and_none_where_they_do_not(
+    authority: Authority, tmp_path: Path
+) -> None:
     local = tmp_path / "torch-1.whl"
     local.write_bytes(OTHER)
     settings = HostSettings(pip=PipSettings(), ca=authority.bundle.read_bytes())
@@ -212,4 +227,8 @@ def test_sizes_as_servers_say_them_and_none_where_they_do_not(authority: Authori
         missing = f"{server.url}/missing.whl"
         sizes = file_sizes([there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings)
         assert server.seen == [], "nothing was downloaded"
-    assert sizes == {there: len(NOISE), f"{there}#sha256={WANTED}": len(NOISE), local.as_uri(): len(OTHER)}
+    assert sizes == {
+        there: len(NOISE),
+        f"{there}#sha256={WANTED}": len(NOISE),
+        local.as_uri(): len(OTHER),
+    }

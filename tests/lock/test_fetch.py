@@ -118,7 +118,9 @@ class Stage:
             check=False,
             timeout=300,
         )
-        return Outcome(status=done.returncode, output=done.stdout, errors=done.stderr, folder=self.folder)
+        return Outcome(
+            status=done.returncode, output=done.stdout, errors=done.stderr, folder=self.folder
+        )
 
 
 @pytest.fixture
@@ -145,7 +147,9 @@ def test_an_archive_is_unpacked_without_its_top_folder(stage: Stage, server: Ser
     assert unpacked(stage)
     assert os.access(stage.folder / "metis" / "configure", os.X_OK)
     assert sorted(path.name for path in stage.folder.iterdir()) == ["licenses", "metis"]
-    assert (stage.folder / "licenses/metis/SOURCE").read_text() == f"metis 5.1.0 {server.url}/metis-5.1.0.tar.gz\n"
+    assert (
+        stage.folder / "licenses/metis/SOURCE"
+    ).read_text() == f"metis 5.1.0 {server.url}/metis-5.1.0.tar.gz\n"
     assert (stage.folder / "licenses/metis/COPYING").read_bytes() == b"as you like\n"
 
 
@@ -167,19 +171,26 @@ def test_kinds_of_archives(stage: Stage, server: Server, file: str, content: byt
 
 
 @pytest.mark.parametrize(
-    "names", [("one/file", "two/file"), ("file",), ("top/file", ".hidden"), (".hidden/file", "top/file")]
+    "names",
+    [("one/file", "two/file"), ("file",), ("top/file", ".hidden"), (".hidden/file", "top/file")],
 )
-def test_only_a_single_top_folder_is_taken_off(stage: Stage, server: Server, names: tuple[str, ...]) -> None:
+def test_only_a_single_top_folder_is_taken_off(
+    stage: Stage, server: Server, names: tuple[str, ...]
+) -> None:
     content = archive(*((name, b"1") for name in names))
     assert stage.fetch(metis(server.serve("/a.tar.gz", content), content)).errors == ""
-    assert {str(path.relative_to(stage.folder / "metis")) for path in stage.folder.rglob("*file")} | {
-        path.name for path in (stage.folder / "metis").glob(".hidden") if path.is_file()
-    } == set(names)
+    assert {
+        str(path.relative_to(stage.folder / "metis")) for path in stage.folder.rglob("*file")
+    } | {path.name for path in (stage.folder / "metis").glob(".hidden") if path.is_file()} == set(
+        names
+    )
 
 
 def test_a_wheel_stays_a_file_under_its_own_name(stage: Stage, server: Server) -> None:
     name = "torch-1.10.0+cu113-cp38-cp38-linux_x86_64.whl"
-    done = stage.fetch(f"file torch 1.10.0 {name} {server.serve(f'/{name}', b'wheel')} {sha256(b'wheel')} -")
+    done = stage.fetch(
+        f"file torch 1.10.0 {name} {server.serve(f'/{name}', b'wheel')} {sha256(b'wheel')} -"
+    )
     assert done.errors == ""
     assert (stage.folder / "torch" / name).read_bytes() == b"wheel"
 
@@ -196,7 +207,10 @@ def test_a_local_copy_comes_first_and_asks_nobody(stage: Stage, server: Server) 
     stage.local("metis-5.1.0.tar.gz", METIS)
     stage.secret("mirror", f"{server.url}/mirror\n")
     done = stage.fetch(metis(f"{server.url}/metis-5.1.0.tar.gz"))
-    assert (done.status, done.output) == (0, "metis 5.1.0: the local copy metis-5.1.0.tar.gz, verified\n")
+    assert (done.status, done.output) == (
+        0,
+        "metis 5.1.0: the local copy metis-5.1.0.tar.gz, verified\n",
+    )
     assert unpacked(stage)
     assert server.seen == []
 
@@ -209,10 +223,17 @@ def test_a_mirror_is_asked_instead_of_the_origin(stage: Stage, server: Server, s
     assert unpacked(stage)
 
 
-def test_a_plus_in_a_name_reaches_servers_that_take_it_for_a_space(stage: Stage, server: Server) -> None:
+def test_a_plus_in_a_name_reaches_servers_that_take_it_for_a_space(
+    stage: Stage, server: Server
+) -> None:
     server.serve("/a+b.whl", b"wheel")
     stage.secret("mirror", server.url)
-    assert stage.fetch(f"file a 1 a+b.whl https://vendor.invalid/a%2Bb.whl {sha256(b'wheel')} 5").errors == ""
+    assert (
+        stage.fetch(
+            f"file a 1 a+b.whl https://vendor.invalid/a%2Bb.whl {sha256(b'wheel')} 5"
+        ).errors
+        == ""
+    )
     assert [request.path for request in server.seen] == ["/a%2Bb.whl"]
 
 
@@ -225,14 +246,18 @@ def test_a_dropped_connection_is_resumed(stage: Stage, server: Server) -> None:
 
 
 def test_a_server_that_cannot_resume_sends_everything_again(stage: Stage, server: Server) -> None:
-    done = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", dropping_without_ranges(METIS, 1000))))
+    done = stage.fetch(
+        metis(server.serve("/metis-5.1.0.tar.gz", dropping_without_ranges(METIS, 1000)))
+    )
     assert done.errors == ""
     assert unpacked(stage)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again(stage: Stage, server: Server, status: int) -> None:
-    done = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole(METIS)))))
+    done = stage.fetch(
+        metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole(METIS))))
+    )
     assert done.errors == ""
     assert unpacked(stage)
 
@@ -255,7 +280,8 @@ def test_credentials_come_from_netrc(stage: Stage, server: Server) -> None:
 
 def wrong_bytes(error: str, content: bytes, found: bytes) -> bool:
     return (
-        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)}, {len(found)} bytes" in error
+        f"expected sha256 {sha256(content)}, {len(content)} bytes; found {sha256(found)}, {len(found)} bytes"
+        in error
         and "is not what was pinned and was not unpacked" in error
     )
 
@@ -275,11 +301,15 @@ def test_one_flipped_bit(stage: Stage, server: Server) -> None:
     flipped = bytearray(METIS)
     flipped[len(flipped) // 2] ^= 1
     assert wrong_bytes(
-        stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", bytes(flipped)))).one_error(), METIS, bytes(flipped)
+        stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", bytes(flipped)))).one_error(),
+        METIS,
+        bytes(flipped),
     )
 
 
-def test_wrong_bytes_of_a_mirror_are_not_fetched_elsewhere_instead(stage: Stage, server: Server) -> None:
+def test_wrong_bytes_of_a_mirror_are_not_fetched_elsewhere_instead(
+    stage: Stage, server: Server
+) -> None:
     origin = server.serve("/metis-5.1.0.tar.gz", METIS)
     server.serve("/mirror/metis-5.1.0.tar.gz", OTHER)
     stage.secret("mirror", f"{server.url}/mirror")
@@ -290,7 +320,9 @@ def test_wrong_bytes_of_a_mirror_are_not_fetched_elsewhere_instead(stage: Stage,
     assert {request.path for request in server.seen} == {"/mirror/metis-5.1.0.tar.gz"}
 
 
-def test_wrong_bytes_of_a_local_copy_are_not_fetched_elsewhere_instead(stage: Stage, server: Server) -> None:
+def test_wrong_bytes_of_a_local_copy_are_not_fetched_elsewhere_instead(
+    stage: Stage, server: Server
+) -> None:
     stage.local("metis-5.1.0.tar.gz", METIS[:-1])
     error = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", METIS))).one_error()
     assert wrong_bytes(error, METIS, METIS[:-1])
@@ -304,14 +336,18 @@ def test_a_file_that_is_shorter_on_the_server(stage: Stage, server: Server) -> N
 
 
 def test_a_connection_that_always_breaks(stage: Stage, server: Server) -> None:
-    error = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", dropping(METIS, 1000)))).one_error()
+    error = stage.fetch(
+        metis(server.serve("/metis-5.1.0.tar.gz", dropping(METIS, 1000)))
+    ).one_error()
     assert "(3 attempts): curl: (18)" in error
     assert [request.range for request in server.seen] == ["", "bytes=1000-", "bytes=2000-"]
 
 
 def test_what_is_not_there_is_not_asked_for_again(stage: Stage, server: Server) -> None:
     error = stage.fetch(metis(f"{server.url}/metis-5.1.0.tar.gz")).one_error()
-    assert error.startswith(f"error: metis 5.1.0: {server.url}/metis-5.1.0.tar.gz answers HTTP 404; ")
+    assert error.startswith(
+        f"error: metis 5.1.0: {server.url}/metis-5.1.0.tar.gz answers HTTP 404; "
+    )
     assert len(server.seen) == 1
 
 
@@ -328,11 +364,16 @@ def test_what_a_mirror_lacks_comes_from_its_origin(stage: Stage, server: Server)
     stage.secret("mirror", f"{server.url}/mirror\n\n")
     done = stage.fetch(metis(origin))
     assert (done.status, done.output, done.errors) == (0, f"metis 5.1.0: {origin}, verified\n", "")
-    assert [request.path for request in server.seen] == ["/mirror/metis-5.1.0.tar.gz", "/metis-5.1.0.tar.gz"]
+    assert [request.path for request in server.seen] == [
+        "/mirror/metis-5.1.0.tar.gz",
+        "/metis-5.1.0.tar.gz",
+    ]
     assert unpacked(stage)
 
 
-@pytest.mark.parametrize("fault", [silent, lambda server: trickling(server, METIS)], ids=["silent", "slow"])
+@pytest.mark.parametrize(
+    "fault", [silent, lambda server: trickling(server, METIS)], ids=["silent", "slow"]
+)
 def test_a_server_that_is_dead_or_too_slow(
     stage: Stage, server: Server, fault: Callable[[Server], Callable[..., None]]
 ) -> None:
@@ -353,7 +394,10 @@ def test_the_time_out_of_this_machine_holds(stage: Stage, server: Server) -> Non
     stage.secret("timeout", "1\n")
     url = server.serve("/metis-5.1.0.tar.gz", silent(server))
     done = stage.fetch(metis(url), environment={"FETCH_TIMEOUT": "", "FETCH_ATTEMPTS": "1"})
-    assert "(28) Operation too slow. Less than 10000 bytes/sec transferred the last 1 seconds" in done.one_error()
+    assert (
+        "(28) Operation too slow. Less than 10000 bytes/sec transferred the last 1 seconds"
+        in done.one_error()
+    )
 
 
 def test_a_certificate_that_nobody_trusts(stage: Stage, server: Server) -> None:
@@ -365,7 +409,9 @@ def test_a_certificate_that_nobody_trusts(stage: Stage, server: Server) -> None:
 
 def test_no_redirect_leads_out_of_tls(stage: Stage, server: Server, plain_server: Server) -> None:
     address = plain_server.serve("/metis-5.1.0.tar.gz", METIS)
-    error = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", redirecting(address)))).one_error()
+    error = stage.fetch(
+        metis(server.serve("/metis-5.1.0.tar.gz", redirecting(address)))
+    ).one_error()
     assert "cannot download " in error
     assert plain_server.seen == []
 
@@ -382,7 +428,9 @@ def test_the_password_of_a_mirror_is_never_shown(stage: Stage, plain_server: Ser
     assert [request.user for request in plain_server.seen] == ["Basic dXNlcjp3b3Jk"] * 2
 
 
-def test_the_whole_list_is_looked_at_before_anything_is_downloaded(stage: Stage, server: Server) -> None:
+def test_the_whole_list_is_looked_at_before_anything_is_downloaded(
+    stage: Stage, server: Server
+) -> None:
     done = stage.fetch(
         metis(server.serve("/metis-5.1.0.tar.gz", METIS)),
         "file smp 1.15.0 smp.whl https://vendor.invalid/smp.whl - -",
@@ -435,7 +483,9 @@ def test_all_that_cannot_be_had_is_said_at_once(stage: Stage, server: Server) ->
     ],
     ids=["above", "absolute", "above, zip"],
 )
-def test_an_archive_that_would_write_elsewhere(stage: Stage, server: Server, file: str, content: bytes) -> None:
+def test_an_archive_that_would_write_elsewhere(
+    stage: Stage, server: Server, file: str, content: bytes
+) -> None:
     error = stage.fetch(metis(server.serve(f"/{file}", content), content)).one_error()
     assert "is refused: it would write to" in error
     assert not list(stage.folder.parent.rglob("outside"))
@@ -488,7 +538,9 @@ def git_url(server: Server, repository: Repository) -> str:
 
 
 @pytest.mark.parametrize("tag", ["v1.0", "-"])
-def test_a_commit_from_its_repository(stage: Stage, git_url: str, repository: Repository, tag: str) -> None:
+def test_a_commit_from_its_repository(
+    stage: Stage, git_url: str, repository: Repository, tag: str
+) -> None:
     done = stage.fetch(gklib(git_url, repository.commit, tag))
     assert (done.status, done.errors) == (0, "")
     assert done.output == f"gklib 1.0: {git_url}, verified\n"
@@ -501,7 +553,9 @@ def test_a_commit_from_a_local_bundle(stage: Stage, repository: Repository) -> N
     assert holds_the_commit(stage)
 
 
-def test_a_commit_from_a_mirrors_bundle(stage: Stage, server: Server, repository: Repository) -> None:
+def test_a_commit_from_a_mirrors_bundle(
+    stage: Stage, server: Server, repository: Repository
+) -> None:
     server.serve(f"/mirror/gklib-{repository.commit}.bundle", bundle(repository, "refs/tags/v1.0"))
     stage.secret("mirror", f"{server.url}/mirror")
     assert stage.fetch(gklib("https://vendor.invalid/gklib", repository.commit)).errors == ""
@@ -522,7 +576,9 @@ def test_a_tag_that_is_gone(stage: Stage, git_url: str, repository: Repository) 
 def test_a_bundle_without_the_commit(stage: Stage, repository: Repository) -> None:
     stage.local(f"gklib-{repository.newer}.bundle", bundle(repository, "refs/tags/v1.0"))
     error = stage.fetch(gklib("https://vendor.invalid/gklib", repository.newer)).one_error()
-    assert f"the local copy gklib-{repository.newer}.bundle has no commit {repository.newer}" in error
+    assert (
+        f"the local copy gklib-{repository.newer}.bundle has no commit {repository.newer}" in error
+    )
 
 
 @pytest.mark.parametrize("fault", ["truncated", "flipped", "rubbish"])
@@ -530,13 +586,19 @@ def test_a_bundle_that_is_broken(stage: Stage, repository: Repository, fault: st
     good = bundle(repository, "refs/tags/v1.0")
     flipped = bytearray(good)
     flipped[-60] ^= 1
-    content = {"truncated": good[:-30], "flipped": bytes(flipped), "rubbish": b"# v2 git rubbish\n"}[fault]
+    content = {
+        "truncated": good[:-30],
+        "flipped": bytes(flipped),
+        "rubbish": b"# v2 git rubbish\n",
+    }[fault]
     stage.local(f"gklib-{repository.commit}.bundle", content)
     error = stage.fetch(gklib("https://vendor.invalid/gklib", repository.commit)).one_error()
     assert f"cannot read the local copy gklib-{repository.commit}.bundle: " in error
 
 
-def test_a_repository_that_is_not_there(stage: Stage, server: Server, repository: Repository) -> None:
+def test_a_repository_that_is_not_there(
+    stage: Stage, server: Server, repository: Repository
+) -> None:
     error = stage.fetch(gklib(f"{server.url}/git/nothing", repository.commit)).one_error()
     assert f"cannot fetch refs/tags/v1.0 from {server.url}/git/nothing: " in error
     assert "404" in error or "not found" in error
@@ -547,11 +609,15 @@ def test_a_repository_that_is_not_there(stage: Stage, server: Server, repository
 
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run((str(shellcheck), str(FETCH)), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        (str(shellcheck), str(FETCH)), capture_output=True, text=True, check=False
+    )
     assert done.stdout + done.stderr == ""
 
 
 def test_called_wrongly(tmp_path: Path) -> None:
     for words in ((), ("list",), (str(tmp_path / "missing"), str(tmp_path))):
-        done = subprocess.run(("sh", str(FETCH), *words), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ("sh", str(FETCH), *words), capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (2, "usage: fetch LIST FOLDER\n")

@@ -33,7 +33,9 @@ def source_archive(setup: str) -> bytes:
     return stream.getvalue()
 
 
-SOURCE = source_archive("import os, pathlib; pathlib.Path(os.environ['CANARY']).write_text('I was run')\n")
+SOURCE = source_archive(
+    "import os, pathlib; pathlib.Path(os.environ['CANARY']).write_text('I was run')\n"
+)
 
 
 def private(answer: Answer) -> Answer:
@@ -51,15 +53,30 @@ def private(answer: Answer) -> Answer:
 
 
 def fetch(
-    folder: Path, settings: str, *, secrets: Mapping[str, str] | None = None, content: bytes = SOURCE
+    folder: Path,
+    settings: str,
+    *,
+    secrets: Mapping[str, str] | None = None,
+    content: bytes = SOURCE,
 ) -> subprocess.CompletedProcess[str]:
     """Fetch the archive with these settings of pip; the result is in ``folder/result``."""
     (folder / "secrets").mkdir(exist_ok=True)
     (folder / "wheels").mkdir(exist_ok=True)
-    for name, text in {"pip.conf": f"[global]\n{settings}\n", "timeout": "5\n", **(secrets or {})}.items():
+    for name, text in {
+        "pip.conf": f"[global]\n{settings}\n",
+        "timeout": "5\n",
+        **(secrets or {}),
+    }.items():
         (folder / "secrets" / name).write_text(text, encoding="utf-8")
-    (folder / "list").write_text(f"canary-bird 1.0 {FILE} {hashlib.sha256(content).hexdigest()}\n", encoding="utf-8")
-    environment = {**os.environ, "FETCH_RUN": str(folder), "CANARY": str(folder / "canary"), "no_proxy": "127.0.0.1"}
+    (folder / "list").write_text(
+        f"canary-bird 1.0 {FILE} {hashlib.sha256(content).hexdigest()}\n", encoding="utf-8"
+    )
+    environment = {
+        **os.environ,
+        "FETCH_RUN": str(folder),
+        "CANARY": str(folder / "canary"),
+        "no_proxy": "127.0.0.1",
+    }
     return subprocess.run(
         (sys.executable, FETCH, folder / "list", folder / "result"),
         env=environment,
@@ -73,7 +90,10 @@ def fetch(
 def index() -> Iterator[Server]:
     """Give a private index without TLS that has the archive."""
     with serving() as mine:
-        page = b'<a href="../../files/canary_bird-1.0-py3-none-any.whl">x</a> <a href="../../files/' + FILE.encode()
+        page = (
+            b'<a href="../../files/canary_bird-1.0-py3-none-any.whl">x</a> <a href="../../files/'
+            + FILE.encode()
+        )
         mine.answers["/simple/canary-bird/"] = private(whole(page + b'#sha256=0">y</a>'))
         mine.answers[f"/files/{FILE}"] = private(whole(SOURCE))
         yield mine
@@ -102,7 +122,9 @@ def test_a_login_in_the_address_is_in_no_output(index: Server, tmp_path: Path) -
 
 def test_no_login_goes_along_to_another_host(index: Server, tmp_path: Path) -> None:
     with serving() as other:
-        index.answers[f"/files/{FILE}"] = private(redirecting(f"{other.url}/blob".replace("127.0.0.1", "localhost")))
+        index.answers[f"/files/{FILE}"] = private(
+            redirecting(f"{other.url}/blob".replace("127.0.0.1", "localhost"))
+        )
         other.answers["/blob"] = whole(SOURCE)
         netrc = f"machine 127.0.0.1 login {USER} password {PASSWORD}\n"
         done = fetch(tmp_path, f"index-url = {index.url}/simple", secrets={"netrc": netrc})
@@ -115,11 +137,16 @@ def test_the_index_whose_file_has_the_hash_is_taken(index: Server, tmp_path: Pat
         other.answers["/simple/canary-bird/"] = whole(f'<a href="{FILE}">another</a>'.encode())
         other.answers[f"/simple/canary-bird/{FILE}"] = whole(b"something else")
         address = index.url.replace("://", f"://{USER}:{PASSWORD}@")
-        settings = f"index-url = {other.url}/simple\nextra-index-url = {other.url}/absent {address}/simple"
+        settings = (
+            f"index-url = {other.url}/simple\nextra-index-url = {other.url}/absent {address}/simple"
+        )
         done = fetch(tmp_path, settings)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "result" / FILE).read_bytes() == SOURCE
-        done = fetch(tmp_path, f"index-url = {other.url}/simple\nfind-links = {other.url}/simple/canary-bird/")
+        done = fetch(
+            tmp_path,
+            f"index-url = {other.url}/simple\nfind-links = {other.url}/simple/canary-bird/",
+        )
         assert done.returncode == 1
         assert "another sha256 than the lock's" in done.stderr
 
@@ -135,7 +162,9 @@ def test_a_local_copy_comes_first_if_it_has_the_hash(index: Server, tmp_path: Pa
     assert f"cannot download {FILE}: no index has it" in done.stderr
 
 
-def test_a_certificate_is_checked_with_the_build_s_own_bundle(authority: Authority, tmp_path: Path) -> None:
+def test_a_certificate_is_checked_with_the_build_s_own_bundle(
+    authority: Authority, tmp_path: Path
+) -> None:
     with serving(authority) as mine:
         mine.answers["/simple/canary-bird/"] = whole(f"<a href='/files/{FILE}'>x</a>".encode())
         mine.answers[f"/files/{FILE}"] = whole(SOURCE)

@@ -22,13 +22,17 @@ def url(server: Server, repository: Repository) -> str:
 
 
 def test_where_a_tag_points(url: str, repository: Repository, authority: Authority) -> None:
-    subprocess.run(("git", "-C", str(repository.path), "tag", "light", repository.newer), check=True)
+    subprocess.run(
+        ("git", "-C", str(repository.path), "tag", "light", repository.newer), check=True
+    )
     for tag, commit in (("v1.0", repository.commit), ("light", repository.newer), ("v9", "")):
         assert tag_commit(url, tag, ca_path=str(authority.bundle)) == commit
 
 
 @pytest.mark.parametrize("tag", ["v1.0", ""])
-def test_a_bundle(url: str, repository: Repository, authority: Authority, tmp_path: Path, tag: str) -> None:
+def test_a_bundle(
+    url: str, repository: Repository, authority: Authority, tmp_path: Path, tag: str
+) -> None:
     bundle = tmp_path / "gklib.bundle"
     make_bundle(url, tag, repository.commit, bundle, ca_path=str(authority.bundle))
     assert bundle_holds(bundle, repository.commit)
@@ -39,9 +43,15 @@ def test_a_bundle(url: str, repository: Repository, authority: Authority, tmp_pa
     assert not bundle_holds(bundle, repository.commit)
 
 
-def test_a_tag_that_points_elsewhere(url: str, repository: Repository, authority: Authority, tmp_path: Path) -> None:
-    with pytest.raises(LockError, match=f"points at {repository.commit}, its row says {repository.newer}"):
-        make_bundle(url, "v1.0", repository.newer, tmp_path / "bundle", ca_path=str(authority.bundle))
+def test_a_tag_that_points_elsewhere(
+    url: str, repository: Repository, authority: Authority, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        LockError, match=f"points at {repository.commit}, its row says {repository.newer}"
+    ):
+        make_bundle(
+            url, "v1.0", repository.newer, tmp_path / "bundle", ca_path=str(authority.bundle)
+        )
     assert not (tmp_path / "bundle").exists()
 
 
@@ -52,4 +62,6 @@ def test_what_cannot_be_had(server: Server, authority: Authority, tmp_path: Path
     assert str(caught.value).startswith(f"cannot fetch {server.url}/nothing.git: ")
     assert "word" not in str(caught.value)
     with pytest.raises(UnreachableError, match="cannot fetch "):
-        make_bundle(f"{server.url}/nothing.git", "", "0" * 40, tmp_path / "bundle", ca_path="/nothing")
+        make_bundle(
+            f"{server.url}/nothing.git", "", "0" * 40, tmp_path / "bundle", ca_path="/nothing"
+        )

@@ -56,7 +56,10 @@ Call = Callable[..., Ended]
 
 @pytest.fixture
 def call(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, authority: Authority
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    authority: Authority,
 ) -> Call:
     """Call the command in a tree, on a machine that trusts the tests' authority and whose pip has no index."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_FIND_LINKS", "GIT_SSL_CAINFO"):
@@ -139,13 +142,20 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
     assert not list((root / "images" / "lock").glob("*.part"))
     ended = call("lock", "--format", "json", root=root)
     content = json.loads(ended.out)
-    assert (ended.status, content.keys(), content["written"]) == (11, {"written", "moved", "problems"}, [])
+    assert (ended.status, content.keys(), content["written"]) == (
+        11,
+        {"written", "moved", "problems"},
+        [],
+    )
     assert len(content["problems"]) == 3
 
 
-def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Path, server: Server) -> None:
+def test_what_is_recorded_is_kept_and_not_downloaded_again(
+    call: Call, tree: Path, server: Server
+) -> None:
     (tree / LOCK).write_text(
-        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"1" * 64}"\nsize = 1\n', encoding="utf-8"
+        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"1" * 64}"\nsize = 1\n',
+        encoding="utf-8",
     )
     url = server.serve("/metis-5.1.0.tar.gz", METIS)
     add_artifact(tree, "metis", "5.1.0", url=url)
@@ -158,11 +168,15 @@ def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Pat
     assert (tree / LOCK).read_bytes() == text
 
 
-@pytest.mark.parametrize("published", [{"sha256": "1" * 64}, {"size": 7}, {"sha256": "1" * 64, "size": 7}])
+@pytest.mark.parametrize(
+    "published", [{"sha256": "1" * 64}, {"size": 7}, {"sha256": "1" * 64, "size": 7}]
+)
 def test_a_file_that_is_not_what_is_published(
     call: Call, tree: Path, server: Server, published: Mapping[str, object]
 ) -> None:
-    add_artifact(tree, "metis", "5.1.0", url=server.serve("/metis-5.1.0.tar.gz", METIS), **published)
+    add_artifact(
+        tree, "metis", "5.1.0", url=server.serve("/metis-5.1.0.tar.gz", METIS), **published
+    )
     ended = call("lock", root=tree)
     assert ended.status == 11
     assert "metis 5.1.0: " in ended.err
@@ -203,11 +217,18 @@ def test_a_signed_file(
 
 def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server: Server) -> None:
     """The commit is the pin; the tag is looked at where that is possible."""
-    add_artifact(tree, "metis", "5.2.1", git=f"{server.url}/nothing.git", tag="v5.2.1", commit="a" * 40)
+    add_artifact(
+        tree, "metis", "5.2.1", git=f"{server.url}/nothing.git", tag="v5.2.1", commit="a" * 40
+    )
     stacks = tree / "images" / "stacks.toml"
-    stacks.write_text(stacks.read_text(encoding="utf-8").replace("5.1.0", "5.2.1"), encoding="utf-8")
+    stacks.write_text(
+        stacks.read_text(encoding="utf-8").replace("5.1.0", "5.2.1"), encoding="utf-8"
+    )
     ended = call("lock", root=tree)
-    assert f"metis 5.2.1: its tag was not looked at: cannot fetch {server.url}/nothing.git: " in ended.err
+    assert (
+        f"metis 5.2.1: its tag was not looked at: cannot fetch {server.url}/nothing.git: "
+        in ended.err
+    )
     assert "1 input is not locked" in ended.err, "the Python files"
 
 
@@ -230,21 +251,42 @@ def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
 ) -> None:
     """By its tag, or by the digest in its row."""
     gone, there = (f"{base_registry.host}/vendor/{name}:1" for name in ("gone", "base"))
-    root = make_tree(tmp_path / "tree", base_image=gone, alternatives=["registry.invalid/base:1", there], digest=digest)
+    root = make_tree(
+        tmp_path / "tree",
+        base_image=gone,
+        alternatives=["registry.invalid/base:1", there],
+        digest=digest,
+    )
     add_python_lock(root, *PACKAGES)
     ended = call("lock", root=root)
     assert f"base image {gone} cannot be had: {there} is taken" in ended.err
-    assert [(row.name, row.digest, row.reference) for row in load(root).locked_base_images] == [(gone, DIGEST, there)]
-    call(*UNTIL_BUILD[:-1], "render", "--output", str(tmp_path / "context"), "--without", "metis", root=root)
-    assert f"FROM {there}@{DIGEST} AS builder" in (tmp_path / "context" / "Dockerfile").read_text(encoding="utf-8")
+    assert [(row.name, row.digest, row.reference) for row in load(root).locked_base_images] == [
+        (gone, DIGEST, there)
+    ]
+    call(
+        *UNTIL_BUILD[:-1],
+        "render",
+        "--output",
+        str(tmp_path / "context"),
+        "--without",
+        "metis",
+        root=root,
+    )
+    assert f"FROM {there}@{DIGEST} AS builder" in (tmp_path / "context" / "Dockerfile").read_text(
+        encoding="utf-8"
+    )
     (manifest,) = (tmp_path / "context").rglob("image.json")
     assert f"{there}@{DIGEST}" in json.loads(manifest.read_text(encoding="utf-8"))["base_images"]
 
 
-def test_a_base_image_that_is_there_needs_no_alternative(call: Call, tmp_path: Path, base_registry: Hostile) -> None:
+def test_a_base_image_that_is_there_needs_no_alternative(
+    call: Call, tmp_path: Path, base_registry: Hostile
+) -> None:
     image = f"{base_registry.host}/vendor/base:1"
     base_registry.manifests["vendor/base", DIGEST] = INDEX, MANIFEST
-    root = make_tree(tmp_path / "tree", base_image=image, alternatives=["registry.invalid/base:1"], digest=DIGEST)
+    root = make_tree(
+        tmp_path / "tree", base_image=image, alternatives=["registry.invalid/base:1"], digest=DIGEST
+    )
     assert "base image" not in call("lock", root=root).err
     assert load(root).locked_base_images == ()
 
@@ -290,12 +332,20 @@ def test_debians_digest_moves_with_the_release_and_not_with_its_updates(
     rows = facts.targets
     with Registries(read_host_settings({}), patience=Patience(attempts=1)) as registries:
         lock_base_images(
-            rows, facts, registries, tree, report=lambda _line: None, upgrade=True, system=frozenset({suite})
+            rows,
+            facts,
+            registries,
+            tree,
+            report=lambda _line: None,
+            upgrade=True,
+            system=frozenset({suite}),
         )
     assert load(tree).digest_by_image[there] == (DIGEST if suite == "bookworm" else old)
 
 
-def test_the_system_is_locked_where_only_the_package_archive_answers(call: Call, tmp_path: Path) -> None:
+def test_the_system_is_locked_where_only_the_package_archive_answers(
+    call: Call, tmp_path: Path
+) -> None:
     """As in a network with a mirror of Debian alone: no registry of a vendor is what the command is about."""
     root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     assert call("lock", root=root).status == 11
@@ -305,18 +355,31 @@ def test_the_system_is_locked_where_only_the_package_archive_answers(call: Call,
     assert "its digest is not recorded" in ended.err
 
 
-def test_files_may_be_carried_in_by_hand_and_downloads_stay(call: Call, tree: Path, server: Server) -> None:
+def test_files_may_be_carried_in_by_hand_and_downloads_stay(
+    call: Call, tree: Path, server: Server
+) -> None:
     folder = tree.parent / "mirror"
     folder.mkdir()
     (folder / "metis-5.1.0.tar.gz").write_bytes(METIS)
-    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/metis-5.1.0.tar.gz", together={"gklib": "1"})
+    add_artifact(
+        tree,
+        "metis",
+        "5.1.0",
+        url="https://vendor.invalid/metis-5.1.0.tar.gz",
+        together={"gklib": "1"},
+    )
     add_artifact(tree, "gklib", "1", url=server.serve("/gklib.tar.gz", b"gklib"))
     call("lock", "--mirror", str(folder), root=tree)
-    assert [url.rsplit("/", 1)[-1] for url, _, _ in lock_of(tree)] == ["gklib.tar.gz", "metis-5.1.0.tar.gz"]
+    assert [url.rsplit("/", 1)[-1] for url, _, _ in lock_of(tree)] == [
+        "gklib.tar.gz",
+        "metis-5.1.0.tar.gz",
+    ]
     assert (folder / "gklib.tar.gz").read_bytes() == b"gklib"
 
 
-def test_a_name_that_two_files_have_is_taken_from_no_folder(call: Call, tree: Path, server: Server) -> None:
+def test_a_name_that_two_files_have_is_taken_from_no_folder(
+    call: Call, tree: Path, server: Server
+) -> None:
     folder = tree.parent / "mirror"
     folder.mkdir()
     (folder / "smddp.whl").write_bytes(b"another one")
@@ -337,8 +400,18 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
         plain_server.over.wait()
 
     index = plain_server.serve("/simple/", waiting)
-    command = [sys.executable, "-c", "import sys; from trainworks.cli import main; sys.exit(main())", "lock"]
-    environment = {**os.environ, "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index, "PIP_FIND_LINKS": ""}
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from trainworks.cli import main; sys.exit(main())",
+        "lock",
+    ]
+    environment = {
+        **os.environ,
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": index,
+        "PIP_FIND_LINKS": "",
+    }
     environment["PYTHONPATH"] = str(ROOT / "src")
     with subprocess.Popen(
         [*command, "--root", str(tree)], env=environment, stderr=subprocess.PIPE, text=True
@@ -346,7 +419,11 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
         assert asked.wait(60)
         # Started by a thread or not: all tasks of the command are looked at.
         tasks = Path(f"/proc/{process.pid}/task").iterdir()
-        resolvers = [int(word) for task in tasks for word in (task / "children").read_text(encoding="utf-8").split()]
+        resolvers = [
+            int(word)
+            for task in tasks
+            for word in (task / "children").read_text(encoding="utf-8").split()
+        ]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
@@ -375,10 +452,34 @@ def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Se
 # Checking.
 
 PACKAGES = (
-    {"name": "cmake", "version": "3.31.0", "file": "cmake-3.31.0-py3-none-any.whl", "sha256": "1" * 64, "build": True},
-    {"name": "uv", "version": "0.13.8", "file": "uv-0.13.8-py3-none-any.whl", "sha256": "2" * 64, "build": True},
-    {"name": "setuptools", "version": "1", "file": "setuptools-1-py3-none-any.whl", "sha256": "3" * 64, "build": True},
-    {"name": "wheel", "version": "1", "file": "wheel-1-py3-none-any.whl", "sha256": "4" * 64, "build": True},
+    {
+        "name": "cmake",
+        "version": "3.31.0",
+        "file": "cmake-3.31.0-py3-none-any.whl",
+        "sha256": "1" * 64,
+        "build": True,
+    },
+    {
+        "name": "uv",
+        "version": "0.13.8",
+        "file": "uv-0.13.8-py3-none-any.whl",
+        "sha256": "2" * 64,
+        "build": True,
+    },
+    {
+        "name": "setuptools",
+        "version": "1",
+        "file": "setuptools-1-py3-none-any.whl",
+        "sha256": "3" * 64,
+        "build": True,
+    },
+    {
+        "name": "wheel",
+        "version": "1",
+        "file": "wheel-1-py3-none-any.whl",
+        "sha256": "4" * 64,
+        "build": True,
+    },
 )
 
 
@@ -390,10 +491,14 @@ def test_every_lock_of_this_repository_fits(call: Call, root: Path) -> None:
 def test_locks_that_fit(call: Call, tree: Path) -> None:
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a", sha256=SHA256)
-    assert call("lock", "--check", "--strict", root=tree) == Ended(status=0, out="every lock fits its rows\n", err="")
+    assert call("lock", "--check", "--strict", root=tree) == Ended(
+        status=0, out="every lock fits its rows\n", err=""
+    )
 
 
-def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(call: Call, tmp_path: Path) -> None:
+def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(
+    call: Call, tmp_path: Path
+) -> None:
     tree = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a")
     before = sorted(tree.rglob("*"))
@@ -410,7 +515,12 @@ def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(call: Call
 
 
 def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) -> None:
-    wrong = {**PACKAGES[1], "version": "0.12.0", "file": "uv-0.12.0-py3-none-any.whl", "requires": ["absent"]}
+    wrong = {
+        **PACKAGES[1],
+        "version": "0.12.0",
+        "file": "uv-0.12.0-py3-none-any.whl",
+        "requires": ["absent"],
+    }
     add_python_lock(tree, wrong, *PACKAGES[2:])
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a", sha256=SHA256)
     (tree / LOCK).write_text(
@@ -478,25 +588,43 @@ def test_a_mirror_is_filled_goes_on_and_is_checked(
     ended = call("mirror", str(folder), root=tree)
     assert (ended.status, ended.out) == (0, f"{folder}\n")
     assert "  metis-5.1.0.tar.gz: resumed at 1 kB\n" in ended.err
-    asked = [(request.path, request.range) for request in server.seen if "/git/" not in request.path]
+    asked = [
+        (request.path, request.range) for request in server.seen if "/git/" not in request.path
+    ]
     assert asked == [
         ("/metis-5.1.0.tar.gz", "bytes=1000-"),
         ("/simple/cmake/", ""),
         (f"/files/{PACKAGES[0]['file']}", ""),
     ]
-    files = {"metis-5.1.0.tar.gz", f"gklib-{repository.commit}.bundle", *(str(row["file"]) for row in PACKAGES)}
+    files = {
+        "metis-5.1.0.tar.gz",
+        f"gklib-{repository.commit}.bundle",
+        *(str(row["file"]) for row in PACKAGES),
+    }
     assert {path.name for path in folder.iterdir()} == files | {"SHA256SUMS", "index.html"}
-    subprocess.run(("sha256sum", "--check", "--strict", "SHA256SUMS"), cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        ("sha256sum", "--check", "--strict", "SHA256SUMS"),
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
     server.seen.clear()
     ended = call("mirror", str(folder), "--format", "json", root=tree)
-    assert (ended.status, json.loads(ended.out)) == (0, {"folder": str(folder), "targets": [TARGET]})
+    assert (ended.status, json.loads(ended.out)) == (
+        0,
+        {"folder": str(folder), "targets": [TARGET]},
+    )
     assert server.seen == []
 
 
 def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> None:
     add_python_lock(tree, *PACKAGES[:1])
     add_artifact(
-        tree, "metis", "5.1.0", url="https://vendor.invalid/a/x.tar.gz", together={"gklib": "1", "thrust": "1"}
+        tree,
+        "metis",
+        "5.1.0",
+        url="https://vendor.invalid/a/x.tar.gz",
+        together={"gklib": "1", "thrust": "1"},
     )
     add_artifact(tree, "gklib", "1", url="https://vendor.invalid/b/x.tar.gz", sha256="1" * 64)
     add_artifact(tree, "thrust", "1", url=server.serve("/c/x.tar.gz", METIS), sha256="2" * 64)
@@ -510,7 +638,9 @@ def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> No
         f"cmake 3.31.0: no index of this machine's pip has {PACKAGES[0]['file']}",
     ):
         assert part in ended.err
-    assert [path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")] == []
+    assert [
+        path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")
+    ] == []
 
 
 def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Server) -> None:
@@ -519,8 +649,12 @@ def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Se
     add_artifact(tree, "metis", "5.1.0", url=url, sha256=SHA256)
     folder = tree.parent / "mirror"
     ended = call("mirror", str(folder), root=tree)
-    assert f"metis 5.1.0: {url} is not what was pinned: expected sha256 {SHA256}, found " in ended.err
-    assert [path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")] == []
+    assert (
+        f"metis 5.1.0: {url} is not what was pinned: expected sha256 {SHA256}, found " in ended.err
+    )
+    assert [
+        path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")
+    ] == []
 
 
 # What a build refuses, before it asks for an engine: none answers.
@@ -557,15 +691,21 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
     assert lock_of(root) == [(url, SHA256, len(METIS))], "only what has no hash is downloaded"
     assert load(root).digest_by_image == {image: DIGEST}
-    assert (root / "images" / "lock" / f"{TARGET}.toml").read_bytes() == python, "nothing is resolved anew"
+    assert (root / "images" / "lock" / f"{TARGET}.toml").read_bytes() == python, (
+        "nothing is resolved anew"
+    )
     assert [line for line in ended.err.splitlines() if "first seen today" in line] == [
         f"warning: first seen today: {url}, sha256 {SHA256}, {len(METIS)} bytes; commit images/lock",
         f"warning: first seen today: base image {image}, {DIGEST}; commit images/lock",
     ]
-    assert (tmp_path / "cache" / "trainworks" / "files" / "metis-5.1.0.tar.gz").read_bytes() == METIS
+    assert (
+        tmp_path / "cache" / "trainworks" / "files" / "metis-5.1.0.tar.gz"
+    ).read_bytes() == METIS
     assert "not locked" not in ended.err
     server.seen.clear()
-    assert "first seen today" not in call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root).err
+    assert (
+        "first seen today" not in call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root).err
+    )
     assert server.seen == []
     kept = tmp_path / "cache" / "trainworks" / "files" / str(PACKAGES[1]["file"])
     kept.write_bytes(b"spoilt")
@@ -576,10 +716,15 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     assert "trusted on first use: gklib" not in planned
     call(*UNTIL_BUILD[:-1], "render", "--output", str(tmp_path / "context"), root=root)
     (manifest,) = (tmp_path / "context").rglob("image.json")
-    assert json.loads(manifest.read_text(encoding="utf-8"))["first_use"] == [f"base image {image}", "metis 5.1.0"]
+    assert json.loads(manifest.read_text(encoding="utf-8"))["first_use"] == [
+        f"base image {image}",
+        "metis 5.1.0",
+    ]
 
 
-def test_trust_on_first_use_names_what_cannot_be_had(call: Call, tree: Path, server: Server) -> None:
+def test_trust_on_first_use_names_what_cannot_be_had(
+    call: Call, tree: Path, server: Server
+) -> None:
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url=f"{server.url}/gone.tar.gz")
     ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=tree)
@@ -592,7 +737,10 @@ def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> N
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a.tar.gz", sha256=SHA256)
     folder = tree.parent / "mirror"
-    assert f"--mirror {folder}: no such folder" in call(*UNTIL_BUILD, "--mirror", str(folder), root=tree).err
+    assert (
+        f"--mirror {folder}: no such folder"
+        in call(*UNTIL_BUILD, "--mirror", str(folder), root=tree).err
+    )
     folder.mkdir()
     (folder / str(PACKAGES[1]["file"])).write_bytes(WHEEL)
     ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), root=tree)
@@ -618,7 +766,9 @@ def test_an_address_is_a_secret_and_offline_the_only_source(
 ) -> None:
     address = f"{scheme}://user:word@mirror.example:8080/all"
     mirror = read_mirror(f"{address}/", offline=offline)
-    pip = PipSettings(index_url="https://index.example/simple", extra_index_urls=("https://more.example",))
+    pip = PipSettings(
+        index_url="https://index.example/simple", extra_index_urls=("https://more.example",)
+    )
     settings = mirror.settings(HostSettings(pip=pip))
     secrets = settings.secrets("bookworm", "https://vendor.example/whl")
     assert secrets["mirror"] == f"{address}\n{'only' if offline else ''}\n".encode()

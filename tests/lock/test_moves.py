@@ -26,7 +26,9 @@ def wheel(name: str, version: str, requires: tuple[str, ...] = ()) -> bytes:
     stem = f"{name.replace('-', '_')}-{version}.dist-info"
     lines = [f"Requires-Dist: {line}" for line in requires]
     files = {
-        f"{stem}/METADATA": "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""]),
+        f"{stem}/METADATA": "\n".join(
+            ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""]
+        ),
         f"{stem}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = [
@@ -69,7 +71,9 @@ class Index:
 def tree(tmp_path: Path) -> Path:
     """Give a checkout with one target that has `demo`, which requires `part`."""
     root = make_tree(tmp_path / "tree", sources="packages")
-    add_component(root, "demo", "1.0", "RUN true", sources=["packages"], python=["demo"], required=True)
+    add_component(
+        root, "demo", "1.0", "RUN true", sources=["packages"], python=["demo"], required=True
+    )
     return root
 
 
@@ -95,7 +99,11 @@ def index(plain_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def versions(root: Path) -> dict[str, str]:
-    return {each.name: each.version for each in load(root).locks[PACKAGES_TARGET].packages if not each.build}
+    return {
+        each.name: each.version
+        for each in load(root).locks[PACKAGES_TARGET].packages
+        if not each.build
+    }
 
 
 def test_what_is_locked_stays_when_a_component_is_added(
@@ -109,7 +117,9 @@ def test_what_is_locked_stays_when_a_component_is_added(
     assert main(("lock",), tree) == 0
     assert (tree / LOCK).read_bytes() == text
     assert capsys.readouterr().out.endswith(f"{LOCK}\n  nothing moves\n")
-    add_component(tree, "extra", "5.0", "RUN true", sources=["packages"], python=["other"], required=True)
+    add_component(
+        tree, "extra", "5.0", "RUN true", sources=["packages"], python=["other"], required=True
+    )
     assert main(("lock",), tree) == 0
     assert versions(tree) == {"demo": "1.0", "other": "5.0", "part": "2.0"}
     assert capsys.readouterr().out.endswith(f"{LOCK}\n  other 5.0 is new\n")
@@ -125,7 +135,11 @@ def test_upgrade_moves_it_and_a_dry_run_says_so_before(
     capsys.readouterr()
     assert main(("lock", "--upgrade", "--dry-run", "--format", "json"), tree) == 0
     content = json.loads(capsys.readouterr().out)
-    assert content == {"written": [], "moved": {PACKAGES_TARGET: ["part 2.0 -> 3.0"]}, "problems": []}
+    assert content == {
+        "written": [],
+        "moved": {PACKAGES_TARGET: ["part 2.0 -> 3.0"]},
+        "problems": [],
+    }
     assert {path: path.read_bytes() for path in sorted(tree.rglob("*")) if path.is_file()} == before
     assert main(("lock", "--upgrade"), tree) == 0
     assert versions(tree) == {"demo": "1.0", "part": "3.0"}
@@ -136,7 +150,9 @@ def test_a_version_that_the_rows_do_not_allow_moves(tree: Path, index: Index) ->
     index.add("part", "3.0")
     index.add("demo", "1.1", "part>=3")
     stacks = tree / "images" / "stacks.toml"
-    stacks.write_text(stacks.read_text(encoding="utf-8").replace('demo = "1.0"', 'demo = "1.1"'), encoding="utf-8")
+    stacks.write_text(
+        stacks.read_text(encoding="utf-8").replace('demo = "1.0"', 'demo = "1.1"'), encoding="utf-8"
+    )
     assert main(("lock",), tree) == 0
     assert versions(tree) == {"demo": "1.1", "part": "3.0"}
 
@@ -156,8 +172,17 @@ def test_newest_names_what_the_rows_hold_back_and_newer_tags(
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.file://{git}.insteadOf")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://vendor.invalid/gklib.git")
-    add_component(tree, "gklib", "1.0", "RUN true", sources=["packages"], artifact=True, required=True)
-    add_artifact(tree, "gklib", "1.0", git="https://vendor.invalid/gklib.git", tag="v1.0", commit=repository.commit)
+    add_component(
+        tree, "gklib", "1.0", "RUN true", sources=["packages"], artifact=True, required=True
+    )
+    add_artifact(
+        tree,
+        "gklib",
+        "1.0",
+        git="https://vendor.invalid/gklib.git",
+        tag="v1.0",
+        commit=repository.commit,
+    )
     for tag in ("v0.9", "v1.12", "v1.2", "v2.0rc1", "nightly-3.0"):
         subprocess.run(("git", "-C", git, "tag", tag), check=True)
     before = (tree / LOCK).read_bytes()
@@ -171,7 +196,11 @@ def test_newest_names_what_the_rows_hold_back_and_newer_tags(
     assert (tree / LOCK).read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [("--upgrade", "--check"), ("--newest", "--dry-run"), ("--newest", "--upgrade")])
-def test_words_that_do_not_go_together(tree: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [("--upgrade", "--check"), ("--newest", "--dry-run"), ("--newest", "--upgrade")]
+)
+def test_words_that_do_not_go_together(
+    tree: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(("lock", *words), tree) == 2
     assert "do not go together" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from trainworks.errors import LockError
 from trainworks.host.signatures import check_signature
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("gpg") is None, reason="gpg is not installed: no signature is made or checked (apt-get install gpg)"
+    shutil.which("gpg") is None,
+    reason="gpg is not installed: no signature is made or checked (apt-get install gpg)",
 )
 
 
@@ -35,9 +36,22 @@ class Vendor:
 
 
 def gpg(home: Path, *words: str) -> str:
-    command = ("gpg", "--homedir", str(home), "--batch", "--no-tty", "--pinentry-mode", "loopback", *words)
+    command = (
+        "gpg",
+        "--homedir",
+        str(home),
+        "--batch",
+        "--no-tty",
+        "--pinentry-mode",
+        "loopback",
+        *words,
+    )
     done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C"}
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
     )
     return done.stdout
 
@@ -47,20 +61,36 @@ def end_agent(home: Path) -> None:
     asked = ("gpg-connect-agent", "--homedir", str(home), "--no-autostart", "GETINFO pid", "/bye")
     told = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
     agents = [os.pidfd_open(int(line[2:])) for line in told.splitlines() if line.startswith("D ")]
-    subprocess.run(("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True)
+    subprocess.run(
+        ("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True
+    )
     for agent in agents:
         select.select([agent], [], [])
         os.close(agent)
 
 
-def make_vendor(folder: Path, name: str, *, expires: str = "never", options: tuple[str, ...] = ()) -> Vendor:
+def make_vendor(
+    folder: Path, name: str, *, expires: str = "never", options: tuple[str, ...] = ()
+) -> Vendor:
     home = folder / name
     home.mkdir(mode=0o700)
     try:
         person = f"{name} <{name}@example.org>"
-        gpg(home, *options, "--passphrase", "", "--quick-generate-key", person, "ed25519", "sign", expires)
+        gpg(
+            home,
+            *options,
+            "--passphrase",
+            "",
+            "--quick-generate-key",
+            person,
+            "ed25519",
+            "sign",
+            expires,
+        )
         listing = gpg(home, "--with-colons", "--list-keys")
-        fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr"))
+        fingerprint = next(
+            line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr")
+        )
         key = folder / f"{name}.key"
         gpg(home, "--armor", "--output", str(key), "--export", fingerprint)
     finally:
@@ -90,7 +120,9 @@ def test_a_file_that_was_changed(folder: Path, file: Path) -> None:
     vendor = make_vendor(folder, "vendor")
     signature = vendor.sign(file)
     file.write_bytes(b"Installer")
-    with pytest.raises(LockError, match="the signature is not valid: the file or its signature was changed"):
+    with pytest.raises(
+        LockError, match="the signature is not valid: the file or its signature was changed"
+    ):
         check_signature(file, signature, vendor.key, vendor.fingerprint)
 
 
@@ -135,5 +167,7 @@ def test_what_is_no_key_and_no_signature(folder: Path, file: Path, content: byte
 
 def test_without_the_program(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
-    with pytest.raises(LockError, match=r"GnuPG is not installed\nhint: install it with `apt-get install gpg`"):
+    with pytest.raises(
+        LockError, match=r"GnuPG is not installed\nhint: install it with `apt-get install gpg`"
+    ):
         check_signature(file, file, file, "0" * 40)

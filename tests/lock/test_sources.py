@@ -32,7 +32,11 @@ PYTHON = [
         "sha256": digit * 64,
         "build": True,
     }
-    for name, version, digit in (("uv", "0.13.8", "1"), ("setuptools", "1", "2"), ("wheel", "1", "3"))
+    for name, version, digit in (
+        ("uv", "0.13.8", "1"),
+        ("setuptools", "1", "2"),
+        ("wheel", "1", "3"),
+    )
 ]
 ARCHIVE = b"an archive of source code"
 SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
@@ -65,7 +69,10 @@ class Machine:
 
 @pytest.fixture
 def machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, authority: Authority
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    authority: Authority,
 ) -> Machine:
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"):
         monkeypatch.delenv(name, raising=False)
@@ -83,13 +90,17 @@ def add_plugin(machine: Machine, git: str, commit: str) -> None:
     plugin = {"artifact": True, "default": True, "without": COST, "variant": "slow"}
     add_component(machine.root, "plugin", "1.0", STAGE, **plugin)
     add_artifact(machine.root, "plugin", "1.0", git=git, tag="v1.0", commit=commit)
-    add_component(machine.root, "helper", "2.0", STAGE, artifact=True, default=True, needs=["plugin"])
+    add_component(
+        machine.root, "helper", "2.0", STAGE, artifact=True, default=True, needs=["plugin"]
+    )
 
 
 def serve_plugin(machine: Machine, server: Server, repository: Repository) -> str:
     server.answers["/git/"] = git_repositories(repository.path.parent, "/git/")
     add_plugin(machine, f"{server.url}/git/{repository.path.name}", repository.commit)
-    add_artifact(machine.root, "helper", "2.0", url=server.serve("/helper.tar.gz", ARCHIVE), sha256=SHA256)
+    add_artifact(
+        machine.root, "helper", "2.0", url=server.serve("/helper.tar.gz", ARCHIVE), sha256=SHA256
+    )
     return f"plugin-{repository.commit}.bundle"
 
 
@@ -106,7 +117,10 @@ def test_sources_are_downloaded_before_an_engine_is_asked_and_once(
 ) -> None:
     bundle = serve_plugin(machine, server, repository)
     ended = machine.call("--framework", "pytorch", "--cuda", "cpu", "--until", "plan")
-    assert f"not on this machine yet, downloaded when the image is built: {bundle}, helper.tar.gz\n" in ended.out
+    assert (
+        f"not on this machine yet, downloaded when the image is built: {bundle}, helper.tar.gz\n"
+        in ended.out
+    )
     assert server.seen == []
     ended = machine.call(*BUILD)
     assert NO_ENGINE in ended.err
@@ -114,11 +128,16 @@ def test_sources_are_downloaded_before_an_engine_is_asked_and_once(
         f"  downloading {bundle}",
         "  downloading helper.tar.gz",
     ]
-    assert sorted(path.name for path in machine.cache.iterdir()) == sorted([bundle, "helper.tar.gz"])
+    assert sorted(path.name for path in machine.cache.iterdir()) == sorted(
+        [bundle, "helper.tar.gz"]
+    )
     server.seen.clear()
     assert "downloading" not in machine.call(*BUILD).err
     assert server.seen == []
-    assert "not on this machine" not in machine.call("--framework", "pytorch", "--cuda", "cpu", "--until", "plan").out
+    assert (
+        "not on this machine"
+        not in machine.call("--framework", "pytorch", "--cuda", "cpu", "--until", "plan").out
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"half a file"])
@@ -139,7 +158,9 @@ def test_a_spoiled_cache_is_filled_again(
     assert "downloading" not in machine.call(*BUILD).err
 
 
-def test_a_mirror_that_has_a_part_of_it(machine: Machine, server: Server, repository: Repository) -> None:
+def test_a_mirror_that_has_a_part_of_it(
+    machine: Machine, server: Server, repository: Repository
+) -> None:
     bundle = serve_plugin(machine, server, repository)
     machine.call(*BUILD)
     mirror = machine.root.parent / "mirror"
@@ -148,12 +169,17 @@ def test_a_mirror_that_has_a_part_of_it(machine: Machine, server: Server, reposi
     (machine.cache / "helper.tar.gz").unlink()
     del server.answers["/git/"]
     ended = machine.call(*BUILD, "--mirror", str(mirror))
-    assert [line for line in ended.err.splitlines() if "downloading" in line] == ["  downloading helper.tar.gz"]
+    assert [line for line in ended.err.splitlines() if "downloading" in line] == [
+        "  downloading helper.tar.gz"
+    ]
     assert "warning" not in ended.err
     assert [path.name for path in mirror.iterdir()] == [bundle]
     # Offline the cache does not count: what is built comes from the folder alone.
     ended = machine.call(*BUILD, "--mirror", str(mirror), "--offline")
-    assert (ended.status, f"{mirror} does not have all of {PACKAGES_TARGET}" in ended.err) == (11, True)
+    assert (ended.status, f"{mirror} does not have all of {PACKAGES_TARGET}" in ended.err) == (
+        11,
+        True,
+    )
     assert "helper 2.0: helper.tar.gz is missing" in ended.err
 
 
@@ -166,7 +192,10 @@ def test_a_served_mirror_is_asked_first_and_its_bytes_are_checked(
     shutil.rmtree(machine.cache)
     server.seen.clear()
     machine.call(*BUILD, "--mirror", f"{plain_server.url}/all")
-    assert [request.path for request in plain_server.seen] == [f"/all/{bundle}", "/all/helper.tar.gz"]
+    assert [request.path for request in plain_server.seen] == [
+        f"/all/{bundle}",
+        "/all/helper.tar.gz",
+    ]
     assert [request.path for request in server.seen] == ["/helper.tar.gz"]
     shutil.rmtree(machine.cache)
     plain_server.serve(f"/all/{bundle}", b"something else")
@@ -181,7 +210,11 @@ def test_wrong_bytes_are_an_error_and_nothing_is_left_out(
     bundle = serve_plugin(machine, server, repository)
     server.serve("/helper.tar.gz", b"other bytes")
     ended = machine.call(*BUILD)
-    assert (ended.status, "is not what was pinned" in ended.err, "warning" in ended.err) == (11, True, False)
+    assert (ended.status, "is not what was pinned" in ended.err, "warning" in ended.err) == (
+        11,
+        True,
+        False,
+    )
     assert [path.name for path in machine.cache.iterdir()] == [bundle]
 
 
@@ -191,15 +224,27 @@ def test_debian_sources_come_from_the_mirror_that_apt_uses() -> None:
     apt = AptSettings(
         sources=(
             AptSource(uri="http://mirror.example/debian/", suite="bookworm", components="main"),
-            AptSource(uri="http://mirror.example/debian", suite="bookworm-updates", components="main"),
+            AptSource(
+                uri="http://mirror.example/debian", suite="bookworm-updates", components="main"
+            ),
             AptSource(uri="http://vendor.example/apt", suite="stable", components="main"),
         )
     )
-    file = Artifact(name="a", version="1", source="the tests", url=f"{main_archive}/pool/main/a/a/a_1.orig.tar.xz")
+    file = Artifact(
+        name="a",
+        version="1",
+        source="the tests",
+        url=f"{main_archive}/pool/main/a/a/a_1.orig.tar.xz",
+    )
     own = Places(folders=(), archives=archives_of(bases, apt, "bookworm"))
-    assert own.origins(file) == ("http://mirror.example/debian/pool/main/a/a/a_1.orig.tar.xz", file.url)
+    assert own.origins(file) == (
+        "http://mirror.example/debian/pool/main/a/a/a_1.orig.tar.xz",
+        file.url,
+    )
     assert Places(folders=(), archives=archives_of(bases, apt, "")).origins(file) == (file.url,)
-    other = Artifact(name="b", version="1", source="the tests", url="https://vendor.example/pool/main/b.tar.gz")
+    other = Artifact(
+        name="b", version="1", source="the tests", url="https://vendor.example/pool/main/b.tar.gz"
+    )
     assert own.origins(other) == (other.url,)
 
 
@@ -208,22 +253,33 @@ def test_debian_sources_come_from_the_mirror_that_apt_uses() -> None:
 
 def test_what_cannot_be_reached_is_left_out_and_said(machine: Machine, server: Server) -> None:
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
-    add_artifact(machine.root, "helper", "2.0", url=server.serve("/helper.tar.gz", ARCHIVE), sha256=SHA256)
+    add_artifact(
+        machine.root, "helper", "2.0", url=server.serve("/helper.tar.gz", ARCHIVE), sha256=SHA256
+    )
     ended = machine.call(*BUILD)
     (warning,) = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
     tag = tag_of(machine, ("plugin", "helper"))
     assert tag.endswith("-debian12-slow")
-    for part in (f"{tag} is built without plugin (", "code.invalid", COST, "`python build.py mirror DIR`"):
+    for part in (
+        f"{tag} is built without plugin (",
+        "code.invalid",
+        COST,
+        "`python build.py mirror DIR`",
+    ):
         assert part in warning
 
 
 def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -> None:
     """The helper only serves the plugin: its own cost would say nothing more."""
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
-    add_artifact(machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40)
+    add_artifact(
+        machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40
+    )
     rows = machine.root / "images" / "components.toml"
     text = rows.read_text(encoding="utf-8")
-    rows.write_text(text.replace('needs = ["plugin"]', 'needs = ["plugin"]\nwithout = "the helper is missed"'))
+    rows.write_text(
+        text.replace('needs = ["plugin"]', 'needs = ["plugin"]\nwithout = "the helper is missed"')
+    )
     ended = machine.call(*BUILD)
     (warning,) = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
     assert "is built without plugin, helper (" in warning
@@ -232,17 +288,25 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
     assert NO_ENGINE in ended.err
 
 
-@pytest.mark.parametrize("words", [("--strict",), ("--with", "plugin"), ("--push", "--repository", "r.invalid/a")])
+@pytest.mark.parametrize(
+    "words", [("--strict",), ("--with", "plugin"), ("--push", "--repository", "r.invalid/a")]
+)
 def test_what_must_not_be_left_out(
     machine: Machine, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oras = tmp_path / "programs" / "oras"  # a push looks for it before anything else, and does not come to run it
+    oras = (
+        tmp_path / "programs" / "oras"
+    )  # a push looks for it before anything else, and does not come to run it
     oras.parent.mkdir()
     oras.symlink_to("/bin/false")
     monkeypatch.setenv("PATH", str(oras.parent), prepend=os.pathsep)
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
-    add_artifact(machine.root, "helper", "2.0", url="https://other.invalid/helper.tar.gz", sha256=SHA256)
-    build = [word for word in BUILD if word not in ("--until", "build")] if "--push" in words else BUILD
+    add_artifact(
+        machine.root, "helper", "2.0", url="https://other.invalid/helper.tar.gz", sha256=SHA256
+    )
+    build = (
+        [word for word in BUILD if word not in ("--until", "build")] if "--push" in words else BUILD
+    )
     ended = machine.call(*build, *words)
     assert ended.status == 10
     for part in (
@@ -257,7 +321,9 @@ def test_what_must_not_be_left_out(
 
 def test_a_required_component_is_never_left_out(machine: Machine) -> None:
     add_component(machine.root, "plugin", "1.0", STAGE, artifact=True, required=True)
-    add_artifact(machine.root, "plugin", "1.0", url="https://code.invalid/plugin.tar.gz", sha256=SHA256)
+    add_artifact(
+        machine.root, "plugin", "1.0", url="https://code.invalid/plugin.tar.gz", sha256=SHA256
+    )
     ended = machine.call(*BUILD)
     assert (ended.status, "plugin: plugin.tar.gz: " in ended.err) == (10, True)
     assert "build without" not in ended.err
@@ -265,7 +331,9 @@ def test_a_required_component_is_never_left_out(machine: Machine) -> None:
 
 def test_a_host_that_does_not_answer_is_asked_once(machine: Machine) -> None:
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
-    add_artifact(machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40)
+    add_artifact(
+        machine.root, "helper", "2.0", git="https://code.invalid/helper", tag="v2", commit="2" * 40
+    )
     ended = machine.call(*BUILD)
     assert ended.err.count("downloading ") == 1
     assert ended.err.count("code.invalid/plugin") == 1
@@ -305,8 +373,12 @@ def test_offline_wants_a_mirror(machine: Machine) -> None:
         (("plugin", "helper", "other"), "-debian12-slow-without-other"),
     ],
 )
-def test_the_name_says_what_is_missing(machine: Machine, without: tuple[str, ...], ending: str) -> None:
+def test_the_name_says_what_is_missing(
+    machine: Machine, without: tuple[str, ...], ending: str
+) -> None:
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
-    add_artifact(machine.root, "helper", "2.0", url="https://code.invalid/helper.tar.gz", sha256=SHA256)
+    add_artifact(
+        machine.root, "helper", "2.0", url="https://code.invalid/helper.tar.gz", sha256=SHA256
+    )
     add_component(machine.root, "other", "1.0", "FROM builder AS other", default=True)
     assert tag_of(machine, without).endswith(ending)

@@ -27,7 +27,11 @@ PACKAGES_PARTS = ("system", "builder", "manifest")
 
 
 def make_tree(
-    root: Path, *, base_image: str = "", sources: Literal["packages", "vendor"] = "vendor", **row: object
+    root: Path,
+    *,
+    base_image: str = "",
+    sources: Literal["packages", "vendor"] = "vendor",
+    **row: object,
 ) -> Path:
     """Write the facts of one target: of a vendor target METIS with CMake, and no Python but what builds.
 
@@ -45,16 +49,23 @@ def make_tree(
     shutil.copy(ROOT / "launcher" / "pyproject.toml", root / "launcher")
     for name in (table.name for table in TABLES.values()):
         # Rows that name other rows would need them all.
-        content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""
+        content = (
+            (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8")
+            if name in ("bases", "cuda")
+            else ""
+        )
         # A lock would ask Debian's own archive for its state.
         content = re.sub(r"^(archives|snapshot) = .*\n", "", content, flags=re.MULTILINE)
         content = content or "# None of these.\n"
         (images / f"{name}.toml").write_text(content, encoding="utf-8")
-    blocks = (ROOT / "images" / "components.toml").read_text(encoding="utf-8").split("[[component]]")[1:]
+    blocks = (
+        (ROOT / "images" / "components.toml").read_text(encoding="utf-8").split("[[component]]")[1:]
+    )
     chosen = [
         block
         for block in blocks
-        if block.split('name = "')[1].split('"')[0] in parts and f'sources = ["{others}"]' not in block
+        if block.split('name = "')[1].split('"')[0] in parts
+        and f'sources = ["{others}"]' not in block
     ]
     assert len(chosen) == len(parts)
     # What the parts name has to exist, and nothing more does.
@@ -66,7 +77,8 @@ def make_tree(
             path.unlink()
     (images / "stacks.toml").write_text(
         f'[[stack]]\nname = "the-stack"\nsources = "{sources}"\nsource = "the tests"\n[stack.components]\n'
-        'builder = "0.13.8"\n' + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
+        'builder = "0.13.8"\n'
+        + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
         encoding="utf-8",
     )
     (images / "pytorch.toml").write_text(
@@ -83,7 +95,9 @@ def make_tree(
 
 def add_row(root: Path, file: str, key: str, values: Mapping[str, object]) -> None:
     """Append a row to ``images/FILE.toml``."""
-    lines = "".join(f"{name} = {_toml(value)}\n" for name, value in {"source": "the tests", **values}.items())
+    lines = "".join(
+        f"{name} = {_toml(value)}\n" for name, value in {"source": "the tests", **values}.items()
+    )
     with (root / "images" / f"{file}.toml").open("a", encoding="utf-8") as stream:
         stream.write(f"\n[[{key}]]\n{lines}")
 
@@ -109,7 +123,9 @@ def add_python_lock(root: Path, *packages: Mapping[str, object], target: str = T
         "\n[[package]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in package.items())
         for package in packages
     )
-    (root / "images" / "lock" / f"{target}.toml").write_text(rows or "# No package.\n", encoding="utf-8")
+    (root / "images" / "lock" / f"{target}.toml").write_text(
+        rows or "# No package.\n", encoding="utf-8"
+    )
 
 
 def _toml(value: object) -> str:

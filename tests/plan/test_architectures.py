@@ -24,7 +24,10 @@ ARM = Request(framework="pytorch", cuda="cpu", architecture="arm64")
 
 
 def test_amd64_is_the_default(facts: Facts) -> None:
-    assert facts.architecture_of(select_row(Request(framework="pytorch", cuda="cpu"), facts)) == "amd64"
+    assert (
+        facts.architecture_of(select_row(Request(framework="pytorch", cuda="cpu"), facts))
+        == "amd64"
+    )
     assert facts.name_of(select_row(ARM, facts)).endswith("-debian12-arm64")
 
 
@@ -51,7 +54,9 @@ def test_locked_wheels_run_on_the_targets_processors(facts: Facts) -> None:
         for package in lock.packages:
             if package.file.endswith(".whl"):
                 platforms = {tag.platform for tag in parse_wheel_filename(package.file)[3]}
-                assert "any" in platforms or any(each.endswith(f"_{own}") for each in platforms), package.file
+                assert "any" in platforms or any(each.endswith(f"_{own}") for each in platforms), (
+                    package.file
+                )
                 seen.add((own, "any" in platforms))
     assert seen == {(machine, pure) for machine in MACHINES.values() for pure in (True, False)}
 
@@ -75,13 +80,19 @@ def test_of_pips_complaints_only_that_about_nvidias_word_for_the_platform_passes
     facts: Facts, tmp_path: Path, printed: str, named: str | None
 ) -> None:
     (check,) = (
-        each for each in make_plan(ARM, facts).checks if isinstance(each, CommandCheck) and "pip check" in str(each)
+        each
+        for each in make_plan(ARM, facts).checks
+        if isinstance(each, CommandCheck) and "pip check" in str(each)
     )
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nprintf '%s' '{printed}'\nexit {int(not printed.startswith('No broken'))}\n")
+    python.write_text(
+        f"#!/bin/sh\nprintf '%s' '{printed}'\nexit {int(not printed.startswith('No broken'))}\n"
+    )
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(check.command, env={"PATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        check.command, env={"PATH": path}, capture_output=True, text=True, check=False
+    )
     assert (done.returncode == 0) == (named == ""), done.stdout
     assert done.stdout.strip() == (named or "")
 

@@ -98,10 +98,25 @@ def test_what_is_kept_is_what_the_manifest_says_with_the_version_that_is_install
 
 
 def test_another_makers_image_keeps_what_the_components_of_ours_protect(facts: Facts) -> None:
-    names = ("torch", "nvidia-nccl-cu12", "triton", "mpi4py", "tensorflow", "numpy", "requests", "fsspec")
+    names = (
+        "torch",
+        "nvidia-nccl-cu12",
+        "triton",
+        "mpi4py",
+        "tensorflow",
+        "numpy",
+        "requests",
+        "fsspec",
+    )
     rows = [BaseDistribution(name=name, version="1") for name in names]
     patterns = [pattern for component in facts.components for pattern in component.protected]
-    assert list(kept_of({}, rows, patterns)) == ["torch", "nvidia-nccl-cu12", "triton", "mpi4py", "tensorflow"]
+    assert list(kept_of({}, rows, patterns)) == [
+        "torch",
+        "nvidia-nccl-cu12",
+        "triton",
+        "mpi4py",
+        "tensorflow",
+    ]
 
 
 MOVED = replace(
@@ -135,7 +150,10 @@ def test_moves() -> None:
 
 
 def test_code_that_hides_a_module_is_named() -> None:
-    files = [SourceFile(path=path, content=b"") for path in ("torch.py", "random.py", "mine/torch.py", "a/random.txt")]
+    files = [
+        SourceFile(path=path, content=b"")
+        for path in ("torch.py", "random.py", "mine/torch.py", "a/random.txt")
+    ]
     assert "the code's own random, torch would be imported" in hidden_by(files, OURS)
     assert hidden_by(files[2:], OURS) == ""
 
@@ -151,7 +169,8 @@ def test_the_bases_own_tests_run_again_where_something_moved(facts: Facts) -> No
     assert "compiler" not in found, "the base was built without it"
     assert "image" not in found, "how an image is made is not asked again"
     assert "torch" not in {
-        check.component for check in checks_again(plan, replace(base, components={"torch": "1"}), (MOVE,))
+        check.component
+        for check in checks_again(plan, replace(base, components={"torch": "1"}), (MOVE,))
     }
     board = Move(name="tensorboard", old="2.21.0", new="2.20.0")
     assert "tensorboard" not in {check.component for check in checks_again(plan, base, (board,))}
@@ -169,9 +188,9 @@ def test_what_moved_is_promised_once() -> None:
     assert plan.moves == (MOVE,)
     titles = {check.why: check.command for check in plan.checks if isinstance(check, CommandCheck)}
     assert titles["the base's other 2 distributions are as they were"][-2] == "torch==2.13.0+cpu"
-    assert titles["1 required distribution is installed as locked, and nothing is left of what was there"][-1] == (
-        "fsspec==2024.9.0"
-    )
+    assert titles[
+        "1 required distribution is installed as locked, and nothing is left of what was there"
+    ][-1] == ("fsspec==2024.9.0")
 
 
 FILES: Mapping[str, bool] = {
@@ -202,7 +221,9 @@ FILES: Mapping[str, bool] = {
     ],
 )
 def test_entry_points(program: str, project: bool, kind: str, file: str) -> None:
-    assert find_entry_point(program, FILES, project=project) == EntryPoint(kind=kind, name=program, file=file)
+    assert find_entry_point(program, FILES, project=project) == EntryPoint(
+        kind=kind, name=program, file=file
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +248,9 @@ def test_entry_points_that_are_refused(program: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("project", [False, True])
-def test_the_launcher_understands_each_entry_point_as_the_builder_does(project: bool, tmp_path: Path) -> None:
+def test_the_launcher_understands_each_entry_point_as_the_builder_does(
+    project: bool, tmp_path: Path
+) -> None:
     """The two never import each other: this is what holds them together."""
     files = {**FILES, **({"setup.py": False} if project else {})}
     for name, executable in files.items():
@@ -267,11 +290,15 @@ SCRIPT = EntryPoint(kind="script", name="train.py", file="train.py")
 
 
 def test_an_image_of_ours_gets_only_what_it_lacks() -> None:
-    plan = make_extension(tag="my/train:1", base=OURS, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT)
+    plan = make_extension(
+        tag="my/train:1", base=OURS, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT
+    )
     assert plan.path_has_code
     assert plan.environment == {"SAGEMAKER_PROGRAM": "train.py"}
     again = replace(OURS, environment={**OURS.environment, "SAGEMAKER_PROGRAM": "train.py"})
-    plan = make_extension(tag="my/train:1", base=again, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT)
+    plan = make_extension(
+        tag="my/train:1", base=again, lock=ExtensionLock(), files=CODE, entry_point=SCRIPT
+    )
     assert plan.environment == {}
 
 
@@ -284,7 +311,10 @@ def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -
         entry_point=SCRIPT,
     )
     assert not plan.path_has_code
-    assert plan.environment == {"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code", "SAGEMAKER_PROGRAM": "train.py"}
+    assert plan.environment == {
+        "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
+        "SAGEMAKER_PROGRAM": "train.py",
+    }
     commands = [check.command for check in plan.checks if isinstance(check, CommandCheck)]
     assert not any(command[0] == "train" for command in commands)
     assert {type(check) for check in plan.checks} == {
@@ -302,7 +332,10 @@ def test_debian_packages_are_checked_and_labelled() -> None:
         apt=("libgl1", "g++", "g++"),
     )
     assert plan.labels["trainworks.apt"] == "g++ libgl1"
-    assert [check.package for check in plan.checks if isinstance(check, DebianPackageCheck)] == ["g++", "libgl1"]
+    assert [check.package for check in plan.checks if isinstance(check, DebianPackageCheck)] == [
+        "g++",
+        "libgl1",
+    ]
 
 
 def test_the_project_itself_is_not_imported() -> None:
@@ -316,7 +349,10 @@ def test_the_project_itself_is_not_imported() -> None:
     )
     (imports,) = [check for check in plan.checks if isinstance(check, PythonImportsCheck)]
     assert imports.distributions == ("six",)
-    assert any(isinstance(check, CommandCheck) and check.expect == '"requirements": [],' for check in plan.checks)
+    assert any(
+        isinstance(check, CommandCheck) and check.expect == '"requirements": [],'
+        for check in plan.checks
+    )
 
 
 def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_came_from() -> None:
@@ -324,7 +360,9 @@ def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_ca
     inherited = replace(OURS, labels={label: "sha256:" + "1" * 64})
     known = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
     for base, expected in ((OURS, None), (inherited, ""), (known, "sha256:" + "2" * 64)):
-        plan = make_extension(tag="my/train:1", base=base, lock=ExtensionLock(), files=CODE, entry_point=None)
+        plan = make_extension(
+            tag="my/train:1", base=base, lock=ExtensionLock(), files=CODE, entry_point=None
+        )
         assert plan.labels.get(label) == expected
     assert known.source == known.digest
     assert inherited.source == inherited.reference

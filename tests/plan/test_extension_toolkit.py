@@ -33,7 +33,10 @@ def test_nvcc_is_the_one_that_the_target_has_locked(facts: Facts) -> None:
     assert pins["nvidia-cuda-nvcc"] == pins["nvidia-nvvm"] == pins["nvidia-cuda-crt"] == "13.2.86"
     assert {"nvidia-cuda-cccl", "wheel"} <= pins.keys()
     assert all(" --hash=sha256:" in line for line in bench.requirements.splitlines())
-    assert bench.variables == {"TORCH_CUDA_ARCH_LIST": "7.5;8.0;8.6;8.9;9.0;10.0;10.3;12.0", "MAX_JOBS": "2"}
+    assert bench.variables == {
+        "TORCH_CUDA_ARCH_LIST": "7.5;8.0;8.6;8.9;9.0;10.0;10.3;12.0",
+        "MAX_JOBS": "2",
+    }
     assert {"deepspeed", "flash-attn"} <= set(bench.whole)
 
 
@@ -49,7 +52,9 @@ def test_a_base_that_has_nvcc_gets_none(facts: Facts) -> None:
     assert [line.split("==")[0] for line in bench.requirements.splitlines()] == ["wheel"], (
         "images lack what builds import"
     )
-    assert "8.0;8.6" in bench.variables["TORCH_CUDA_ARCH_LIST"], "a build sees no GPU to compile for"
+    assert "8.0;8.6" in bench.variables["TORCH_CUDA_ARCH_LIST"], (
+        "a build sees no GPU to compile for"
+    )
     assert "deepspeed" in bench.whole, "it is built with torch in sight all the same"
 
 
@@ -82,5 +87,7 @@ def test_what_needs_the_compiler_is_named_where_it_is_missing(facts: Facts) -> N
     assert lacking(BARE, replace(BASE, kept={"torch": "2.13.0+cpu"}), facts)["compiled_by"] == {}
     there = lacking(replace(BARE, component="nvcc"), BASE, facts)
     assert (
-        there == lacking(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts) == {"compiled_by": {}, "needs": {}}
+        there
+        == lacking(BARE, replace(BASE, components={"nvcc": "13.2.86"}), facts)
+        == {"compiled_by": {}, "needs": {}}
     )

@@ -40,7 +40,9 @@ def test_one_rdma_core_from_source_where_the_distributions_is_too_old(facts: Fac
         system = next(set(step.debian) for step in plan.steps if step.component == "system")
         compiled = "rdma-core" in parts(plan)
         assert compiled == (has_cuda and row.base.startswith("debian12")), plan.target.name
-        assert system & DEBIANS_RDMA_CORE == (set() if compiled else DEBIANS_RDMA_CORE), plan.target.name
+        assert system & DEBIANS_RDMA_CORE == (set() if compiled else DEBIANS_RDMA_CORE), (
+            plan.target.name
+        )
         seen.add((row.base, compiled))
     assert seen == {
         ("debian12", True),
@@ -52,15 +54,22 @@ def test_one_rdma_core_from_source_where_the_distributions_is_too_old(facts: Fac
 
 
 def test_without_the_compiled_one_the_distributions_is_there(facts: Facts) -> None:
-    plan = make_plan(Request(framework="pytorch", cuda="cu121", without_components=("rdma-core",)), facts)
+    plan = make_plan(
+        Request(framework="pytorch", cuda="cu121", without_components=("rdma-core",)), facts
+    )
     system = next(set(step.debian) for step in plan.steps if step.component == "system")
     assert system >= DEBIANS_RDMA_CORE
-    assert {check.package for check in plan.checks if check.kind == "debian-package"} >= DEBIANS_RDMA_CORE
+    assert {
+        check.package for check in plan.checks if check.kind == "debian-package"
+    } >= DEBIANS_RDMA_CORE
 
 
 def test_the_launcher_sets_what_this_libfabric_reads(facts: Facts) -> None:
     for row in packages_rows(facts):
-        assert {variable.name for variable in plan_of(row, facts).fabric} == {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}
+        assert {variable.name for variable in plan_of(row, facts).fabric} == {
+            "FI_PROVIDER",
+            "FI_EFA_FORK_SAFE",
+        }
 
 
 def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
@@ -82,10 +91,16 @@ def test_only_what_says_so_is_downloaded_by_itself(facts: Facts) -> None:
 
 def test_headers_are_of_a_cuda_of_their_own_and_never_in_the_image(facts: Facts) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    files = {step.component: {(each.name, each.version) for each in step.python} for step in plan.steps}
+    files = {
+        step.component: {(each.name, each.version) for each in step.python} for step in plan.steps
+    }
     assert ("nvidia-cuda-runtime-cu12", "12.8.90") in files["cuda-headers"]
     assert ("nvidia-cuda-runtime-cu12", "12.1.105") in files["cuda"]
-    promised = {(check.distribution, check.version) for check in plan.checks if check.kind == "python-package"}
+    promised = {
+        (check.distribution, check.version)
+        for check in plan.checks
+        if check.kind == "python-package"
+    }
     assert ("nvidia-cuda-runtime-cu12", "12.1.105") in promised
     assert not files["cuda-headers"] & promised
 
@@ -100,7 +115,9 @@ def test_the_page_names_the_versions_that_images_have(facts: Facts, root: Path) 
         ("rdma-core", "rdma-core"),
         ("gdrcopy", "GDRCopy"),
     ):
-        assert re.search(rf"^\| {label}\b[^|]*\| {re.escape(versions[name])} \|", page, re.MULTILINE), name
+        assert re.search(
+            rf"^\| {label}\b[^|]*\| {re.escape(versions[name])} \|", page, re.MULTILINE
+        ), name
 
 
 @pytest.mark.parametrize(

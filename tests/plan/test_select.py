@@ -18,7 +18,9 @@ def ask(cuda: str, *, version: str | None = None, python: str | None = None) -> 
 
 def with_and_without(cuda: str, added: str = "", removed: str = "") -> Request:
     request = ask(cuda)
-    return replace(request, with_components=tuple(added.split()), without_components=tuple(removed.split()))
+    return replace(
+        request, with_components=tuple(added.split()), without_components=tuple(removed.split())
+    )
 
 
 @pytest.fixture
@@ -31,16 +33,27 @@ def matrix(facts: Facts) -> Facts:
         ("2.10.0", "cu121", "debian12"),
         ("2.10.0", "cu124", "debian13"),
     )
-    targets = tuple(replace(row, version=version, cuda=cuda, base=base) for version, cuda, base in cells)
+    targets = tuple(
+        replace(row, version=version, cuda=cuda, base=base) for version, cuda, base in cells
+    )
     return replace(facts, targets=targets)
 
 
 @pytest.mark.parametrize(
     ("request_", "version", "base"),
     [
-        pytest.param(ask("cu121"), "2.10.0", "debian12", id="the newest version, by number; the oldest Python"),
-        pytest.param(ask("cu121", python="3.13"), "2.10.0", "debian13", id="--python 3.13 means trixie"),
-        pytest.param(ask("cu121", version="2.9.1"), "2.9.1", "debian12", id="the version asked for"),
+        pytest.param(
+            ask("cu121"),
+            "2.10.0",
+            "debian12",
+            id="the newest version, by number; the oldest Python",
+        ),
+        pytest.param(
+            ask("cu121", python="3.13"), "2.10.0", "debian13", id="--python 3.13 means trixie"
+        ),
+        pytest.param(
+            ask("cu121", version="2.9.1"), "2.9.1", "debian12", id="the version asked for"
+        ),
         pytest.param(ask("cu124"), "2.10.0", "debian13", id="the only row of its cell"),
     ],
 )
@@ -61,7 +74,10 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
 
 def chosen(request: Request, facts: Facts) -> list[str]:
     return [
-        component.name for component in select_components(request, context_of(select_row(request, facts), facts), facts)
+        component.name
+        for component in select_components(
+            request, context_of(select_row(request, facts), facts), facts
+        )
     ]
 
 
@@ -84,7 +100,11 @@ def test_a_cpu_target_has_nothing_that_needs_cuda(facts: Facts) -> None:
 def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
     usual = chosen(ask("cu121"), facts)
     more = chosen(with_and_without("cu121", added="rmm-python"), facts)
-    assert more == [*usual[: usual.index("rmm") + 1], "rmm-python", *usual[usual.index("rmm") + 1 :]]
+    assert more == [
+        *usual[: usual.index("rmm") + 1],
+        "rmm-python",
+        *usual[usual.index("rmm") + 1 :],
+    ]
     less = chosen(with_and_without("cu121", removed="mpi4py ssh"), facts)
     assert less == [name for name in usual if name not in {"mpi4py", "ssh"}]
 

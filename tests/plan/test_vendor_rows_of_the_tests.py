@@ -27,5 +27,7 @@ def test_the_small_target_with_vendor_sources(tmp_path: Path) -> None:
 def test_the_image_of_the_source_page(tmp_path: Path) -> None:
     digests = dict.fromkeys(("devel", "runtime"), f"sha256:{SUM}")
     hashes = dict.fromkeys((*source_page.MADE, "efa-installer"), SUM)
-    plan = planned(source_page.make_checkout(tmp_path, "registry.example", digests, hashes), source_page.TARGET)
+    plan = planned(
+        source_page.make_checkout(tmp_path, "registry.example", digests, hashes), source_page.TARGET
+    )
     assert {"nccl", "rmm", "boost", "torch"} <= {step.component for step in plan.steps}

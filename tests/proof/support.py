@@ -116,7 +116,10 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
         "usr/lib/python3/dist-packages/distro-1.0.dist-info/METADATA": "Name: distro\nVersion: 1.0\n",
     }
     folder = "opt/venv/lib/python3.11/site-packages"
-    files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in {**METADATA, **(added or {})}.items()}
+    files |= {
+        f"{folder}/{name}.dist-info/METADATA": text
+        for name, text in {**METADATA, **(added or {})}.items()
+    }
     sboms = f"{folder}/filelock-3.0.dist-info/sboms"
     files |= {f"{sboms}/filelock.{kind}.json": "{}" for kind in ("cdx", "spdx")}
     for name, text in files.items():
@@ -128,7 +131,9 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
 
 def ask(tree: Path) -> packages.PackagesAnswer:
     """Return what an image says of itself: the program as it is started in a container, in a process here."""
-    return questions.ask(Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable)["packages"]
+    return questions.ask(Here(), {"root": str(tree), "packages": True}, interpreter=sys.executable)[
+        "packages"
+    ]
 
 
 ADDRESS = f"r.example.org/team/image@sha256:{'a' * 64}"
@@ -152,12 +157,23 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         requires=("jinja2", "not-installed"),
     )
     # Locked is another version than the image has: its hash says nothing of what is installed.
-    filelock = LockedPackage(name="filelock", version="4.0", file="filelock-4.0-py3-none-any.whl", sha256="2" * 64)
+    filelock = LockedPackage(
+        name="filelock", version="4.0", file="filelock-4.0-py3-none-any.whl", sha256="2" * 64
+    )
     archive = Artifact(
-        name="open-mpi", version="4.1.7", source="", url="https://vendor.example/openmpi.tar.bz2", sha256="3" * 64
+        name="open-mpi",
+        version="4.1.7",
+        source="",
+        url="https://vendor.example/openmpi.tar.bz2",
+        sha256="3" * 64,
     )
     repository = Artifact(
-        name="gdrcopy", version="2.4", source="", git="https://git.example/gdrcopy", tag="v2.4", commit="4" * 40
+        name="gdrcopy",
+        version="2.4",
+        source="",
+        git="https://git.example/gdrcopy",
+        tag="v2.4",
+        commit="4" * 40,
     )
     plan = replace(
         make_plan(request, facts),
@@ -166,7 +182,13 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         steps=(
             Step(component="torch", version="2.13.0", summary="", python=(torch, filelock)),
             Step(component="open-mpi", version="4.1.7", summary="", artifacts=(archive,)),
-            Step(component="gdrcopy", version="2.4", summary="", artifacts=(repository,), in_image=False),
+            Step(
+                component="gdrcopy",
+                version="2.4",
+                summary="",
+                artifacts=(repository,),
+                in_image=False,
+            ),
         ),
     )
     rendering = Rendering(
@@ -176,7 +198,12 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         texts={"torch": "RUN one\n", "open-mpi": "RUN two\n", "gdrcopy": "RUN three\n"},
     )
     image = BuiltImage(
-        reference=plan.tags[0], identifier=f"sha256:{'c' * 64}", size=1, labels={}, environment={}, digests=()
+        reference=plan.tags[0],
+        identifier=f"sha256:{'c' * 64}",
+        size=1,
+        labels={},
+        environment={},
+        digests=(),
     )
     bill = replace(
         target_bill(
@@ -196,7 +223,13 @@ def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) 
         write=lambda: texts_of(
             bill,
             lambda documents: provenance(
-                plan, request, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
+                plan,
+                request,
+                rendering,
+                bill,
+                checkout=checkout,
+                builder=BUILDER,
+                documents=documents,
             ),
             builder=BUILDER,
             time=0,

@@ -27,7 +27,9 @@ GOLDEN = ("sbom.cdx.json", "provenance.json")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callable[[str, str], None]) -> None:
+def test_golden_documents_of_a_tiny_image(
+    name: str, proven: Proven, golden: Callable[[str, str], None]
+) -> None:
     golden(f"proof/{name}", proven.texts()[name])
 
 
@@ -38,24 +40,33 @@ def test_cyclonedx_is_valid_and_its_library_reads_every_package(proven: Proven) 
 
 
 def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(proven: Proven) -> None:
-    assert cyclonedx_problems(json.dumps({**proven.documents()["sbom.cdx.json"], "licence": "MIT"})) is not None
+    assert (
+        cyclonedx_problems(json.dumps({**proven.documents()["sbom.cdx.json"], "licence": "MIT"}))
+        is not None
+    )
 
 
 def test_provenance_is_a_predicate_of_slsa(proven: Proven) -> None:
     provenance = read_provenance(proven.documents()["provenance.json"])
     assert provenance.run_details.builder.id == "https://ci.example/builder"
-    inputs = {each.name: dict(each.digest) for each in provenance.build_definition.resolved_dependencies}
+    inputs = {
+        each.name: dict(each.digest) for each in provenance.build_definition.resolved_dependencies
+    }
     assert inputs["checkout"] == {"gitCommit": "7" * 40}
     assert inputs["base image"] == {"sha256": "5" * 64}
     assert inputs["open-mpi 4.1.7"] == {"sha256": "3" * 64}
     # What only served the build is no part of the image, and yet an input.
     assert inputs["gdrcopy 2.4"] == {"gitCommit": "4" * 40}
-    assert "pkg:generic/gdrcopy@2.4" not in {each.purl.partition("?")[0] for each in proven.bill.components}
+    assert "pkg:generic/gdrcopy@2.4" not in {
+        each.purl.partition("?")[0] for each in proven.bill.components
+    }
 
 
 def test_every_input_has_a_digest(proven: Proven) -> None:
     definition = proven.documents()["provenance.json"]["buildDefinition"]
-    assert [each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")] == []
+    assert [
+        each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")
+    ] == []
 
 
 def test_only_the_file_of_the_installed_version_lends_its_hash(bill: BillOfMaterials) -> None:
@@ -76,7 +87,9 @@ def test_debian_packages_are_those_that_are_installed(bill: BillOfMaterials) -> 
 
 def test_copies_of_distributions_inside_others_are_listed(bill: BillOfMaterials) -> None:
     copies = [
-        (each.name, each.version) for each in bill.components if dict(each.properties).get("inside") == "setuptools"
+        (each.name, each.version)
+        for each in bill.components
+        if dict(each.properties).get("inside") == "setuptools"
     ]
     assert copies == [("Jinja2", "3.0.0")]
 
@@ -89,21 +102,29 @@ def test_an_image_in_no_registry_has_no_manifest_to_be_named_by(bill: BillOfMate
 def test_the_document_says_who_wrote_it_and_who_supplied_what(proven: Proven) -> None:
     document = proven.documents()["sbom.cdx.json"]
     assert document["metadata"]["authors"] == [{"name": "https://ci.example/builder"}]
-    suppliers = {each["name"]: each.get("supplier", {}).get("name", "") for each in document["components"]}
+    suppliers = {
+        each["name"]: each.get("supplier", {}).get("name", "") for each in document["components"]
+    }
     assert suppliers["libssl3"] == "Debian OpenSSL Team <team@example.org>"
     assert suppliers["torch"] == "The PyTorch Team"
 
 
 def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMaterials) -> None:
     other = replace(bill, components=bill.components[:-1])
-    first, again, changed = (cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other))
+    first, again, changed = (
+        cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other)
+    )
     assert first == again
     assert first["serialNumber"] != changed["serialNumber"]
 
 
-def test_an_image_that_says_no_package_is_refused(facts: Facts, found: packages.PackagesAnswer) -> None:
+def test_an_image_that_says_no_package_is_refused(
+    facts: Facts, found: packages.PackagesAnswer
+) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
-    image = BuiltImage(reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={})
+    image = BuiltImage(
+        reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={}
+    )
     silent: packages.PackagesAnswer = {**found, "system": []}
     with pytest.raises(ProofError, match="cannot list its packages"):
         target_bill(
@@ -124,7 +145,8 @@ def test_packages_of_rpm() -> None:
         "gpg-pubkey\td832c631-6515c85e\t(none)\t(none)\tpubkey\n"
     )
     assert [
-        (row["name"], row["version"], row["source"], row["source_version"]) for row in packages.rpm_listing(listing)
+        (row["name"], row["version"], row["source"], row["source_version"])
+        for row in packages.rpm_listing(listing)
     ] == [
         ("glibc", "2.34-52.amzn2023.0.11", "glibc", "2.34-52.amzn2023.0.11"),
         ("openssl", "1:3.2.2-1.amzn2023", "openssl", "3.2.2-1.amzn2023"),

@@ -38,7 +38,11 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     (folder / "test_toy.py").write_text("def test_a(): ...\ndef test_b(): ...\n", encoding="utf-8")
     (folder / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    for words in (("init", "-q", "--initial-branch=main"), ("add", "."), (*who, "commit", "-qm", "One")):
+    for words in (
+        ("init", "-q", "--initial-branch=main"),
+        ("add", "."),
+        (*who, "commit", "-qm", "One"),
+    ):
         subprocess.run(("git", *words), cwd=folder, check=True)
     return folder
 
@@ -51,7 +55,9 @@ def recorded(checkout: Path, *steps: str) -> tuple[int, dict[str, Any]]:
         "make toys",
         *(each.format(python=sys.executable) for each in steps),
     )
-    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        words, cwd=checkout, capture_output=True, text=True, check=False, timeout=300
+    )
     (path,) = checkout.glob("evidence/*-make-toys.json")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
@@ -77,7 +83,12 @@ def test_a_failure_ends_the_run_and_is_recorded_with_its_name(checkout: Path) ->
         file.write("def test_c(): assert False\n")
     status, record = recorded(checkout, *STEPS)
     (part,) = record["parts"]
-    assert (status, part["result"], part["failures"], record["changed"]) == (1, "failed", ["test_toy.test_c"], True)
+    assert (status, part["result"], part["failures"], record["changed"]) == (
+        1,
+        "failed",
+        ["test_toy.test_c"],
+        True,
+    )
     assert not (checkout / "never").exists()
 
 
@@ -90,7 +101,13 @@ def gpu_record() -> dict[str, Any]:
         "commit": "7" * 40,
         "changed": False,
         "image": f"sha256:{MANIFEST}",
-        "where": {"cpu": "a CPU", "cores": 8, "engine": "", "gpus": ["NVIDIA H100 80GB HBM3"], "driver": "580.65.06"},
+        "where": {
+            "cpu": "a CPU",
+            "cores": 8,
+            "engine": "",
+            "gpus": ["NVIDIA H100 80GB HBM3"],
+            "driver": "580.65.06",
+        },
         "parts": [
             *({"name": name, "result": "passed", "cause": "", "seconds": 20} for name in GPU_PARTS),
             {"name": "plugin", "result": "not tested", "cause": "no archive", "seconds": 0},
@@ -106,7 +123,10 @@ def lines(facts: Facts, tmp_path: Path) -> list[str]:
     documents = tiny_proof(facts, tmp_path / "tiny").documents()
     inputs = documents["provenance.json"]["buildDefinition"]["resolvedDependencies"]
     next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = False
-    return [line(PROVENANCE, documents["provenance.json"]), line(CYCLONEDX, documents["sbom.cdx.json"])]
+    return [
+        line(PROVENANCE, documents["provenance.json"]),
+        line(CYCLONEDX, documents["sbom.cdx.json"]),
+    ]
 
 
 def statement(record: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +138,10 @@ def test_a_statement_is_found_by_the_name_of_its_gpu(
 ) -> None:
     evidence = line(EVIDENCE, statement(gpu_record()))
     assert check(tmp_path, [*lines, evidence], "--gpu", "h100") == 0
-    assert "NVIDIA H100 80GB HBM3, driver 580.65.06: 7 passed, 0 failed, 1 not tested" in capsys.readouterr().out
+    assert (
+        "NVIDIA H100 80GB HBM3, driver 580.65.06: 7 passed, 0 failed, 1 not tested"
+        in capsys.readouterr().out
+    )
     assert check(tmp_path, [*lines, evidence], "--gpu", "H200") == ProofError.exit_status
     assert "make gpu ran on NVIDIA H100 80GB HBM3, not on H200" in capsys.readouterr().err
     assert check(tmp_path, lines, "--gpu", "H100") == ProofError.exit_status
@@ -134,9 +157,15 @@ def test_each_part_of_the_minimum_has_to_be_tested(
     record["parts"] = [part for part in record["parts"] if part["name"] in ("launcher", "plugin")]
     evidence = line(EVIDENCE, statement(record | {"digest": digest_of(record)}))
     assert check(tmp_path, [*lines, evidence], "--gpu", "H100") == ProofError.exit_status
-    assert "not tested, and demanded: communication, compiled, data_parallel" in capsys.readouterr().err
+    assert (
+        "not tested, and demanded: communication, compiled, data_parallel"
+        in capsys.readouterr().err
+    )
     assert check(tmp_path, [*lines, evidence], "--gpu", "H100", "--part", "launcher") == 0
-    assert check(tmp_path, [*lines, evidence], "--gpu", "H100", "--part", "plugin") == ProofError.exit_status
+    assert (
+        check(tmp_path, [*lines, evidence], "--gpu", "H100", "--part", "plugin")
+        == ProofError.exit_status
+    )
 
 
 def test_an_image_without_cuda_shows_nothing_of_a_gpu(
@@ -187,14 +216,18 @@ def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], No
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(at("record", "where", "gpus", value=["NVIDIA H100", "NVIDIA H100"]), id="more GPUs"),
+        pytest.param(
+            at("record", "where", "gpus", value=["NVIDIA H100", "NVIDIA H100"]), id="more GPUs"
+        ),
         pytest.param(at("record", "where", "driver", value="999"), id="the driver"),
         pytest.param(at("record", "commit", value="8" * 40), id="the commit"),
         pytest.param(at("record", "changed", value=True), id="the checkout"),
         pytest.param(at("record", "date", value="2027-01-01"), id="the date"),
         pytest.param(at("record", "suite", value="make test-all"), id="the suite"),
         pytest.param(at("record", "seconds", value=1), id="how long"),
-        pytest.param(at("record", "parts", -1, "result", value="passed"), id="a part that was not tested"),
+        pytest.param(
+            at("record", "parts", -1, "result", value="passed"), id="a part that was not tested"
+        ),
         pytest.param(at("record", "parts", 0, "cause", value="none"), id="a cause"),
         pytest.param(at("record", "parts", value=[]), id="no part"),
         pytest.param(at("record", "digest", value=f"sha256:{'0' * 64}"), id="the digest"),
@@ -205,10 +238,14 @@ def written_again(*path: str | int, value: Any) -> Callable[[dict[str, Any]], No
         pytest.param(at("image", value=f"sha256:{'b' * 64}"), id="another image"),
         pytest.param(at("image", value=IMAGE), id="an image without its algorithm"),
         pytest.param(written_again("parts", 0, "result", value="failed"), id="a run that failed"),
-        pytest.param(written_again("parts", 0, "result", value="fine"), id="a result that nothing writes"),
+        pytest.param(
+            written_again("parts", 0, "result", value="fine"), id="a result that nothing writes"
+        ),
         pytest.param(written_again("parts", value=[]), id="a run of nothing"),
         pytest.param(written_again("where", "gpus", value=[]), id="a run without a GPU"),
-        pytest.param(written_again("where", "gpus", value=["NVIDIA A10G"]), id="a run on another GPU"),
+        pytest.param(
+            written_again("where", "gpus", value=["NVIDIA A10G"]), id="a run on another GPU"
+        ),
         pytest.param(written_again("changed", value=True), id="a run of a changed checkout"),
         pytest.param(written_again("schema", value=2), id="another schema"),
         pytest.param(written_again("where", value=None), id="a run nowhere"),

@@ -55,10 +55,15 @@ PLAN = make_extension(
     tag="my/train:1",
     base=BASE,
     lock=ExtensionLock(pins=LOCK),
-    files=(SourceFile(path="train.py", content=b"import six\n"), SourceFile(path="lib/one.py", content=b"")),
+    files=(
+        SourceFile(path="train.py", content=b"import six\n"),
+        SourceFile(path="lib/one.py", content=b""),
+    ),
     entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
 )
-IMAGE = BuiltImage(reference="my/train:1", identifier=f"sha256:{'e' * 64}", size=1, labels={}, environment={})
+IMAGE = BuiltImage(
+    reference="my/train:1", identifier=f"sha256:{'e' * 64}", size=1, labels={}, environment={}
+)
 
 
 def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) -> Proven:
@@ -67,7 +72,9 @@ def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) 
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
     def predicate(documents: Documents) -> dict[str, object]:
-        return extension_provenance(PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents)
+        return extension_provenance(
+            PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
+        )
 
     return Proven(bill=bill, write=lambda: texts_of(bill, predicate, builder=BUILDER, time=0))
 
@@ -84,14 +91,18 @@ def extension(proven: Proven, answer: packages.PackagesAnswer) -> Proven:
     return extended(answer, proven.bill.components)
 
 
-def test_golden_provenance_of_an_extension(extension: Proven, golden: Callable[[str, str], None]) -> None:
+def test_golden_provenance_of_an_extension(
+    extension: Proven, golden: Callable[[str, str], None]
+) -> None:
     golden("proof/extension/provenance.json", extension.texts()["provenance.json"])
 
 
 def test_the_standards_readers_take_them(extension: Proven) -> None:
     texts = extension.texts()
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
-    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each.purl for each in extension.bill.components}
+    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {
+        each.purl for each in extension.bill.components
+    }
     definition = read_provenance(extension.provenance()).build_definition
     assert definition.build_type == "urn:trainworks:extend:1"
     digests = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
@@ -101,19 +112,27 @@ def test_the_standards_readers_take_them(extension: Proven) -> None:
     assert [name for name, digest in digests.items() if not digest] == []
 
 
-def test_what_came_with_the_base_is_the_bases_with_its_hashes(extension: Proven, proven: Proven) -> None:
+def test_what_came_with_the_base_is_the_bases_with_its_hashes(
+    extension: Proven, proven: Proven
+) -> None:
     document = extension.documents()["sbom.cdx.json"]
     components = {each["bom-ref"]: each for each in document["components"]}
     depends = {each["ref"]: set(each["dependsOn"]) for each in document["dependencies"]}
     base = document["components"][0]["bom-ref"]
-    assert base.startswith(f"pkg:oci/pytorch@sha256:{'d' * 64}?repository_url=host.example:5000/team/pytorch")
-    own = {components[each]["name"] for each in depends[document["metadata"]["component"]["bom-ref"]]}
+    assert base.startswith(
+        f"pkg:oci/pytorch@sha256:{'d' * 64}?repository_url=host.example:5000/team/pytorch"
+    )
+    own = {
+        components[each]["name"] for each in depends[document["metadata"]["component"]["bom-ref"]]
+    }
     assert own == {
         "host.example:5000/team/pytorch",
         *("six", "greeting", "of-nobody"),
         *("/opt/ml/code/train.py", "/opt/ml/code/lib/one.py"),
     }
-    assert {components[each]["name"] for each in depends[base]} == {each.name for each in proven.bill.components}
+    assert {components[each]["name"] for each in depends[base]} == {
+        each.name for each in proven.bill.components
+    }
     torch = next(each for each in document["components"] if each["name"] == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
     assert torch["bom-ref"] in depends[base]
@@ -127,7 +146,10 @@ def test_what_the_lock_allows_is_said(extension: Proven) -> None:
     # pip chose one of two files, and nobody wrote down which.
     assert found["six"].sha256 == ""
     assert dict(found["six"].properties)["one-of-sha256"] == f"{'0' * 64} {'1' * 64}"
-    assert (found["of-nobody"].sha256, "one-of-sha256" in dict(found["of-nobody"].properties)) == ("", False)
+    assert (found["of-nobody"].sha256, "one-of-sha256" in dict(found["of-nobody"].properties)) == (
+        "",
+        False,
+    )
 
 
 def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
@@ -139,7 +161,9 @@ def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
     assert cyclonedx_problems(extension.texts()["sbom.cdx.json"]) is None
 
 
-def test_a_base_without_a_registry_is_known_by_its_configuration(found: packages.PackagesAnswer) -> None:
+def test_a_base_without_a_registry_is_known_by_its_configuration(
+    found: packages.PackagesAnswer,
+) -> None:
     plan = replace(PLAN, base=replace(BASE, reference="my/base", digest=""))
     base = extension_bill(plan, IMAGE, found, ()).components[0]
     assert (base.name, base.version, base.sha256) == ("my/base", BASE.identifier, "a" * 64)
@@ -148,8 +172,14 @@ def test_a_base_without_a_registry_is_known_by_its_configuration(found: packages
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        (("--requirements", "requirements.txt"), "--requirements is about an extended image: name its --base too"),
-        (("--base", "my/base:1", "--without", "rmm"), "--without is about a target's image, and --base is given"),
+        (
+            ("--requirements", "requirements.txt"),
+            "--requirements is about an extended image: name its --base too",
+        ),
+        (
+            ("--base", "my/base:1", "--without", "rmm"),
+            "--without is about a target's image, and --base is given",
+        ),
     ],
 )
 def test_a_target_or_an_extension(

@@ -38,7 +38,9 @@ def amazon(facts: Facts, found: packages.PackagesAnswer) -> list[dict[str, Any]]
         "version": "2023",
         "system": rows,
     }
-    components: list[dict[str, Any]] = prove(facts, answer).documents()["sbom.cdx.json"]["components"]
+    components: list[dict[str, Any]] = prove(facts, answer).documents()["sbom.cdx.json"][
+        "components"
+    ]
     return components
 
 
@@ -49,7 +51,11 @@ def named(components: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def properties(component: dict[str, Any], prefix: str) -> dict[str, str]:
     rows = component.get("properties", ())
-    return {row["name"].removeprefix(prefix): row["value"] for row in rows if row["name"].startswith(prefix)}
+    return {
+        row["name"].removeprefix(prefix): row["value"]
+        for row in rows
+        if row["name"].startswith(prefix)
+    }
 
 
 def qualifiers(component: dict[str, Any]) -> dict[str, str]:
@@ -116,7 +122,11 @@ def test_trivy_reads_a_version_in_three_parts(
     row: packages.SystemPackage = {**found["system"][0], "source_version": version}
     document = prove(facts, {**found, "system": [row]}).documents()["sbom.cdx.json"]
     read = properties(named(document["components"], row["name"]), TRIVY)
-    assert {name: value for name, value in read.items() if name in ("SrcEpoch", "SrcVersion", "SrcRelease")} == parts
+    assert {
+        name: value
+        for name, value in read.items()
+        if name in ("SrcEpoch", "SrcVersion", "SrcRelease")
+    } == parts
 
 
 def test_amazon_linux_is_named_as_each_scanner_names_it(amazon: list[dict[str, Any]]) -> None:
@@ -143,7 +153,8 @@ def test_amazon_linux_is_named_as_each_scanner_names_it(amazon: list[dict[str, A
 
 def test_copies_inside_other_packages_are_listed(components: list[dict[str, Any]]) -> None:
     own, copy = sorted(
-        (each for each in components if each["name"] == "Jinja2"), key=lambda each: "inside" in str(each)
+        (each for each in components if each["name"] == "Jinja2"),
+        key=lambda each: "inside" in str(each),
     )
     assert (own["version"], copy["version"]) == ("3.1.6", "3.0.0")
     assert copy["purl"] == "pkg:pypi/jinja2@3.0.0"
@@ -157,7 +168,10 @@ def test_a_copy_of_the_same_version_is_another_component_and_no_dependency(
     rows = [{**row, "version": "3.1.6"} if row["inside"] else row for row in found["python"]]
     document = prove(facts, {**found, "python": rows}).documents()["sbom.cdx.json"]  # type: ignore[typeddict-item]
     own, copy = (each for each in document["components"] if each["name"] == "Jinja2")
-    assert ("inside" in properties(own, "trainworks:"), "inside" in properties(copy, "trainworks:")) == (False, True)
+    assert (
+        "inside" in properties(own, "trainworks:"),
+        "inside" in properties(copy, "trainworks:"),
+    ) == (False, True)
     assert (own["bom-ref"], copy["bom-ref"]) == ("pkg:pypi/jinja2@3.1.6", "pkg:pypi/jinja2@3.1.6#2")
     torch = named(document["components"], "torch")["bom-ref"]
     (depends,) = [each["dependsOn"] for each in document["dependencies"] if each["ref"] == torch]
@@ -166,7 +180,9 @@ def test_a_copy_of_the_same_version_is_another_component_and_no_dependency(
 
 def test_the_bill_of_materials_of_a_wheel_is_pointed_to(components: list[dict[str, Any]]) -> None:
     rows = named(components, "filelock")["properties"]
-    assert [row["value"].rpartition("/")[2] for row in rows if row["name"] == "trainworks:sbom"] == [
+    assert [
+        row["value"].rpartition("/")[2] for row in rows if row["name"] == "trainworks:sbom"
+    ] == [
         "filelock.cdx.json",
         "filelock.spdx.json",
     ]

@@ -44,7 +44,10 @@ def enveloped(payload: str) -> str:
 def lines(proven: Proven) -> list[str]:
     """Give both statements of the tiny image."""
     documents = proven.documents()
-    return [line(PROVENANCE, documents["provenance.json"]), line(CYCLONEDX, documents["sbom.cdx.json"])]
+    return [
+        line(PROVENANCE, documents["provenance.json"]),
+        line(CYCLONEDX, documents["sbom.cdx.json"]),
+    ]
 
 
 @pytest.fixture
@@ -61,7 +64,9 @@ def check(folder: Path, lines: list[str], *words: str, image: str = ADDRESS) -> 
     return main(["verify", image, str(path), *words])
 
 
-def test_what_a_proof_says(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_proof_says(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check(tmp_path, lines, "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "image": ADDRESS,
@@ -76,9 +81,14 @@ def test_what_a_proof_says(lines: list[str], tmp_path: Path, capsys: pytest.Capt
 
 
 def test_from_stdin_and_from_several_files(
-    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lines: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["", "Verification for r.example.org", *lines])))
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("\n".join(["", "Verification for r.example.org", *lines]))
+    )
     assert main(["verify", ADDRESS]) == 0
     assert "https://ci.example/builder" in capsys.readouterr().out
     paths = [tmp_path / "one", tmp_path / "two"]
@@ -92,19 +102,28 @@ def test_from_stdin_and_from_several_files(
     [
         (["--builder", "https://ci.example/builder", "--commit", "7" * 40], ""),
         (["--commit", "7777777"], ""),
-        (["--builder", "https://ci.example"], "the builder is https://ci.example/builder, not https://ci.example"),
+        (
+            ["--builder", "https://ci.example"],
+            "the builder is https://ci.example/builder, not https://ci.example",
+        ),
         (["--commit", "1234567"], "built from the commit 7777"),
         (["--unchanged"], "built from a checkout with changes that are in no commit"),
     ],
 )
 def test_a_policy_is_demanded(
-    lines: list[str], words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lines: list[str],
+    words: list[str],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert check(tmp_path, lines, *words) == (ProofError.exit_status if problem else 0)
     assert problem in capsys.readouterr().err
 
 
-def test_one_of_several_proofs_that_holds_is_enough(lines: list[str], other: str, tmp_path: Path) -> None:
+def test_one_of_several_proofs_that_holds_is_enough(
+    lines: list[str], other: str, tmp_path: Path
+) -> None:
     """A corrected builder, a second party: what is attached cannot be removed in many registries."""
     both = [other, *lines, line("https://tests.example/result", {}), line(PROVENANCE, {}, "b" * 64)]
     for builder in ("https://ci.example/builder", "https://other.example"):
@@ -121,7 +140,9 @@ def test_documents_of_another_image_that_were_signed_for_this_one(
         assert check(tmp_path, list(documents)) == ProofError.exit_status
         return capsys.readouterr().err
 
-    other = tiny_proof(facts, tmp_path / "other", f"r.example.org/team/image@sha256:{'b' * 64}").documents()
+    other = tiny_proof(
+        facts, tmp_path / "other", f"r.example.org/team/image@sha256:{'b' * 64}"
+    ).documents()
     materials = line(CYCLONEDX, other["sbom.cdx.json"])
     assert f"the bill of materials is about another image: sha256:{'b' * 64}" in said_of(
         line(PROVENANCE, other["provenance.json"]), materials
@@ -131,7 +152,9 @@ def test_documents_of_another_image_that_were_signed_for_this_one(
         line(PROVENANCE, other["provenance.json"]), lines[1]
     )
     nowhere = tiny_proof(facts, tmp_path / "nowhere", "").documents()
-    assert "write it with `prove --pushed ADDRESS`" in said_of(lines[0], line(CYCLONEDX, nowhere["sbom.cdx.json"]))
+    assert "write it with `prove --pushed ADDRESS`" in said_of(
+        lines[0], line(CYCLONEDX, nowhere["sbom.cdx.json"])
+    )
     # Those of both images side by side: the ones of this image are found.
     assert check(tmp_path, [materials, *lines, line(PROVENANCE, other["provenance.json"])]) == 0
 
@@ -149,12 +172,16 @@ def test_what_is_missing_is_named_with_cosigns_type(
     lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(tmp_path, lines[:1]) == ProofError.exit_status
-    assert "no statement of the type https://cyclonedx.org/bom (cosign verify-attestation --type cyclonedx)" in (
-        capsys.readouterr().err
+    assert (
+        "no statement of the type https://cyclonedx.org/bom (cosign verify-attestation --type cyclonedx)"
+        in (capsys.readouterr().err)
     )
     assert check(tmp_path, []) == ProofError.exit_status
     assert check(tmp_path, lines, image=f"sha256:{'b' * 64}") == ProofError.exit_status
-    assert f"it is about another image: sha256:{'a' * 64}, not sha256:{'b' * 64}" in capsys.readouterr().err
+    assert (
+        f"it is about another image: sha256:{'a' * 64}, not sha256:{'b' * 64}"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
@@ -164,7 +191,10 @@ def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
     inputs = predicate["buildDefinition"]["resolvedDependencies"]
     next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = 0
     assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == 0
-    assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]], "--unchanged") == ProofError.exit_status
+    assert (
+        check(tmp_path, [line(PROVENANCE, predicate), lines[1]], "--unchanged")
+        == ProofError.exit_status
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,11 +217,15 @@ def test_what_cosign_does_not_print_is_refused(
 
 
 @pytest.mark.parametrize("predicate", [{}, {"buildDefinition": {"resolvedDependencies": [5]}}, []])
-def test_provenance_of_another_form_is_refused(lines: list[str], predicate: Any, tmp_path: Path) -> None:
+def test_provenance_of_another_form_is_refused(
+    lines: list[str], predicate: Any, tmp_path: Path
+) -> None:
     assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == ProofError.exit_status
 
 
-def test_wrong_words_and_files(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_and_files(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert check(tmp_path, lines, image="r.example.org/team/image:1") == 2
     assert "name the image by its digest" in capsys.readouterr().err
     assert check(tmp_path, lines, "--commit", "7") == 2

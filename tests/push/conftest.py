@@ -12,7 +12,14 @@ import pytest
 
 from lock.servers import Server, serving
 from push.hostile import Hostile, hostile_registry
-from push.support import PASSWORD, TOOLS, USER, RegistryServer, docker_configuration, registry_server
+from push.support import (
+    PASSWORD,
+    TOOLS,
+    USER,
+    RegistryServer,
+    docker_configuration,
+    registry_server,
+)
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.registry.protocol import Patience
@@ -92,7 +99,9 @@ def registries(lines: list[str]) -> Iterator[Registries]:
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Authority]:
     """Give a name of this machine that is no loopback address in itself, and its certificate."""
-    found = next((each for each in (socket.gethostname(), "localhost.localdomain") if _is_here(each)), None)
+    found = next(
+        (each for each in (socket.gethostname(), "localhost.localdomain") if _is_here(each)), None
+    )
     if found is None:
         pytest.skip("NOT TESTED: this machine has no name for a loopback address beside localhost")
     folder = tmp_path / "authority"

@@ -76,13 +76,20 @@ class Hostile:
     def put_image(self, name: str, *layers: bytes, tag: str = "1.0") -> dict[str, Any]:
         """Have a small image; return its descriptor."""
         kind = "application/vnd.oci.image.config.v1+json"
-        configuration = as_json({"rootfs": {"type": "layers", "diff_ids": [digest_of(each) for each in layers]}})
-        rows = [{**self.put_blob(name, each), "mediaType": "application/vnd.oci.image.layer.v1.tar"} for each in layers]
+        configuration = as_json(
+            {"rootfs": {"type": "layers", "diff_ids": [digest_of(each) for each in layers]}}
+        )
+        rows = [
+            {**self.put_blob(name, each), "mediaType": "application/vnd.oci.image.layer.v1.tar"}
+            for each in layers
+        ]
         config = {**self.put_blob(name, configuration), "mediaType": kind}
         value = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": rows}
         return self.put_manifest(name, value, tag)
 
-    def attach(self, name: str, subject: Mapping[str, Any], kind: str, content: bytes) -> dict[str, Any]:
+    def attach(
+        self, name: str, subject: Mapping[str, Any], kind: str, content: bytes
+    ) -> dict[str, Any]:
         """Attach a file to a manifest; return the descriptor of the attachment."""
         empty = {**self.put_blob(name, b"{}"), "mediaType": "application/vnd.oci.empty.v1+json"}
         value = {
@@ -176,7 +183,11 @@ class Request(BaseHTTPRequestHandler):
             media = self.headers.get("Content-Type", "")
             for each in (reference, digest_of(body)):
                 mine.manifests[name, each] = media, body
-            more = {"OCI_Subject": json.loads(body)["subject"]["digest"]} if b'"subject"' in body else {}
+            more = (
+                {"OCI_Subject": json.loads(body)["subject"]["digest"]}
+                if b'"subject"' in body
+                else {}
+            )
             self.answer(201, Docker_Content_Digest=digest_of(body), **more)
         elif kind == "manifests" and self.command == "DELETE":
             self._delete(name, reference)
@@ -185,9 +196,16 @@ class Request(BaseHTTPRequestHandler):
             accepted = [each.strip() for each in (self.headers.get("Accept") or "").split(",")]
             # As Debian's registry: what a client does not accept by name it is not told of.
             if found is None or found[0] not in accepted:
-                self.answer(404, as_json({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}))
+                self.answer(
+                    404,
+                    as_json(
+                        {"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}
+                    ),
+                )
             else:
-                self.answer(200, found[1], Content_Type=found[0], Docker_Content_Digest=digest_of(found[1]))
+                self.answer(
+                    200, found[1], Content_Type=found[0], Docker_Content_Digest=digest_of(found[1])
+                )
         elif kind == "referrers":
             self._referrers(name, reference, int(parse_qs(parts.query).get("from", ["0"])[0]))
         elif kind == "blobs" and self.command in ("GET", "HEAD"):
@@ -195,7 +213,12 @@ class Request(BaseHTTPRequestHandler):
             if content is None:
                 self.answer(404)
             else:
-                self.answer(200, content, Content_Type="application/octet-stream", Docker_Content_Digest=reference)
+                self.answer(
+                    200,
+                    content,
+                    Content_Type="application/octet-stream",
+                    Docker_Content_Digest=reference,
+                )
         elif kind == "uploads":
             self._upload(name, parse_qs(parts.query), body)
         else:
@@ -204,9 +227,15 @@ class Request(BaseHTTPRequestHandler):
     def _delete(self, name: str, digest: str) -> None:
         """Remove a manifest with its tags, if this registry does that; no registry of this kind removes a tag alone."""
         mine = self.mine
-        kept = {key: row for key, row in mine.manifests.items() if key[0] != name or digest_of(row[1]) != digest}
+        kept = {
+            key: row
+            for key, row in mine.manifests.items()
+            if key[0] != name or digest_of(row[1]) != digest
+        }
         if not mine.deletes or ":" not in digest:
-            self.answer(405, as_json({"errors": [{"code": "UNSUPPORTED", "message": "no deletion"}]}))
+            self.answer(
+                405, as_json({"errors": [{"code": "UNSUPPORTED", "message": "no deletion"}]})
+            )
         else:
             mine.manifests = kept
             self.answer(202)
@@ -233,7 +262,11 @@ class Request(BaseHTTPRequestHandler):
         mine = self.mine
         rows = mine.referrers(name, digest)
         end = start + mine.page if mine.page else len(rows)
-        more = {"Link": f'<{self.path.split("?")[0]}?from={end}>; rel="next"'} if end < len(rows) else {}
+        more = (
+            {"Link": f'<{self.path.split("?")[0]}?from={end}>; rel="next"'}
+            if end < len(rows)
+            else {}
+        )
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": rows[start:end]}
         self.answer(200, as_json(index), Content_Type=INDEX, **more)
 
@@ -254,7 +287,9 @@ class Request(BaseHTTPRequestHandler):
         content = self.server.parts.get(path, b"") + body
         if self.command == "PATCH":
             self.server.parts[path] = content
-            self.answer(202, Location=mine.location(f"{mine.url}{path}"), Range=f"0-{len(content) - 1}")
+            self.answer(
+                202, Location=mine.location(f"{mine.url}{path}"), Range=f"0-{len(content) - 1}"
+            )
             return
         if self.command == "DELETE":
             self.server.parts.pop(path, None)
@@ -262,7 +297,9 @@ class Request(BaseHTTPRequestHandler):
             return
         digest = query["digest"][0]
         if digest_of(content) != digest:
-            self.answer(400, as_json({"errors": [{"code": "DIGEST_INVALID", "message": "another digest"}]}))
+            self.answer(
+                400, as_json({"errors": [{"code": "DIGEST_INVALID", "message": "another digest"}]})
+            )
             return
         mine.blobs[name, digest] = content
         self.answer(201, Docker_Content_Digest=digest)
@@ -287,14 +324,18 @@ class Listener(ThreadingHTTPServer):
         if authority is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(authority.server, authority.key)
-            self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+            self.socket = context.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def handle_error(self, *_arguments: object) -> None:
         """Say nothing: clients may leave when they like."""
 
 
 @contextlib.contextmanager
-def hostile_registry(authority: Authority | None = None, *, name: str = "127.0.0.1") -> Iterator[Hostile]:
+def hostile_registry(
+    authority: Authority | None = None, *, name: str = "127.0.0.1"
+) -> Iterator[Hostile]:
     """Run such a registry for the time of the block.
 
     Args:

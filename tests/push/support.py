@@ -34,7 +34,9 @@ LOGINS = (
 
 def program() -> str:
     """Return docker-registry's program; skips where there is none."""
-    found = shutil.which("docker-registry") or shutil.which(ROOT / ".cache/registry/usr/bin/docker-registry")
+    found = shutil.which("docker-registry") or shutil.which(
+        ROOT / ".cache/registry/usr/bin/docker-registry"
+    )
     if found is None:
         pytest.skip("no docker-registry (tools/set-up-engine all): pushes are not tried")
     return found
@@ -44,7 +46,10 @@ def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path
     """Wait until a registry on loopback listens; fails with its log if it ends first."""
     deadline = time.monotonic() + 30
     while True:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 5):
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port), 5),
+        ):
             return
         # Another program's start has no event to wait for.
         time.sleep(0.005)

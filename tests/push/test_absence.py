@@ -39,7 +39,9 @@ SPOILED: dict[str, Callable[[Request], bool]] = {
     ),
     "404 with odd JSON": lambda request: request.answer(404, b'{"errors": "MANIFEST_UNKNOWN"}'),
     "404 without errors": lambda request: request.answer(404, b'{"errors": []}'),
-    "404 NOT_FOUND, of a registry without a list of tags": lambda request: request.answer(404, problem("NOT_FOUND")),
+    "404 NOT_FOUND, of a registry without a list of tags": lambda request: request.answer(
+        404, problem("NOT_FOUND")
+    ),
     "406": lambda request: request.answer(406, b"no"),
     "410": lambda request: request.answer(410, problem("MANIFEST_UNKNOWN")),
     "413": lambda request: request.answer(413, HTML),
@@ -48,9 +50,13 @@ SPOILED: dict[str, Callable[[Request], bool]] = {
     "429": lambda request: request.answer(429, problem("TOOMANYREQUESTS")),
     "503": lambda request: request.answer(503, b"not found"),
     "204": lambda request: request.answer(204),
-    "200 of a portal": lambda request: request.answer(200, b"<html>Please sign in</html>", Content_Type="text/html"),
+    "200 of a portal": lambda request: request.answer(
+        200, b"<html>Please sign in</html>", Content_Type="text/html"
+    ),
     "200 with another JSON": lambda request: request.answer(200, b'{"errors": []}'),
-    "200 cut off": lambda request: request.answer(200, b'{"schemaVersion": 2', Content_Length="999"),
+    "200 cut off": lambda request: request.answer(
+        200, b'{"schemaVersion": 2', Content_Length="999"
+    ),
     "a redirect to nowhere": lambda request: request.answer(302, Location="/portal"),
     "a redirect in a circle": lambda request: request.answer(307, Location=request.path),
     "nothing": lambda request: not request.connection.close(),
@@ -68,7 +74,9 @@ def asked() -> Iterator[Hostile]:
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_what_is_not_known_to_be_absent_is_an_error(name: str, asked: Hostile, registries: Registries) -> None:
+def test_what_is_not_known_to_be_absent_is_an_error(
+    name: str, asked: Hostile, registries: Registries
+) -> None:
     asked.fault = lambda request: "/released/manifests/" in request.path and SPOILED[name](request)
     with pytest.raises(RegistryError) as caught:
         registries.manifest(f"{asked.host}/released", "v1")
@@ -77,7 +85,9 @@ def test_what_is_not_known_to_be_absent_is_an_error(name: str, asked: Hostile, r
 
 
 @pytest.mark.parametrize("code", ["MANIFEST_UNKNOWN", "NAME_UNKNOWN"])
-def test_what_the_registry_says_is_absent(code: str, asked: Hostile, registries: Registries) -> None:
+def test_what_the_registry_says_is_absent(
+    code: str, asked: Hostile, registries: Registries
+) -> None:
     asked.fault = lambda request: request.path != "/v2/" and request.answer(404, problem(code))
     assert registries.manifest(f"{asked.host}/released", "v2") is None
 
@@ -100,7 +110,11 @@ def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
         if not parts.path.endswith("/tags/list"):
             return request.answer(404, problem("NOT_FOUND"))
         page = int(parse_qs(parts.query).get("page", ["0"])[0])
-        more = {"Link": f'</v2/released/tags/list?page={page + 1}>; rel="next"'} if page + 1 < len(pages) else {}
+        more = (
+            {"Link": f'</v2/released/tags/list?page={page + 1}>; rel="next"'}
+            if page + 1 < len(pages)
+            else {}
+        )
         return request.answer(200, as_json({"name": "released", "tags": pages[page]}), **more)
 
     asked.fault = harbor
@@ -113,7 +127,9 @@ def test_harbors_own_code_counts_if_the_list_of_tags_agrees(
 
 
 def test_a_repository_that_harbor_does_not_have(asked: Hostile, registries: Registries) -> None:
-    asked.fault = lambda request: request.path != "/v2/" and request.answer(404, problem("NOT_FOUND"))
+    asked.fault = lambda request: (
+        request.path != "/v2/" and request.answer(404, problem("NOT_FOUND"))
+    )
     assert registries.manifest(f"{asked.host}/new", "v1") is None
 
 
@@ -121,7 +137,8 @@ def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: R
     """It may be late, or a mirror."""
     with hostile_registry() as other:
         asked.fault = lambda request: (
-            "/manifests/" in request.path and request.answer(307, Location=f"{other.url}{request.path}")
+            "/manifests/" in request.path
+            and request.answer(307, Location=f"{other.url}{request.path}")
         )
         with pytest.raises(RegistryError, match=f"HTTP 404 Not Found from {other.host}"):
             registries.manifest(f"{asked.host}/released", "v1")
@@ -130,8 +147,12 @@ def test_another_host_cannot_say_that_it_is_absent(asked: Hostile, registries: R
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["400 of a proxy", "400 UNKNOWN", "421", "404 empty", "a redirect to nowhere"])
-def test_a_tag_that_never_moves_does_not_move(name: str, hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", ["400 of a proxy", "400 UNKNOWN", "421", "404 empty", "a redirect to nowhere"]
+)
+def test_a_tag_that_never_moves_does_not_move(
+    name: str, hostile: Hostile, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A proxy spoils what is read of the target until something is sent."""
     hostile.put_image("released", b"one", tag="v1")
     hostile.put_image("team/image", b"two", tag="v1")
@@ -142,7 +163,10 @@ def test_a_tag_that_never_moves_does_not_move(name: str, hostile: Hostile, capsy
         return not sent and "/released/manifests/" in request.path and SPOILED[name](request)
 
     hostile.fault = spoils
-    assert main(["promote", f"{hostile.host}/team/image:v1", f"{hostile.host}/released"]) == RegistryError.exit_status
+    assert (
+        main(["promote", f"{hostile.host}/team/image:v1", f"{hostile.host}/released"])
+        == RegistryError.exit_status
+    )
     assert hostile.manifests == before
     assert {method for method, _, _ in hostile.seen} == {"GET"}, "nothing was sent"
     assert f"reading {hostile.host}/released:v1" in capsys.readouterr().err
@@ -185,7 +209,8 @@ def test_a_token_is_asked_for_as_its_registry_says(
 
 
 @pytest.mark.parametrize(
-    ("status", "content"), [(403, b"{}"), (200, b"<html>"), (200, b'{"token": 7}'), (404, problem("NAME_UNKNOWN"))]
+    ("status", "content"),
+    [(403, b"{}"), (200, b"<html>"), (200, b'{"token": 7}'), (404, problem("NAME_UNKNOWN"))],
 )
 def test_a_token_service_that_gives_none_is_an_error(
     status: int, content: bytes, asked: Hostile, registries: Registries
@@ -199,10 +224,19 @@ def test_a_token_service_that_gives_none_is_an_error(
         registries.manifest(f"{asked.host}/released", "v1")
 
 
-def test_a_login_stays_with_its_registry(authority: Authority, registries: Registries, tmp_path: Path) -> None:
+def test_a_login_stays_with_its_registry(
+    authority: Authority, registries: Registries, tmp_path: Path
+) -> None:
     """What a registry keeps elsewhere is read without it, and never without TLS."""
-    with hostile_registry(authority) as mine, hostile_registry(authority) as store, hostile_registry() as clear:
-        docker_configuration(tmp_path / "docker", dict.fromkeys((mine.host, store.host, clear.host), (USER, PASSWORD)))
+    with (
+        hostile_registry(authority) as mine,
+        hostile_registry(authority) as store,
+        hostile_registry() as clear,
+    ):
+        docker_configuration(
+            tmp_path / "docker",
+            dict.fromkeys((mine.host, store.host, clear.host), (USER, PASSWORD)),
+        )
         mine.login = True
         image = mine.put_image("a", b"layer", tag="v1")
         store.put_image("a", b"layer", tag="v1")
@@ -228,7 +262,9 @@ def test_what_a_registry_repeats_of_a_login_is_not_printed(
 ) -> None:
     docker_configuration(tmp_path / "docker", {asked.host: (USER, PASSWORD)})
     asked.login = True
-    words = json.dumps({"errors": [{"code": "DENIED", "message": f"{USER} with {PASSWORD} sent {BASIC}"}]})
+    words = json.dumps(
+        {"errors": [{"code": "DENIED", "message": f"{USER} with {PASSWORD} sent {BASIC}"}]}
+    )
     asked.fault = lambda request: (
         "/manifests/" in request.path
         and request.headers.get("Authorization") == BASIC

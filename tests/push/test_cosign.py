@@ -34,7 +34,9 @@ def cosign(*words: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("cosign")
     if program is None:
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
-    return subprocess.run((program, *words), capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        (program, *words), capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @dataclass(frozen=True)
@@ -48,24 +50,42 @@ class Signer:
     def attest(self, address: str, folder: Path, files: Mapping[str, str] = FILES) -> None:
         """Sign the documents of a folder, and attach them."""
         for kind, name in files.items():
-            words = ("attest", "--yes", "--tlog-upload=false", *self.attesting, "--key", f"{self.key}.key")
+            words = (
+                "attest",
+                "--yes",
+                "--tlog-upload=false",
+                *self.attesting,
+                "--key",
+                f"{self.key}.key",
+            )
             done = cosign(*words, "--type", kind, "--predicate", str(folder / name), address)
             assert done.returncode == 0, done.stderr
 
     def verified(self, address: str, kinds: Sequence[str] = tuple(TYPES)) -> tuple[list[int], str]:
         """Return the exit statuses of cosign for each type, and all that it prints."""
-        words = ("verify-attestation", "--insecure-ignore-tlog", *self.verifying, "--key", f"{self.key}.pub")
+        words = (
+            "verify-attestation",
+            "--insecure-ignore-tlog",
+            *self.verifying,
+            "--key",
+            f"{self.key}.pub",
+        )
         done = [cosign(*words, "--type", kind, address) for kind in kinds]
         return [each.returncode for each in done], "".join(each.stdout for each in done)
 
 
 @pytest.fixture(params=["tag", "bundle"])
-def signer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Signer]:
+def signer(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Signer]:
     """Give a function that makes a key, for cosign's tag or for sigstore's bundles."""
     monkeypatch.setenv("COSIGN_PASSWORD", "")
     # Without it cosign asks the public key service of sigstore, which a key does not need.
     root = tmp_path / "root.json"
-    root.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}', encoding="utf-8")
+    root.write_text(
+        '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}',
+        encoding="utf-8",
+    )
     attesting = ("--new-bundle-format",) if request.param == "bundle" else ()
 
     def make(name: str) -> Signer:
@@ -108,7 +128,18 @@ def test_what_cosign_signed_and_verified_is_held_to_the_policy(
     mine.attest(address, folder)
     statuses, output = mine.verified(address)
     assert statuses == [0, 0]
-    assert check(folder, output, address, "--builder", "https://ci.example/builder", "--commit", "7777777") == 0
+    assert (
+        check(
+            folder,
+            output,
+            address,
+            "--builder",
+            "https://ci.example/builder",
+            "--commit",
+            "7777777",
+        )
+        == 0
+    )
     capsys.readouterr()
     words = ("--unchanged", "--commit", "1234567", "--builder", "https://me.example")
     assert check(folder, output, address, *words) == ProofError.exit_status
@@ -148,7 +179,9 @@ def test_evidence_is_signed_and_demanded_like_the_rest(
     mine, other = signer("mine"), signer("other")
     mine.attest(address, folder)
     other.attest(address, folder, {EVIDENCE: EVIDENCE_FILE})
-    assert check(folder, mine.verified(address)[1], address, "--gpu", "H100") == ProofError.exit_status
+    assert (
+        check(folder, mine.verified(address)[1], address, "--gpu", "H100") == ProofError.exit_status
+    )
     mine.attest(address, folder, {EVIDENCE: EVIDENCE_FILE})
     statuses, output = mine.verified(address, (*TYPES, EVIDENCE))
     assert statuses == [0, 0, 0]
@@ -190,7 +223,9 @@ def test_only_an_image_that_the_registry_has_is_proven_as_pushed(
     image = BuiltImage(reference="one", identifier=identifier, size=0, labels={}, environment={})
     assert pushed_address(f"{place}:one", image, registries) == address
     assert pushed_address(address, image, registries) == address
-    other = BuiltImage(reference="one", identifier=f"sha256:{'0' * 64}", size=0, labels={}, environment={})
+    other = BuiltImage(
+        reference="one", identifier=f"sha256:{'0' * 64}", size=0, labels={}, environment={}
+    )
     with pytest.raises(ProofError, match="is another image"):
         pushed_address(address, other, registries)
     with pytest.raises(RegistryError, match="has no another"):

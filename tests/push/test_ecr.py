@@ -46,8 +46,14 @@ def tunnel(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     ("host", "expected"),
     [
         (HOST, ecr.Registry(account=ACCOUNT, region=REGION)),
-        (f"{ACCOUNT}.dkr.ecr-fips.us-gov-west-1.amazonaws.com", ecr.Registry(account=ACCOUNT, region="us-gov-west-1")),
-        (f"{ACCOUNT}.dkr.ecr.cn-north-1.amazonaws.com.cn", ecr.Registry(account=ACCOUNT, region="cn-north-1")),
+        (
+            f"{ACCOUNT}.dkr.ecr-fips.us-gov-west-1.amazonaws.com",
+            ecr.Registry(account=ACCOUNT, region="us-gov-west-1"),
+        ),
+        (
+            f"{ACCOUNT}.dkr.ecr.cn-north-1.amazonaws.com.cn",
+            ecr.Registry(account=ACCOUNT, region="cn-north-1"),
+        ),
         (f"{ACCOUNT}.dkr-ecr.us-east-1.on.aws", ecr.Registry(account=ACCOUNT, region="us-east-1")),
         ("public.ecr.aws", None),
         (f"{HOST}.evil.example", None),
@@ -68,7 +74,13 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", api)
     image = hostile.put_image("team/image", b"a layer", tag="1.0-20261121")
-    words = ["promote", f"{hostile.host}/team/image:1.0-20261121", f"{HOST}/released/image", "--tag", "1.0-20261121"]
+    words = [
+        "promote",
+        f"{hostile.host}/team/image:1.0-20261121",
+        f"{HOST}/released/image",
+        "--tag",
+        "1.0-20261121",
+    ]
     assert main([*words, "--moving-tag", "1.0"]) == 0
     said = capsys.readouterr()
     assert said.out == f"{HOST}/released/image@{image['digest']}\n"
@@ -80,7 +92,9 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     (made,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
     assert made["imageScanningConfiguration"] == {"scanOnPush": True}
     assert made["imageTagMutability"] == "MUTABLE_WITH_EXCLUSION"
-    assert made["imageTagMutabilityExclusionFilters"] == [{"filterType": "WILDCARD", "filter": "*.*-20*"}]
+    assert made["imageTagMutabilityExclusionFilters"] == [
+        {"filterType": "WILDCARD", "filter": "*.*-20*"}
+    ]
     # A rule for images without a tag would remove what is attached to images: attachments have none.
     with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
         client.get_lifecycle_policy(repositoryName="released/image")
@@ -103,8 +117,16 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
 @pytest.mark.parametrize(
     ("code", "message", "hint"),
     [
-        ("ExpiredTokenException", "The security token included in the request is expired", "aws sso login"),
-        ("AccessDeniedException", "User is not authorized", "the IAM identity needs ecr:DescribeRepositories"),
+        (
+            "ExpiredTokenException",
+            "The security token included in the request is expired",
+            "aws sso login",
+        ),
+        (
+            "AccessDeniedException",
+            "User is not authorized",
+            "the IAM identity needs ecr:DescribeRepositories",
+        ),
     ],
 )
 def test_what_aws_refuses_is_one_clear_error(
@@ -121,7 +143,9 @@ def test_what_aws_refuses_is_one_clear_error(
     hostile.put_image("team/image", b"a layer")
     assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 15
     said = capsys.readouterr()
-    assert f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}" in said.err
+    assert (
+        f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}" in said.err
+    )
     assert hint in said.err
     assert SECRET not in said.err
 

@@ -13,7 +13,13 @@ from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.registry.ecr import never_moves
-from trainworks.registry.names import DEFAULT_HOST, check_tags, split_image, split_reference, tags_for
+from trainworks.registry.names import (
+    DEFAULT_HOST,
+    check_tags,
+    split_image,
+    split_reference,
+    tags_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,11 @@ def test_a_source_may_have_both_a_tag_and_a_digest() -> None:
 
 def test_tags_follow_from_the_images_own() -> None:
     tags = tags_for("trainworks/pytorch-training:2.4.1-cu121-py311-debian12")
-    assert (tags.fixed, tags.dated, tags.moving) == ((), "2.4.1-cu121-py311-debian12", ("2.4.1-cu121-debian12",))
+    assert (tags.fixed, tags.dated, tags.moving) == (
+        (),
+        "2.4.1-cu121-py311-debian12",
+        ("2.4.1-cu121-debian12",),
+    )
     tags = tags_for("host:5000/mine", ["1.0"])
     assert (tags.fixed, tags.dated, tags.moving) == (("1.0",), "", ())
     with pytest.raises(RegistryError, match="has no tag to derive"):
@@ -75,7 +85,9 @@ def test_a_tag_cannot_be_both() -> None:
         check_tags(["1"], ["1"])
 
 
-def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(facts: Facts) -> None:
+def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(
+    facts: Facts,
+) -> None:
     moving: dict[tuple[str, tuple[str, ...]], str] = {}
     for row in facts.targets:
         image = make_plan(request_for(row, facts), facts).tags[0]
@@ -92,7 +104,10 @@ def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(f
         ("debian", (DEFAULT_HOST, "library/debian", "latest")),
         ("ubuntu:20.04", (DEFAULT_HOST, "library/ubuntu", "20.04")),
         ("nvidia/cuda:11.3.1-base", (DEFAULT_HOST, "nvidia/cuda", "11.3.1-base")),
-        ("public.ecr.aws/amazonlinux/amazonlinux:2023", ("public.ecr.aws", "amazonlinux/amazonlinux", "2023")),
+        (
+            "public.ecr.aws/amazonlinux/amazonlinux:2023",
+            ("public.ecr.aws", "amazonlinux/amazonlinux", "2023"),
+        ),
         ("127.0.0.1:5000/a/b", ("127.0.0.1:5000", "a/b", "latest")),
         ("localhost/a:1", ("localhost", "a", "1")),
     ],

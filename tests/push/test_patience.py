@@ -13,7 +13,12 @@ import pytest
 from push.hostile import Hostile, Request, digest_of, hostile_registry
 from trainworks.errors import EngineError, RegistryError
 from trainworks.host.settings import read_host_settings
-from trainworks.registry.protocol import LONGEST_WAIT, Patience, RegistryUnreachableError, _seconds_of
+from trainworks.registry.protocol import (
+    LONGEST_WAIT,
+    Patience,
+    RegistryUnreachableError,
+    _seconds_of,
+)
 from trainworks.registry.tools import Registries, what_failed
 
 PATIENCE = Patience(attempts=3, pause=0.01)
@@ -39,7 +44,9 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def registries(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registries]:
+def registries(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Registries]:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with Registries(read_host_settings({}), report=said.append, patience=PATIENCE) as mine:
         yield mine
@@ -55,7 +62,11 @@ def test_a_registry_is_left_alone_for_as_long_as_it_asks(
         if "/manifests/" not in request.path:
             return False
         begun.append(time.monotonic())
-        soon = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True) if text == "date" else text
+        soon = (
+            format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+            if text == "date"
+            else text
+        )
         return len(begun) == 1 and request.answer(429, b"", Retry_After=soon)
 
     hostile.fault = busy
@@ -66,13 +77,17 @@ def test_a_registry_is_left_alone_for_as_long_as_it_asks(
     assert "it asks to wait" in said[0]
 
 
-def test_a_registry_that_asks_for_hours_has_refused(hostile: Hostile, registries: Registries) -> None:
+def test_a_registry_that_asks_for_hours_has_refused(
+    hostile: Hostile, registries: Registries
+) -> None:
     hostile.fault = lambda request: request.answer(429, b"", Retry_After=str(int(LONGEST_WAIT) + 1))
     with pytest.raises(RegistryUnreachableError, match=r"failed 1 time: .* it asks to wait 301 s"):
         registries.existing(f"{hostile.host}/released", "v1")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-3", 0), ("Thu, 01 Jan 1970", 0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("-3", 0), ("Thu, 01 Jan 1970", 0)]
+)
 def test_what_a_registry_may_ask_for(text: str, seconds: float) -> None:
     assert _seconds_of(text) == seconds
 
@@ -87,19 +102,30 @@ def failing(tmp_path: Path) -> Path:
     """A program that says what would mean a refusal, and a damaged image, if its words were read."""
     program = tmp_path / "skopeo"
     words = "error: unexpected HTTP status: 403 Forbidden: file integrity checksum failed"
-    program.write_text(f"#!/bin/sh\necho once >> {tmp_path}/count\necho '{words}'\nexit 1\n", encoding="utf-8")
+    program.write_text(
+        f"#!/bin/sh\necho once >> {tmp_path}/count\necho '{words}'\nexit 1\n", encoding="utf-8"
+    )
     program.chmod(0o755)
     return program
 
 
-@pytest.mark.parametrize(("status", "shown"), [(403, "permission denied"), (413, "HTTP 413"), (400, "HTTP 400")])
+@pytest.mark.parametrize(
+    ("status", "shown"), [(403, "permission denied"), (413, "HTTP 413"), (400, "HTTP 400")]
+)
 def test_what_the_registry_refuses_in_the_middle_of_an_upload_is_not_repeated(
     hostile: Hostile, registries: Registries, failing: Path, status: int, shown: str
 ) -> None:
     """It begins each upload: a proxy before it has a limit of sizes, or a rule against the method."""
-    hostile.fault = lambda request: request.command == "PATCH" and request.answer(status, b"<html>no</html>")
+    hostile.fault = lambda request: (
+        request.command == "PATCH" and request.answer(status, b"<html>no</html>")
+    )
     with pytest.raises(RegistryError, match=shown):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: None)
+        registries.push(
+            f"{hostile.host}/released",
+            (str(failing),),
+            show=lambda _line: None,
+            check_image=lambda: None,
+        )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
 
 
@@ -110,7 +136,12 @@ def test_a_failure_of_this_machine_is_not_blamed_on_the_registry(
         raise EngineError("the image on this machine is damaged")
 
     with pytest.raises(EngineError, match="is damaged"):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=damaged)
+        registries.push(
+            f"{hostile.host}/released",
+            (str(failing),),
+            show=lambda _line: None,
+            check_image=damaged,
+        )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n"
 
 
@@ -118,14 +149,21 @@ def test_a_failure_that_nothing_explains_is_repeated_whatever_the_program_says(
     hostile: Hostile, registries: Registries, failing: Path
 ) -> None:
     asked: list[int] = []
-    with pytest.raises(RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"):
+    with pytest.raises(
+        RegistryError, match="although the registry answers: error: unexpected HTTP status: 403"
+    ):
         registries.push(
-            f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: asked.append(1)
+            f"{hostile.host}/released",
+            (str(failing),),
+            show=lambda _line: None,
+            check_image=lambda: asked.append(1),
         )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
     assert asked == [1], "the image is read once"
     tried = [method for method, path, _ in hostile.seen if "/uploads/" in path]
-    assert tried == ["POST", *["POST", "PATCH", "DELETE"] * PATIENCE.attempts], "what was tried is cancelled"
+    assert tried == ["POST", *["POST", "PATCH", "DELETE"] * PATIENCE.attempts], (
+        "what was tried is cancelled"
+    )
 
 
 def test_a_registry_that_fails_for_a_moment_has_not_refused(
@@ -141,7 +179,12 @@ def test_a_registry_that_fails_for_a_moment_has_not_refused(
 
     hostile.fault = fault
     with pytest.raises(RegistryError, match="although the registry answers"):
-        registries.push(f"{hostile.host}/released", (str(failing),), show=lambda _line: None, check_image=lambda: None)
+        registries.push(
+            f"{hostile.host}/released",
+            (str(failing),),
+            show=lambda _line: None,
+            check_image=lambda: None,
+        )
     assert (failing.parent / "count").read_text(encoding="utf-8") == "once\n" * PATIENCE.attempts
 
 
@@ -152,7 +195,9 @@ def test_attachments_are_asked_by_the_interface_and_by_a_tag_where_it_is_missing
     monkeypatch.setenv("PATH", "")
     digest = registries.existing(f"{hostile.host}/released", "v1").digest
     assert registries.referrers(f"{hostile.host}/released", digest) == ()
-    hostile.fault = lambda request: "/referrers/" in request.path and request.answer(404, b"404 page not found")
+    hostile.fault = lambda request: (
+        "/referrers/" in request.path and request.answer(404, b"404 page not found")
+    )
     assert registries.referrers(f"{hostile.host}/released", digest) == ()
     attached = {"mediaType": "x", "digest": digest_of(b"a"), "size": 1}
     index = f'{{"schemaVersion": 2, "manifests": [{{"mediaType": "x", "digest": "{attached["digest"]}", "size": 1}}]}}'

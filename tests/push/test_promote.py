@@ -34,7 +34,9 @@ pytestmark = pytest.mark.engine
 """They need the programs that `make engines` installs: oras, and a registry."""
 
 
-def promote(mine: Hostile, *more: str, source: str = "team/image:1.0", target: str = "released") -> int:
+def promote(
+    mine: Hostile, *more: str, source: str = "team/image:1.0", target: str = "released"
+) -> int:
     return main(["promote", f"{mine.host}/{source}", f"{mine.host}/{target}", *more])
 
 
@@ -68,7 +70,9 @@ def test_a_copy_has_every_attachment_of_all_pages_and_levels(
     assert hostile.digests("released") == everything
     tags = {tag for where, tag in hostile.manifests if where == "released" and ":" not in tag}
     assert tags == {"1.0", claim_tag("1.0"), "stable", cosign}
-    assert not [path for method, path, _ in hostile.seen if method == "PATCH"], "within a registry nothing is sent"
+    assert not [path for method, path, _ in hostile.seen if method == "PATCH"], (
+        "within a registry nothing is sent"
+    )
 
 
 def test_a_copy_to_another_registry(hostile: Hostile) -> None:
@@ -84,14 +88,19 @@ def test_a_copy_to_another_registry(hostile: Hostile) -> None:
         assert not {method for method, _, _ in other.seen} & {"PATCH", "PUT"}
 
 
-def test_a_tag_of_the_source_does_not_move(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tag_of_the_source_does_not_move(
+    hostile: Hostile, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A tag that was pushed as one that never moves is one in the copy, too, whatever it looks like."""
     first = hostile.put_image("one", b"one", tag="release1")
     second = hostile.put_image("two", b"two", tag="release1")
     assert promote(hostile, source="one:release1") == 0
     assert promote(hostile, source="two:release1") == RegistryError.exit_status
     said = capsys.readouterr()
-    assert f"released:release1 is another image ({first['digest']}), and this tag never moves" in said.err
+    assert (
+        f"released:release1 is another image ({first['digest']}), and this tag never moves"
+        in said.err
+    )
     assert "--moving-tag" in said.err
     assert hostile.manifests["released", "release1"] == hostile.manifests["one", "release1"]
     # Asked for, it moves.
@@ -125,10 +134,14 @@ def test_a_registry_that_fails_at_30_percent_of_requests(hostile: Hostile) -> No
     def fails(request: Request) -> bool:
         return chance.random() < 0.3 and request.answer(chance.choice([429, 500]), Retry_After="0")
 
-    patient = Registries(HostSettings(pip=PipSettings()), patience=Patience(attempts=60, pause=0.001))
+    patient = Registries(
+        HostSettings(pip=PipSettings()), patience=Patience(attempts=60, pause=0.001)
+    )
     with hostile_registry() as other, patient as registries:
         hostile.fault = other.fault = fails
-        promote_image(f"{hostile.host}/team/image:1.0", [f"{other.host}/released"], Tags(), registries)
+        promote_image(
+            f"{hostile.host}/team/image:1.0", [f"{other.host}/released"], Tags(), registries
+        )
         assert other.digests("released") == {image["digest"], note["digest"]}
 
 
@@ -148,15 +161,21 @@ def test_a_registry_that_dies_and_comes_back(hostile: Hostile, registries: Regis
 
     hostile.fault = breaks
     with hostile_registry() as other:
-        promote_image(f"{hostile.host}/team/image:1.0", [f"{other.host}/released"], Tags(), registries)
+        promote_image(
+            f"{hostile.host}/team/image:1.0", [f"{other.host}/released"], Tags(), registries
+        )
         assert other.digests("released") == {image["digest"]}
     assert next(broken) > 2
 
 
-def test_a_registry_that_stays_away(registries: Registries, lines: list[str], hostile: Hostile) -> None:
+def test_a_registry_that_stays_away(
+    registries: Registries, lines: list[str], hostile: Hostile
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(RegistryUnreachableError, match=r"failed 3 times: .*Connection refused") as caught:
+    with pytest.raises(
+        RegistryUnreachableError, match=r"failed 3 times: .*Connection refused"
+    ) as caught:
         promote_image(f"{host}/team/image:1.0", [f"{hostile.host}/a"], Tags(), registries)
     assert "repeat the command" in caught.value.hint
     (line,) = lines
@@ -205,11 +224,15 @@ def test_a_refusal_is_one_clear_error_without_a_secret_or_an_escape(
 ) -> None:
     docker_configuration(tmp_path / "docker", {hostile.host: (USER, PASSWORD)})
     hostile.put_image("team/image", b"a layer")
-    problem = as_json({"errors": [{"code": code, "message": f"{ESCAPES} no, {PASSWORD} and {BASIC}"}]})
+    problem = as_json(
+        {"errors": [{"code": code, "message": f"{ESCAPES} no, {PASSWORD} and {BASIC}"}]}
+    )
 
     def refuse(request: Request) -> bool:
         if request.command in ("POST", "PUT"):
-            return request.answer(status, problem, Content_Type="application/json", WWW_Authenticate='Basic realm="x"')
+            return request.answer(
+                status, problem, Content_Type="application/json", WWW_Authenticate='Basic realm="x"'
+            )
         return False
 
     hostile.fault = refuse
@@ -225,7 +248,9 @@ def test_a_refusal_is_one_clear_error_without_a_secret_or_an_escape(
         assert secret not in said.err + said.out
 
 
-def test_a_registry_that_wants_a_login(hostile: Hostile, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_registry_that_wants_a_login(
+    hostile: Hostile, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     hostile.put_image("team/image", b"a layer")
     hostile.login = True
     assert promote(hostile) == 15
@@ -249,7 +274,9 @@ def test_where_a_login_comes_from(
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
         configuration = {"credHelpers": {hostile.host: "of-the-tests"}}
-        (tmp_path / "docker" / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+        (tmp_path / "docker" / "config.json").write_text(
+            json.dumps(configuration), encoding="utf-8"
+        )
     else:
         line = f"machine 127.0.0.1 login {USER} password {PASSWORD}\n"
         (tmp_path / "netrc").write_text(line, encoding="utf-8")
@@ -258,7 +285,9 @@ def test_where_a_login_comes_from(
     assert promote(hostile) == 0
 
 
-def test_a_credential_helper_that_fails(hostile: Hostile, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_credential_helper_that_fails(
+    hostile: Hostile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     configuration = {"credHelpers": {hostile.host: "that-nobody-installed"}}
     (tmp_path / "docker" / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     hostile.put_image("team/image", b"a layer")
@@ -285,7 +314,9 @@ def test_no_login_and_no_layer_goes_to_an_address_without_tls(
     name, authority = fixture if place == "a name" else ("127.0.0.1", fixture)
     image = hostile.put_image("team/image", os.urandom(1000))
     with hostile_registry(name=name) as clear, hostile_registry(authority, name=name) as other:
-        docker_configuration(tmp_path / "docker", {other.host: (USER, PASSWORD), clear.host: (USER, PASSWORD)})
+        docker_configuration(
+            tmp_path / "docker", {other.host: (USER, PASSWORD), clear.host: (USER, PASSWORD)}
+        )
         other.login = True
         assert main(["promote", f"{hostile.host}/team/image:1.0", f"{other.host}/good"]) == 0
         assert image["digest"] in other.digests("good")
@@ -342,7 +373,10 @@ DEEP = b"[" * 200_000
         ("referrers", b"<html>"),
         ("referrers", b'{"manifests": [7]}'),
         ("referrers", b'{"manifests": [{"artifactType": "application/x-note"}]}'),
-        ("referrers", b'{"manifests": [{"mediaType": "x", "size": 5, "digest": "sha256:../../../etc/passwd"}]}'),
+        (
+            "referrers",
+            b'{"manifests": [{"mediaType": "x", "size": 5, "digest": "sha256:../../../etc/passwd"}]}',
+        ),
     ],
 )
 def test_a_malformed_answer_is_an_error_and_no_traceback(
@@ -353,7 +387,9 @@ def test_a_malformed_answer_is_an_error_and_no_traceback(
     def lie(request: Request) -> bool:
         wanted = f"/{path}/" in request.path and "team/image" in request.path
         kind = {"referrers": INDEX, "manifests": "application/vnd.oci.image.manifest.v1+json"}[path]
-        return wanted and request.answer(200, content, Content_Type=kind, Docker_Content_Digest=digest_of(content))
+        return wanted and request.answer(
+            200, content, Content_Type=kind, Docker_Content_Digest=digest_of(content)
+        )
 
     hostile.fault = lie
     assert promote(hostile) == 15
@@ -395,7 +431,9 @@ def test_an_answer_without_end_is_given_up(
     assert sent < 1 << 30
 
 
-def test_without_oras_the_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_oras_the_package_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", "")
     assert main(["promote", "registry.example/a:1", "registry.example/b"]) == 10
     said = capsys.readouterr().err
@@ -419,7 +457,13 @@ def test_ctrl_c_in_the_middle_of_a_copy(hostile: Hostile) -> None:
 
     with hostile_registry() as other:
         hostile.fault = wait
-        command = (sys.executable, str(ROOT / "build.py"), "promote", source, f"{other.host}/released")
+        command = (
+            sys.executable,
+            str(ROOT / "build.py"),
+            "promote",
+            source,
+            f"{other.host}/released",
+        )
         with Terminal(command, echo=True) as mine:
             assert mine.finish() == 130
             assert mine.shown[-1] == "interrupted: everything that was started has been stopped"
@@ -440,7 +484,9 @@ def test_a_token_that_expires_is_asked_for_again_and_the_login_is_sent_for_token
             return request.answer(200, as_json({"token": given[-1]}))
         if request.headers.get("Authorization") in [f"Bearer {each}" for each in given]:
             return False
-        return request.answer(401, WWW_Authenticate=f'Bearer realm="{hostile.url}/token",service="here"')
+        return request.answer(
+            401, WWW_Authenticate=f'Bearer realm="{hostile.url}/token",service="here"'
+        )
 
     hostile.fault = tokens
     repository = f"{hostile.host}/team/image"
@@ -451,7 +497,9 @@ def test_a_token_that_expires_is_asked_for_again_and_the_login_is_sent_for_token
     assert registries.existing(repository, "1.0").digest == image["digest"]
 
 
-def test_a_registry_that_sends_another_manifest_than_it_says(hostile: Hostile, registries: Registries) -> None:
+def test_a_registry_that_sends_another_manifest_than_it_says(
+    hostile: Hostile, registries: Registries
+) -> None:
     image = hostile.put_image("team/image", b"a layer")
     kind, content = hostile.manifests["team/image", image["digest"]]
     hostile.manifests["team/image", image["digest"]] = kind, content + b" "

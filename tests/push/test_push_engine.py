@@ -47,7 +47,17 @@ pytestmark = pytest.mark.engine
 
 def push(image: str, *repositories: str, engine: str = "docker") -> subprocess.Popen[str]:
     words = [word for repository in repositories for word in ("--repository", repository)]
-    command = (sys.executable, str(ROOT / "build.py"), "push", image, *words, "--engine", engine, "--format", "json")
+    command = (
+        sys.executable,
+        str(ROOT / "build.py"),
+        "push",
+        image,
+        *words,
+        "--engine",
+        engine,
+        "--format",
+        "json",
+    )
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -86,7 +96,10 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
             for program in folder.iterdir() if folder.is_dir() else ():
                 if program.name != "skopeo":
                     (tmp_path / f"bin{number}" / program.name).symlink_to(program)
-        monkeypatch.setenv("PATH", os.pathsep.join(str(tmp_path / f"bin{number}") for number in range(len(folders))))
+        monkeypatch.setenv(
+            "PATH",
+            os.pathsep.join(str(tmp_path / f"bin{number}") for number in range(len(folders))),
+        )
     return str(request.param).partition(" ")[0]
 
 
@@ -99,7 +112,9 @@ def empty_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     try:
         yield store
     finally:
-        subprocess.run(("buildah", *store, "rmi", "--all", "--force"), check=False, capture_output=True)
+        subprocess.run(
+            ("buildah", *store, "rmi", "--all", "--force"), check=False, capture_output=True
+        )
         shutil.rmtree(folder / "store", ignore_errors=True)
 
 
@@ -159,13 +174,21 @@ def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
         assert found.environment == mine.environment
 
 
-def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(name: str, image: str, hostile: Hostile) -> None:
+def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(
+    name: str, image: str, hostile: Hostile
+) -> None:
     chance = random.Random(2026)
-    hostile.fault = lambda request: chance.random() < 0.3 and request.answer(chance.choice([429, 500]))
-    patient = Registries(HostSettings(pip=PipSettings()), patience=Patience(attempts=60, pause=0.001))
+    hostile.fault = lambda request: (
+        chance.random() < 0.3 and request.answer(chance.choice([429, 500]))
+    )
+    patient = Registries(
+        HostSettings(pip=PipSettings()), patience=Patience(attempts=60, pause=0.001)
+    )
     with patient as mine:
         engine = engine_that_answers(name)
-        (done,) = push_image(engine, image, [f"{hostile.host}/team/image"], tags_for(image), mine, os.environ)
+        (done,) = push_image(
+            engine, image, [f"{hostile.host}/team/image"], tags_for(image), mine, os.environ
+        )
         found = mine.existing(done.repository, done.tags[0])
     hostile.fault = lambda _request: False
     assert found.digest == done.digest
@@ -175,11 +198,17 @@ def test_a_push_to_a_registry_that_fails_at_30_percent_of_requests(name: str, im
 
 @pytest.mark.usefixtures("logged_in")
 def test_no_login_and_no_layer_of_a_push_goes_to_an_address_without_tls(
-    name: str, image: str, named: tuple[str, Authority], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    image: str,
+    named: tuple[str, Authority],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     host, authority = named
     with hostile_registry(name=host) as clear, hostile_registry(authority, name=host) as other:
-        docker_configuration(tmp_path / "docker", {other.host: (USER, PASSWORD), clear.host: (USER, PASSWORD)})
+        docker_configuration(
+            tmp_path / "docker", {other.host: (USER, PASSWORD), clear.host: (USER, PASSWORD)}
+        )
         other.login = True
         other.location = lambda own: own.replace(other.url, clear.url)
         assert main(["push", image, "--repository", f"{other.host}/a", "--engine", name]) == 15
@@ -206,9 +235,14 @@ def test_docker_pushes_where_skopeo_is_too_old_for_the_daemon(
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_a_name_of_the_user_s_own_store_stays(name: str, image: str, server: RegistryServer) -> None:
+def test_a_name_of_the_user_s_own_store_stays(
+    name: str, image: str, server: RegistryServer
+) -> None:
     engine = engine_that_answers(name)
-    assert main(["push", image, "--repository", f"{server.host}/a", "--tag", "1", "--engine", name]) == 0
+    assert (
+        main(["push", image, "--repository", f"{server.host}/a", "--tag", "1", "--engine", name])
+        == 0
+    )
     assert engine.inspect(f"{server.host}/a:1") is None
 
 
@@ -229,12 +263,18 @@ def test_a_push_prints_the_address_and_the_name_it_was_sent_under_goes_where_it_
     assert tags - sent == {"v1", claim_tag("v1")}
     assert len(sent) == (0 if deletes else 1)
     assert all(tag in said.err for tag in sent)
-    written = [path.rpartition("/")[2] for method, path, _ in hostile.seen if method == "PUT" and "/manifests/" in path]
+    written = [
+        path.rpartition("/")[2]
+        for method, path, _ in hostile.seen
+        if method == "PUT" and "/manifests/" in path
+    ]
     assert [tag for tag in written if not tag.startswith(SENT)] == [claim_tag("v1"), "v1"]
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_two_pushes_at_once_under_one_fixed_tag(name: str, server: RegistryServer, tmp_path: Path) -> None:
+def test_two_pushes_at_once_under_one_fixed_tag(
+    name: str, server: RegistryServer, tmp_path: Path
+) -> None:
     """Real processes, against a real registry: one gets 0, the other 15 with the digest that is there."""
     engine = engine_that_answers(name)
     references = [f"trainworks-push-{uuid.uuid4().hex[:12]}:1.{number}-cpu" for number in range(2)]
@@ -249,11 +289,16 @@ def test_two_pushes_at_once_under_one_fixed_tag(name: str, server: RegistryServe
         for number in range(5):
             place = f"{server.host}/race/r{number}"
             words = ("--repository", place, "--tag", "v1", "--engine", name)
-            commands = [(sys.executable, str(ROOT / "build.py"), "push", each, *words) for each in references]
+            commands = [
+                (sys.executable, str(ROOT / "build.py"), "push", each, *words)
+                for each in references
+            ]
             with contextlib.ExitStack() as stack:
                 racing = [
                     stack.enter_context(
-                        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                        subprocess.Popen(
+                            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                        )
                     )
                     for command in commands
                 ]
@@ -296,9 +341,13 @@ def test_tags_of_a_day_with_two_contents(
             )
             engine.load(tmp_path / "image.tar")
             tags = tags_for(reference)
-            done.append(push_image(engine, reference, places, tags, registries, os.environ, today=day))
+            done.append(
+                push_image(engine, reference, places, tags, registries, os.environ, today=day)
+            )
         first, second, again = done
-        assert [each.how for each in (*first, *second, *again)] == ["sent", "copied"] * 2 + ["there"] * 2
+        assert [each.how for each in (*first, *second, *again)] == ["sent", "copied"] * 2 + [
+            "there"
+        ] * 2
         assert [each.digest for each in second] == [each.digest for each in again]
         assert first[0].tags == ["1.0-cpu-py311-debian12-20261121", "1.0-cpu-debian12"]
         dated, moving = second[0].tags
@@ -311,8 +360,13 @@ def test_tags_of_a_day_with_two_contents(
         assert digest(first[0].tags[0]) == first[0].digest
         assert digest(dated) == digest(moving) == second[0].digest
         assert first[0].digest != second[0].digest
-        with pytest.raises(RegistryError, match=rf"is another image \({first[0].digest}\), and this tag never moves"):
-            push_image(engine, reference, places, Tags(fixed=(first[0].tags[0],)), registries, os.environ)
+        with pytest.raises(
+            RegistryError,
+            match=rf"is another image \({first[0].digest}\), and this tag never moves",
+        ):
+            push_image(
+                engine, reference, places, Tags(fixed=(first[0].tags[0],)), registries, os.environ
+            )
         assert digest(first[0].tags[0]) == first[0].digest
     finally:
         engine.remove(reference)
@@ -320,7 +374,11 @@ def test_tags_of_a_day_with_two_contents(
 
 @pytest.mark.usefixtures("logged_in")
 def test_one_tag_for_two_architectures(
-    name: str, server: RegistryServer, registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    server: RegistryServer,
+    registries: Registries,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each machine pulls its own image by that tag; a newer image takes the place of the one for its architecture."""
     engine = engine_that_answers(name)
@@ -345,7 +403,14 @@ def test_one_tag_for_two_architectures(
             )
             engine.load(tmp_path / "image.tar")
             references.append(reference)
-            (done,) = push_image(engine, reference, [place], tags_for(reference, shared=[tag]), registries, os.environ)
+            (done,) = push_image(
+                engine,
+                reference,
+                [place],
+                tags_for(reference, shared=[tag]),
+                registries,
+                os.environ,
+            )
             pushed[architecture] = done.digest
             assert done.tags[-1] == tag
             listed = registries.existing(place, tag).listed("manifests")
@@ -357,7 +422,10 @@ def test_one_tag_for_two_architectures(
         both = f"{place}:{tag}"
         newest: dict[Architecture, str] = {"amd64": "0", "arm64": "2"}
         own = next(newest[each] for each in newest if MACHINES[each] == platform.machine())
-        pulls = [([], own), *((["--platform", f"linux/{each}"], value) for each, value in newest.items())]
+        pulls = [
+            ([], own),
+            *((["--platform", f"linux/{each}"], value) for each, value in newest.items()),
+        ]
         for words, value in pulls:
             with empty_store(tmp_path, monkeypatch) as store:
                 subprocess.run(("buildah", *store, "pull", *words, both), check=True, timeout=300)
@@ -369,7 +437,9 @@ def test_one_tag_for_two_architectures(
             engine.remove(reference)
 
 
-@pytest.mark.parametrize("name", [pytest.param(WAYS[0], marks=pytest.mark.core), *WAYS[1:]], indirect=True)
+@pytest.mark.parametrize(
+    "name", [pytest.param(WAYS[0], marks=pytest.mark.core), *WAYS[1:]], indirect=True
+)
 @pytest.mark.usefixtures("logged_in")
 def test_what_either_engine_has_pushed_is_proven_as_pushed(
     name: str, server: RegistryServer, registries: Registries, tmp_path: Path
@@ -381,7 +451,9 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
         pytest.skip("no busybox: `apt-get install busybox-static`")
     rootfs = make_rootfs(tmp_path / "rootfs", program)
     place = f"{server.host}/team/image"
-    references = [f"trainworks-proof-{uuid.uuid4().hex[:12]}:1.0-cpu-py311-debian12" for _ in range(2)]
+    references = [
+        f"trainworks-proof-{uuid.uuid4().hex[:12]}:1.0-cpu-py311-debian12" for _ in range(2)
+    ]
     try:
         images = []
         for reference in references:
@@ -389,11 +461,18 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
             context.mkdir()
             (context / "image").write_text(reference)
             write_archive(
-                rootfs, context / "base.tar", name=f"{reference}-base", environment={}, command=(), created=CREATED
+                rootfs,
+                context / "base.tar",
+                name=f"{reference}-base",
+                environment={},
+                command=(),
+                created=CREATED,
             )
             engine.load(context / "base.tar")
             (context / "Dockerfile").write_text(f"FROM {reference}-base\nCOPY image /image\n")
-            request = BuildRequest(name="image", context=context, tags=(reference,), labels={"same": "labels"})
+            request = BuildRequest(
+                name="image", context=context, tags=(reference,), labels={"same": "labels"}
+            )
             images.append(engine.build(request, lambda _event: None))
         push_image(engine, references[0], [place], Tags(moving=("one",)), registries, os.environ)
         address = pushed_address(f"{place}:one", images[0], registries)
@@ -409,4 +488,11 @@ def test_what_either_engine_has_pushed_is_proven_as_pushed(
 def test_an_image_that_is_not_there(registries: Registries) -> None:
     engine = engine_that_answers("docker")
     with pytest.raises(UnknownNameError, match="docker has no image nobody/made-this:1"):
-        push_image(engine, "nobody/made-this:1", ["127.0.0.1:1/a"], tags_for("nobody/made-this:1"), registries, {})
+        push_image(
+            engine,
+            "nobody/made-this:1",
+            ["127.0.0.1:1/a"],
+            tags_for("nobody/made-this:1"),
+            registries,
+            {},
+        )

@@ -44,7 +44,9 @@ def registry() -> Iterator[Hostile]:
 
 
 def images(mine: Hostile, number: int = 0) -> list[str]:
-    return [str(mine.put_image(NAME, f"{side} {number}".encode(), tag="")["digest"]) for side in HOSTS]
+    return [
+        str(mine.put_image(NAME, f"{side} {number}".encode(), tag="")["digest"]) for side in HOSTS
+    ]
 
 
 def push(
@@ -60,7 +62,12 @@ def push(
     place = mine.host.replace("127.0.0.1", HOSTS[side]) + f"/{NAME}"
     with Registries(HostSettings(pip=PipSettings()), patience=patience) as registries:
         try:
-            return End("", tuple(set_tags(registries, place, registries.existing(place, digest), fixed, moving)))
+            return End(
+                "",
+                tuple(
+                    set_tags(registries, place, registries.existing(place, digest), fixed, moving)
+                ),
+            )
         except RegistryError as error:
             return End(error.message)
 
@@ -149,7 +156,9 @@ def test_a_push_that_comes_at_any_moment_of_another_one(length: int, registry: H
     race(registry, [0] * length + [1] * 200)
 
 
-def meanwhile(mine: Hostile, when: Callable[[Request], bool], what: Callable[[], object], *, after: bool) -> None:
+def meanwhile(
+    mine: Hostile, when: Callable[[Request], bool], what: Callable[[], object], *, after: bool
+) -> None:
     """Do something once, before a request is answered or after it was."""
     armed = [True]
 
@@ -218,7 +227,11 @@ def test_a_push_that_was_ended_with_its_claim_does_not_keep_the_tag(registry: Ho
 
     def cut(request: Request) -> bool:
         kept.append(b"")
-        return side_of(request) == 0 and wants(request, "PUT") and request.answer(403, as_json({"errors": []}))
+        return (
+            side_of(request) == 0
+            and wants(request, "PUT")
+            and request.answer(403, as_json({"errors": []}))
+        )
 
     registry.fault = cut
     assert "permission denied" in push(registry, 0, mine).error
@@ -242,9 +255,13 @@ def test_two_tags_of_two_pushes_go_to_one_of_them(registry: Hostile) -> None:
     assert {tagged(registry, "v1"), tagged(registry, "v2")} == {digests[winner]}
 
 
-@pytest.mark.parametrize("code", ["TAG_INVALID", "ImageTagAlreadyExistsException", "MANIFEST_INVALID"])
+@pytest.mark.parametrize(
+    "code", ["TAG_INVALID", "ImageTagAlreadyExistsException", "MANIFEST_INVALID"]
+)
 @pytest.mark.parametrize("status", [400, 409])
-def test_a_registry_whose_tags_are_immutable_decides_itself(registry: Hostile, status: int, code: str) -> None:
+def test_a_registry_whose_tags_are_immutable_decides_itself(
+    registry: Hostile, status: int, code: str
+) -> None:
     mine, other = images(registry)
     problem = as_json({"errors": [{"code": code, "message": "the tag already exists"}]})
 
@@ -278,7 +295,9 @@ def test_a_moving_tag_that_another_push_moved_is_not_told(registry: Hostile) -> 
 
 
 @pytest.mark.parametrize("reference", ["tag", "digest"])
-def test_a_registry_that_alters_a_manifest_gets_no_image_told(registry: Hostile, reference: str) -> None:
+def test_a_registry_that_alters_a_manifest_gets_no_image_told(
+    registry: Hostile, reference: str
+) -> None:
     mine, _ = images(registry)
     kind, content = registry.manifests[NAME, mine]
     altered = content + b" "
@@ -286,7 +305,11 @@ def test_a_registry_that_alters_a_manifest_gets_no_image_told(registry: Hostile,
     def alter(request: Request) -> bool:
         there = (NAME, TAG) in registry.manifests
         wanted = TAG if reference == "tag" else mine
-        return there and wants(request, "GET", wanted) and request.answer(200, altered, Content_Type=kind)
+        return (
+            there
+            and wants(request, "GET", wanted)
+            and request.answer(200, altered, Content_Type=kind)
+        )
 
     registry.fault = alter
     assert push(registry, 0, mine, patience=Patience(pause=0.02)).error
@@ -298,7 +321,10 @@ ARCHITECTURES = ("amd64", "arm64")
 def built_for(mine: Hostile, architecture: str, number: int = 0) -> str:
     """Have an image for these processors; return its digest."""
     configuration = as_json({"architecture": architecture, "os": "linux", "number": number})
-    config = {**mine.put_blob(NAME, configuration), "mediaType": "application/vnd.oci.image.config.v1+json"}
+    config = {
+        **mine.put_blob(NAME, configuration),
+        "mediaType": "application/vnd.oci.image.config.v1+json",
+    }
     value = {"schemaVersion": 2, "mediaType": IMAGE, "config": config, "layers": []}
     return str(mine.put_manifest(NAME, value)["digest"])
 
@@ -332,7 +358,9 @@ def test_two_architectures_at_once_are_both_in_the_tag(length: int, registry: Ho
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the put", "after the put"])
-def test_an_image_that_another_push_replaced_in_the_list_is_not_told(registry: Hostile, *, after: bool) -> None:
+def test_an_image_that_another_push_replaced_in_the_list_is_not_told(
+    registry: Hostile, *, after: bool
+) -> None:
     first, second = (built_for(registry, "amd64", number) for number in range(2))
     ends: list[bool] = []
     meanwhile(

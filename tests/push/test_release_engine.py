@@ -20,17 +20,24 @@ STEPS = ["build", "jobs", "scan"]
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_a_release_that_was_killed_goes_on_where_it_was(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_release_that_was_killed_goes_on_where_it_was(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     engine_that_answers("docker")
     root, results = copied_checkout(tmp_path / "root"), tmp_path / "results"
     program = (sys.executable, str(ROOT / "tools" / "release"))
     listed = subprocess.run(
-        (*program, "--list", "--only", "pytorch-*-cpu-*"), check=True, capture_output=True, text=True
+        (*program, "--list", "--only", "pytorch-*-cpu-*"),
+        check=True,
+        capture_output=True,
+        text=True,
     )
     (target,) = json.loads(listed.stdout)
     options = ("--root", str(root), "--results", str(results), "--keep")
     command = (*program, "--repository", f"{server.host}/team/pytorch", "--only", target, *options)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as first:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as first:
         assert first.stdout is not None
         assert f"{target}: jobs\n" in first.stdout, "it ended before its jobs"
         os.killpg(first.pid, signal.SIGKILL)
@@ -44,7 +51,9 @@ def test_a_release_that_was_killed_goes_on_where_it_was(server: RegistryServer, 
     (pushed,) = json.loads((results / target / "push.json").read_text(encoding="utf-8"))["pushed"]
     assert target in pushed["tags"]
     bill = json.loads((results / target / "sbom.cdx.json").read_text(encoding="utf-8"))
-    assert pushed["digest"].replace(":", "%3A") in bill["metadata"]["component"]["purl"].replace(":", "%3A")
+    assert pushed["digest"].replace(":", "%3A") in bill["metadata"]["component"]["purl"].replace(
+        ":", "%3A"
+    )
     page = (results / "index.html").read_text(encoding="utf-8")
     assert target.rpartition("-cpu-")[0] in page
     assert f"docker pull {pushed['image_uri']}" in page

@@ -24,7 +24,13 @@ pytestmark = pytest.mark.engine
 
 
 def sign_released(root: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, str(root / "tools" / "sign-released"), "--results", str(results), *words)
+    command = (
+        sys.executable,
+        str(root / "tools" / "sign-released"),
+        "--results",
+        str(results),
+        *words,
+    )
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -35,7 +41,11 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
     monkeypatch.setenv("COSIGN_PASSWORD", "")
     prefix = tmp_path / "release"
-    subprocess.run(("cosign", "generate-key-pair", f"--output-key-prefix={prefix}"), check=True, capture_output=True)
+    subprocess.run(
+        ("cosign", "generate-key-pair", f"--output-key-prefix={prefix}"),
+        check=True,
+        capture_output=True,
+    )
     return prefix.with_suffix(".key")
 
 
@@ -61,10 +71,18 @@ def results(facts: Facts, address: str, tmp_path: Path) -> Path:
 
 def attestations(address: str, key: Path) -> str:
     """Return what cosign prints of the attestations that it accepts."""
-    words = ("cosign", "verify-attestation", "--insecure-ignore-tlog", "--key", str(key.with_suffix(".pub")))
+    words = (
+        "cosign",
+        "verify-attestation",
+        "--insecure-ignore-tlog",
+        "--key",
+        str(key.with_suffix(".pub")),
+    )
     printed = ""
     for kind in TYPES:
-        done = subprocess.run((*words, "--type", kind, address), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            (*words, "--type", kind, address), capture_output=True, text=True, check=False
+        )
         printed += done.stdout
     return printed
 
@@ -74,18 +92,29 @@ def test_verify_accepts_what_was_signed_and_refuses_what_was_changed(
 ) -> None:
     done = sign_released(root, results, "--key", str(key))
     assert (done.returncode, done.stdout) == (0, f"signed: {address}\n"), done.stderr
-    signature = ("cosign", "verify", "--insecure-ignore-tlog", "--key", str(key.with_suffix(".pub")), address)
+    signature = (
+        "cosign",
+        "verify",
+        "--insecure-ignore-tlog",
+        "--key",
+        str(key.with_suffix(".pub")),
+        address,
+    )
     assert subprocess.run(signature, capture_output=True, check=False).returncode == 0
     proven = tmp_path / "proven.jsonl"
     proven.write_text(attestations(address, key), encoding="utf-8")
     assert main(["verify", address, str(proven), "--builder", "https://ci.example/builder"]) == 0
     # The same documents, after a byte of each blob in the registry was changed: cosign accepts none of them.
-    hostile.blobs = {digest: blob[:-1] + bytes([blob[-1] ^ 1]) for digest, blob in hostile.blobs.items()}
+    hostile.blobs = {
+        digest: blob[:-1] + bytes([blob[-1] ^ 1]) for digest, blob in hostile.blobs.items()
+    }
     proven.write_text(attestations(address, key), encoding="utf-8")
     assert main(["verify", address, str(proven)]) == ProofError.exit_status
 
 
-def test_an_image_without_its_documents_is_not_signed(root: Path, results: Path, key: Path, hostile: Hostile) -> None:
+def test_an_image_without_its_documents_is_not_signed(
+    root: Path, results: Path, key: Path, hostile: Hostile
+) -> None:
     (results / "pytorch-tiny" / "provenance.json").unlink()
     before = set(hostile.blobs)
     done = sign_released(root, results, "--key", str(key))
@@ -112,7 +141,11 @@ def test_a_release_that_pushed_nothing_is_an_error(root: Path, tmp_path: Path, k
 def test_without_cosign_that_is_said(root: Path, results: Path) -> None:
     command = (sys.executable, str(root / "tools" / "sign-released"), "--results", str(results))
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": "/nonexistent"}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": "/nonexistent"},
     )
     assert done.returncode == 1
     assert done.stderr.startswith("sign-released: cosign is not installed")

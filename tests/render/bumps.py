@@ -16,7 +16,11 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
     """Return facts in which one component of one target has another version, in its row and in what is downloaded."""
     name = facts.name_of(row)
     lock = facts.locks[name]
-    step = next(step for step in make_plan(request_for(row, facts), facts).steps if step.component == component)
+    step = next(
+        step
+        for step in make_plan(request_for(row, facts), facts).steps
+        if step.component == component
+    )
     version = f"{step.version}{NEWER}"
 
     def other_file(package: LockedPackage) -> LockedPackage:
@@ -30,7 +34,10 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
     return replace(
         facts,
         targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
-        artifacts=(*facts.artifacts, *(_newer(artifact, version) for artifact in step.artifacts[:1])),
+        artifacts=(
+            *facts.artifacts,
+            *(_newer(artifact, version) for artifact in step.artifacts[:1]),
+        ),
         locks={**facts.locks, name: replace(lock, packages=tuple(map(other_file, lock.packages)))},
     )
 

@@ -22,7 +22,10 @@ def write_wheel(folder: Path) -> str:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("demo.py", "")
         archive.writestr("demo-1.0.dist-info/METADATA", metadata)
-        archive.writestr("demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "demo-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("demo-1.0.dist-info/RECORD", "demo.py,,\n")
     return f"demo==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
@@ -30,7 +33,9 @@ def write_wheel(folder: Path) -> str:
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason=f"this Python is not older than {WANTS}")
 def test_an_older_python_installs_what_the_image_s_python_needs(root: Path, tmp_path: Path) -> None:
     golden = root / "tests/golden/render/pytorch-2.15.0-cu132-py313-debian13/Dockerfile"
-    (line,) = re.findall(r"python3 -m (pip install .*?)\n[A-Z]", golden.read_text(encoding="utf-8"), re.DOTALL)
+    (line,) = re.findall(
+        r"python3 -m (pip install .*?)\n[A-Z]", golden.read_text(encoding="utf-8"), re.DOTALL
+    )
     (tmp_path / "wheels").mkdir()
     (tmp_path / "constraints.txt").write_text(write_wheel(tmp_path / "wheels"), encoding="utf-8")
     places = {
@@ -40,6 +45,8 @@ def test_an_older_python_installs_what_the_image_s_python_needs(root: Path, tmp_
     }
     words = [places.get(word, word) for word in shlex.split(line.replace("\\\n", " "))]
     assert set(places.values()) < set(words)
-    done = subprocess.run([sys.executable, "-m", *words, "--no-index"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--no-index"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "lib" / "demo.py").exists()

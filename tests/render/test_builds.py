@@ -30,7 +30,9 @@ CU121 = "pytorch-2.4.1-cu121-py311-debian12"
 
 
 def built(target: str, inputs: str) -> Built:
-    return Built(target=target, inputs=inputs, engine="docker", date="2026-11-22", megabytes=1000, seconds=9)
+    return Built(
+        target=target, inputs=inputs, engine="docker", date="2026-11-22", megabytes=1000, seconds=9
+    )
 
 
 def digests(facts: Facts) -> dict[str, str]:
@@ -44,7 +46,9 @@ def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a copy of the checkout in which two targets were built as they are, and no other ever."""
     folder = tmp_path_factory.mktemp("recorded")
     for name in FOLDERS:
-        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     (folder / "images" / "built.toml").unlink()
     for name, inputs in digests(load(folder)).items():
         record(built(name, inputs), (CPU, CU121), folder, os.environ)
@@ -57,10 +61,14 @@ def built_today(recorded: Path, tmp_path: Path) -> Path:
     return shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
 
 
-def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_builds_of_todays_recipes_count(
+    built_today: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     facts = load(built_today)
     assert current_builds(facts).keys() == {CPU, CU121}
-    assert list_text(facts.targets, facts, current_builds(facts)).count("  2026-11-22, 1000 MB\n") == 2
+    assert (
+        list_text(facts.targets, facts, current_builds(facts)).count("  2026-11-22, 1000 MB\n") == 2
+    )
     assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
     rows = {row["name"]: row["built"] for row in json.loads(capsys.readouterr().out)}
     assert {name for name, row in rows.items() if row} == {CPU, CU121}
@@ -79,9 +87,20 @@ def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.Captur
         (f"images/lock/{CPU}.toml", r'sha256 = "\w+"', f'sha256 = "{"1" * 64}"', {CU121}),
         ("images/pytorch.toml", "^# ", "# What decides no image: ", {CPU, CU121}),
     ],
-    ids=["recipe", "launcher", "entry point", "smdistributed", "its programs", "instance", "lock", "comment"],
+    ids=[
+        "recipe",
+        "launcher",
+        "entry point",
+        "smdistributed",
+        "its programs",
+        "instance",
+        "lock",
+        "comment",
+    ],
 )
-def test_builds_of_other_inputs_do_not(file: str, old: str, new: str, still: set[str], built_today: Path) -> None:
+def test_builds_of_other_inputs_do_not(
+    file: str, old: str, new: str, still: set[str], built_today: Path
+) -> None:
     path = built_today / file
     text, changes = re.subn(old, new, path.read_text(encoding="utf-8"), count=1)
     path.write_text(text, encoding="utf-8")
@@ -89,7 +108,10 @@ def test_builds_of_other_inputs_do_not(file: str, old: str, new: str, still: set
     assert changes == 1
     assert current_builds(facts).keys() == still
     older = 2 - len(still)
-    assert list_text(facts.targets, facts, current_builds(facts)).count("  older, 2026-11-22\n") == older
+    assert (
+        list_text(facts.targets, facts, current_builds(facts)).count("  older, 2026-11-22\n")
+        == older
+    )
 
 
 HTOP = """
@@ -103,7 +125,9 @@ source = "Debian archive: htop"
 """The row of a component that no target has by default."""
 
 
-def test_a_component_that_no_target_has_changes_no_image_and_makes_no_build_an_older_one(built_today: Path) -> None:
+def test_a_component_that_no_target_has_changes_no_image_and_makes_no_build_an_older_one(
+    built_today: Path,
+) -> None:
     def renderings() -> list[tuple[str, str]]:
         facts = load(built_today)
         plans = [plan_row(row, facts) for row in facts.targets]
@@ -139,7 +163,10 @@ def test_the_digest_is_the_same_on_every_machine(facts: Facts, built_today: Path
 def test_builds_that_end_at_once_are_all_recorded(built_today: Path) -> None:
     names = sorted(load(built_today).locks)
     writers = [
-        Thread(target=record, args=(built(name, f"sha256:{number:064x}"), names, built_today, os.environ))
+        Thread(
+            target=record,
+            args=(built(name, f"sha256:{number:064x}"), names, built_today, os.environ),
+        )
         for number, name in enumerate(names)
     ]
     for writer in writers:
@@ -153,7 +180,15 @@ def test_builds_that_end_at_once_are_all_recorded(built_today: Path) -> None:
 
 def test_the_record_does_not_make_the_sources_of_an_image_changed(built_today: Path) -> None:
     """A release is built with `--record` and proven afterwards: its provenance names the commit, without changes."""
-    git = ("git", "-C", str(built_today), "-c", "user.name=test", "-c", "user.email=test@example.com")
+    git = (
+        "git",
+        "-C",
+        str(built_today),
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.com",
+    )
     for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
         subprocess.run((*git, *words), check=True)
     record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
@@ -163,9 +198,21 @@ def test_the_record_does_not_make_the_sources_of_an_image_changed(built_today: P
     assert read_checkout(built_today, ()).changed
 
 
-def test_a_variant_is_not_recorded_as_the_target(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variant_is_not_recorded_as_the_target(
+    built_today: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (built_today / "images" / "built.toml").read_bytes()
-    line = ["--root", str(built_today), "--framework", "pytorch", "--cuda", "cpu", "--without", "mpi4py", "--record"]
+    line = [
+        "--root",
+        str(built_today),
+        "--framework",
+        "pytorch",
+        "--cuda",
+        "cpu",
+        "--without",
+        "mpi4py",
+        "--record",
+    ]
     assert main(line) == 9
     assert f"this image is a variant of {CPU}" in capsys.readouterr().err
     assert main([*line, "--until", "build"]) == 2
@@ -175,7 +222,9 @@ def test_a_variant_is_not_recorded_as_the_target(built_today: Path, capsys: pyte
 
 def test_the_record_of_a_target_that_is_gone_goes_with_the_next_build(built_today: Path) -> None:
     path = built_today / "images" / "built.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace(CU121, "pytorch-0.1"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(CU121, "pytorch-0.1"), encoding="utf-8"
+    )
     assert current_builds(load(built_today)).keys() == {CPU}
     record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
     assert [(row.target, row.inputs[-1]) for row in load(built_today).built] == [(CPU, "0")]
@@ -183,7 +232,9 @@ def test_the_record_of_a_target_that_is_gone_goes_with_the_next_build(built_toda
 
 def test_a_record_without_a_digest_is_named(built_today: Path) -> None:
     path = built_today / "images" / "built.toml"
-    path.write_text(path.read_text(encoding="utf-8").replace("sha256:", "sha1:", 1), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("sha256:", "sha1:", 1), encoding="utf-8"
+    )
     with pytest.raises(FactsError, match=r"images/built.toml: built 1: key 'inputs': 'sha1:"):
         load(built_today)
 

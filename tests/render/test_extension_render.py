@@ -37,7 +37,10 @@ OURS = ExtendedBase(
     version="3.11",
     glibc="2.36",
     machine="x86_64",
-    environment={"PATH": "/opt/venv/bin:/opt/ml/code:/usr/bin", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code"},
+    environment={
+        "PATH": "/opt/venv/bin:/opt/ml/code:/usr/bin",
+        "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
+    },
     distributions=(BaseDistribution(name="torch", version="2.13.0+cpu"),),
     distribution="debian",
     suite="bookworm",
@@ -53,7 +56,12 @@ AWS = replace(
 
 
 SOURCES = (
-    WheelSource(archive=b"one", origin="git+https://git.example/lib@v1", subdirectory="python", extras="[all]"),
+    WheelSource(
+        archive=b"one",
+        origin="git+https://git.example/lib@v1",
+        subdirectory="python",
+        extras="[all]",
+    ),
     WheelSource(archive=b"two", origin="--source"),
     WheelSource(archive=b"three", origin="./fused", name="fused"),
 )
@@ -66,7 +74,9 @@ BENCH = Workbench(
 )
 
 
-def plan_of(base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False) -> ExtensionPlan:
+def plan_of(
+    base: ExtendedBase, *, requirements: str = REQUIREMENTS, project: bool = False
+) -> ExtensionPlan:
     return make_extension(
         tag="my/train:1",
         base=base,
@@ -132,12 +142,24 @@ def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Renderin
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
     used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
     # What is installed first has a Dockerfile of its own.
-    paths = [file.path for file in rendering.files if not file.path.startswith(("files/", "packages/"))]
-    assert [path for path in paths if not any(path == each or path.startswith(f"{each}/") for each in used)] == []
-    assert [each for each in used if not any(path == each or path.startswith(f"{each}/") for path in paths)] == []
+    paths = [
+        file.path for file in rendering.files if not file.path.startswith(("files/", "packages/"))
+    ]
+    assert [
+        path
+        for path in paths
+        if not any(path == each or path.startswith(f"{each}/") for each in used)
+    ] == []
+    assert [
+        each
+        for each in used
+        if not any(path == each or path.startswith(f"{each}/") for path in paths)
+    ] == []
 
 
-def test_a_step_that_runs_code_of_others_has_no_secret(rendering: Rendering, recipes: Recipes) -> None:
+def test_a_step_that_runs_code_of_others_has_no_secret(
+    rendering: Rendering, recipes: Recipes
+) -> None:
     asked = [render_question(PLANS["project"], recipes, each) for each in QUESTIONS.values()]
     for text in (each.dockerfile for each in (rendering, *asked)):
         assert "secret," not in text
@@ -183,7 +205,9 @@ def test_only_portable_instructions(rendering: Rendering) -> None:
 def test_another_base_of_the_same_name_gives_another_digest(recipes: Recipes) -> None:
     """Else an image would be taken for unchanged when its base was built again."""
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
-    assert render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
+    assert (
+        render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
+    )
 
 
 def test_the_marker_has_every_file_of_the_code(recipes: Recipes) -> None:
@@ -191,10 +215,16 @@ def test_the_marker_has_every_file_of_the_code(recipes: Recipes) -> None:
     files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
     marker = json.loads(files["code/.trainworks-installed"])
     assert marker["installed"] == ["requirements.txt", "setup.py"]
-    code = {name.removeprefix("code/"): text for name, text in files.items() if name.startswith("code/")}
+    code = {
+        name.removeprefix("code/"): text for name, text in files.items() if name.startswith("code/")
+    }
     del code[".trainworks-installed"]
-    assert marker["files"] == {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
-    assert "code/.trainworks-installed" not in {file.path for file in render_extension(PLANS["ours"], recipes).files}
+    assert marker["files"] == {
+        name: hashlib.sha256(text).hexdigest() for name, text in code.items()
+    }
+    assert "code/.trainworks-installed" not in {
+        file.path for file in render_extension(PLANS["ours"], recipes).files
+    }
 
 
 @pytest.mark.parametrize("name", PLANS)

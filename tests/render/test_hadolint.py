@@ -35,13 +35,23 @@ def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
     while missing:
         name = max(instructions, key=lambda name: len(instructions[name].keys() & missing))
         parts = instructions[name].items()
-        chosen[name] = "\n".join(each for plain, each in parts if plain in missing or not each.startswith("RUN "))
+        chosen[name] = "\n".join(
+            each for plain, each in parts if plain in missing or not each.startswith("RUN ")
+        )
         missing -= instructions[name].keys()
     return chosen
 
 
 def findings(root: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    argv = [str(HADOLINT), "--config", str(root / ".hadolint.yaml"), "--no-fail", "--format", "json", *map(str, paths)]
+    argv = [
+        str(HADOLINT),
+        "--config",
+        str(root / ".hadolint.yaml"),
+        "--no-fail",
+        "--format",
+        "json",
+        *map(str, paths),
+    ]
     done = subprocess.run(argv, cwd=root, capture_output=True, check=True, text=True, timeout=300)
     return list(json.loads(done.stdout))
 
@@ -49,7 +59,10 @@ def findings(root: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def rendered(root: Path, facts: Facts) -> Mapping[str, str]:
     """Give the Dockerfile of every target, and those of the extensions that are golden files."""
-    targets = {facts.name_of(row): render(plan_row(row, facts), facts, check=False).dockerfile for row in facts.targets}
+    targets = {
+        facts.name_of(row): render(plan_row(row, facts), facts, check=False).dockerfile
+        for row in facts.targets
+    }
     extensions = (root / "tests" / "golden" / "extend").glob("*/Dockerfile")
     return targets | {path.parent.name: path.read_text(encoding="utf-8") for path in extensions}
 

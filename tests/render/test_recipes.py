@@ -87,7 +87,9 @@ def test_golden_problems_of_recipes(facts: Facts, golden: Callable[[str, str], N
         with pytest.raises(RecipeError) as caught:
             render_with(facts, component, text)
         # A longer message goes on with Jinja's own words.
-        lines.append(f"{what}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n")
+        lines.append(
+            f"{what}\n  {re.sub(r'j2, line [0-9]+', 'j2, line N', caught.value.message)[:140]}\n"
+        )
         lines += [f"  hint: {caught.value.hint[:50]}\n"] if caught.value.hint else []
     golden("facts/recipes.txt", "".join(lines))
 
@@ -117,13 +119,18 @@ def test_a_line_break_in_the_environment_is_refused(facts: Facts) -> None:
     """Where a value did not come through `load`, which refuses it in a row: in quotes it would still end the line."""
     recipe = replace(facts.recipes["metis"], environment={"EVIL": "x\nRUN curl evil"})
     spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})
-    with pytest.raises(RecipeError, match=r"\Atemplates/Dockerfile\.j2: line \d+: 'x\\nRUN curl evil' has a control"):
+    with pytest.raises(
+        RecipeError,
+        match=r"\Atemplates/Dockerfile\.j2: line \d+: 'x\\nRUN curl evil' has a control",
+    ):
         render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)
 
 
 def test_what_a_recipe_copies_has_to_be_there(facts: Facts) -> None:
     gone = ("files/compiler/compile-a-model", "files/system/", "launcher/trainworks_launcher/")
-    left = replace(facts, files=tuple(file for file in facts.files if not file.path.startswith(gone)))
+    left = replace(
+        facts, files=tuple(file for file in facts.files if not file.path.startswith(gone))
+    )
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
     with pytest.raises(RecipeError) as caught:
         render(plan, left)

@@ -47,7 +47,11 @@ DIGESTS = "render/digests.txt"
 
 def packages_text(plan: ImagePlan) -> str:
     """Return which component installs which distribution (hashes stand in the lock)."""
-    return "".join(f"{step.component}: {file.name} {file.version}\n" for step in plan.steps for file in step.python)
+    return "".join(
+        f"{step.component}: {file.name} {file.version}\n"
+        for step in plan.steps
+        for file in step.python
+    )
 
 
 def digest(text: str) -> str:
@@ -96,12 +100,19 @@ if the change is meant: `make golden`, then read `git diff tests/golden`"""
 
 
 def test_every_golden_folder_is_a_whole_target(root: Path) -> None:
-    assert {path.name for path in (root / "tests" / "golden" / "render").iterdir()} == {*WHOLE, "digests.txt"}
+    assert {path.name for path in (root / "tests" / "golden" / "render").iterdir()} == {
+        *WHOLE,
+        "digests.txt",
+    }
 
 
 def instructions(dockerfile: str) -> list[str]:
     """Return the instructions, each as one line without its comments."""
-    lines = [line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line
+        for line in dockerfile.splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     return "\n".join(lines).replace("\\\n", " ").splitlines()
 
 
@@ -110,7 +121,9 @@ ALLOWED = ("FROM", "RUN", "COPY", "ENV", "LABEL", "WORKDIR", "ENTRYPOINT", "CMD"
 NOT_PORTABLE = {
     "a heredoc": re.compile(r"<<-?['\"]?[A-Za-z_]"),
     "a syntax line": re.compile(r"^#\s*(syntax|escape|check)\s*=", re.IGNORECASE | re.MULTILINE),
-    "COPY --link, --parents, --exclude": re.compile(r"^COPY .*--(link|parents|exclude)", re.MULTILINE),
+    "COPY --link, --parents, --exclude": re.compile(
+        r"^COPY .*--(link|parents|exclude)", re.MULTILINE
+    ),
     "network or security modes": re.compile(r"--(network|security)="),
 }
 """What an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
@@ -120,12 +133,20 @@ def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rend
     for name, rendering in renderings.items():
         words = {line.split(" ", 1)[0] for line in instructions(rendering.dockerfile)}
         assert words <= set(ALLOWED), name
-        found = [what for what, pattern in NOT_PORTABLE.items() if pattern.search(rendering.dockerfile)]
+        found = [
+            what for what, pattern in NOT_PORTABLE.items() if pattern.search(rendering.dockerfile)
+        ]
         assert found == [], name
 
 
 @pytest.mark.parametrize(
-    "text", ["RUN cat <<EOF\nEOF", "# syntax=docker/dockerfile:1", "COPY --link a b", "RUN --network=none true"]
+    "text",
+    [
+        "RUN cat <<EOF\nEOF",
+        "# syntax=docker/dockerfile:1",
+        "COPY --link a b",
+        "RUN --network=none true",
+    ],
 )
 def test_what_is_not_portable_would_be_seen(text: str) -> None:
     assert [what for what, pattern in NOT_PORTABLE.items() if pattern.search(text)] != []
@@ -156,10 +177,14 @@ def test_what_one_part_downloads_has_names_of_its_own(plans: Mapping[str, ImageP
     steps = [step for plan in plans.values() for step in plan.steps if len(step.artifacts) > 1]
     assert steps
     for step in steps:
-        assert len({artifact.file for artifact in step.artifacts}) == len(step.artifacts), step.component
+        assert len({artifact.file for artifact in step.artifacts}) == len(step.artifacts), (
+            step.component
+        )
 
 
-def test_what_is_copied_is_there_and_what_is_there_is_copied(renderings: Mapping[str, Rendering]) -> None:
+def test_what_is_copied_is_there_and_what_is_there_is_copied(
+    renderings: Mapping[str, Rendering],
+) -> None:
     for name, rendering in renderings.items():
         paths = {file.path for file in rendering.files}
         used = set()
@@ -175,7 +200,9 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
 ) -> None:
     for name, rendering in renderings.items():
         plan = plans[name]
-        known = list(dict.fromkeys([plan.image, *([plan.builder_image] if plan.builder_image else [])]))
+        known = list(
+            dict.fromkeys([plan.image, *([plan.builder_image] if plan.builder_image else [])])
+        )
         used = set()
         for line in instructions(rendering.dockerfile):
             if match := re.match(r"FROM (\S+) AS (\S+)", line):
@@ -205,9 +232,15 @@ def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
             for stage in re.findall(r"from=([^\s,]+)", line):
                 copied.setdefault(component, set()).add(rendering.stage_components[stage])
         said = {
-            step.component: set(step.builds_with) for step in plans[name].steps if step.builds_with and step.in_image
+            step.component: set(step.builds_with)
+            for step in plans[name].steps
+            if step.builds_with and step.in_image
         }
-        found = {each: stages - {each} for each, stages in copied.items() if each not in ("image", "builder")}
+        found = {
+            each: stages - {each}
+            for each, stages in copied.items()
+            if each not in ("image", "builder")
+        }
         # A part that another one brings along has no stage of its own, and is as old as that one.
         without_stage = {each for each in said if each not in rendering.stage_components.values()}
         assert {each: stages for each, stages in found.items() if stages} == {
@@ -229,7 +262,9 @@ def test_every_requirement_is_pinned_and_hashed(renderings: Mapping[str, Renderi
         for file in rendering.files:
             if file.path.startswith("requirements/"):
                 line = archive if file.path.endswith("-archives.txt") else wheel
-                assert all(line.fullmatch(text) for text in file.content.decode().splitlines()), file.path
+                assert all(line.fullmatch(text) for text in file.content.decode().splitlines()), (
+                    file.path
+                )
 
 
 def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
@@ -244,19 +279,30 @@ def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
             continue
         largest = max(sizes.values())
         for step in (step for step in steps if step.python):
-            owned = [stage for stage, owner in rendering.stage_components.items() if owner == step.component]
+            owned = [
+                stage
+                for stage, owner in rendering.stage_components.items()
+                if owner == step.component
+            ]
             stages = [stage for stage in owned if not stage.endswith("-archives")]
             contents = {file.path: file.content.decode() for file in rendering.files}
             # What is built of source archives is in the layer of the wheels beside them.
-            lists = {stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt") for stage in stages}
+            lists = {
+                stage: (f"requirements/{stage}.txt", f"requirements/{stage}-archives.txt")
+                for stage in stages
+            }
             texts = ["".join(contents.get(path, "") for path in paths) for paths in lists.values()]
             layers = [re.findall(r"\b[0-9a-f]{64}\b", text) for text in texts if text]
             # Each wheel is in one layer, and each layer is copied.
-            assert sorted(each for layer in layers for each in layer) == sorted(each.sha256 for each in step.python)
-            assert all(f"COPY --from={stage} " in rendering.dockerfile for stage in stages), f"{name} {stages}"
-            assert max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest, (
-                f"{name} {step.component}"
+            assert sorted(each for layer in layers for each in layer) == sorted(
+                each.sha256 for each in step.python
             )
+            assert all(f"COPY --from={stage} " in rendering.dockerfile for stage in stages), (
+                f"{name} {stages}"
+            )
+            assert (
+                max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest
+            ), f"{name} {step.component}"
             divided |= {step.component} if len(layers) > 1 else set()
         # Docker takes at most 127, those of the base image and of what people build on top with them.
         image = rendering.dockerfile.rpartition("\nFROM ")[2]
@@ -269,10 +315,19 @@ def test_a_second_target_sends_little_but_its_own_wheels(
 ) -> None:
     """Whoever pushes or pulls a target after another one with the same Python: its layers beside the wheels it adds."""
     layers: dict[str, set[frozenset[str]]] = {}
-    sizes = {package.sha256: package.size for plan in plans.values() for step in plan.steps for package in step.python}
+    sizes = {
+        package.sha256: package.size
+        for plan in plans.values()
+        for step in plan.steps
+        for package in step.python
+    }
     for name, rendering in renderings.items():
         outside = {step.component for step in plans[name].steps if not step.in_image}
-        stages = {f"requirements/{stage}.txt" for stage, of in rendering.stage_components.items() if of not in outside}
+        stages = {
+            f"requirements/{stage}.txt"
+            for stage, of in rendering.stage_components.items()
+            if of not in outside
+        }
         texts = [file.content.decode() for file in rendering.files if file.path in stages]
         layers[name] = {frozenset(re.findall(r"sha256:(\w+)", text)) for text in texts}
     neighbours: dict[tuple[str, str], list[str]] = {}
@@ -300,13 +355,20 @@ def test_no_address_and_no_setting_of_this_machine(
             *(
                 file.content.decode().replace(index, "")
                 for file in rendering.files
-                if "launcher" not in file.path and not re.fullmatch(r"artifacts/[\w-]+\.txt|.*/LICENSE", file.path)
+                if "launcher" not in file.path
+                and not re.fullmatch(r"artifacts/[\w-]+\.txt|.*/LICENSE", file.path)
             ),
         ]
-        assert [text for text in texts if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)] == []
+        assert [
+            text
+            for text in texts
+            if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)
+        ] == []
 
 
-def test_every_image_has_the_launcher_without_preflight(renderings: Mapping[str, Rendering]) -> None:
+def test_every_image_has_the_launcher_without_preflight(
+    renderings: Mapping[str, Rendering],
+) -> None:
     for rendering in renderings.values():
         paths = [file.path for file in rendering.files if file.path.startswith("launcher/")]
         assert "launcher/trainworks_launcher/command/cli.py" in paths
@@ -321,11 +383,19 @@ def test_the_manifest_says_what_the_launcher_reads(
         for folder in ("launcher", "smdistributed")
     )
     for name, rendering in renderings.items():
-        manifest = json.loads(next(file.content for file in rendering.files if file.path == "image.json"))
+        manifest = json.loads(
+            next(file.content for file in rendering.files if file.path == "image.json")
+        )
         assert manifest["schema"] == 1
         assert manifest["name"] == name
-        versions = {step.component: step.version for step in plans[name].steps if step.version and step.in_image}
-        assert {component: row["version"] for component, row in manifest["components"].items()} == versions
+        versions = {
+            step.component: step.version
+            for step in plans[name].steps
+            if step.version and step.in_image
+        }
+        assert {
+            component: row["version"] for component, row in manifest["components"].items()
+        } == versions
         assert versions["launcher"] == own
         if "trainworks-smdistributed" in manifest["protected"]:
             assert versions["smp"] == versions["smddp"] == smdistributed
@@ -341,7 +411,11 @@ def test_login_shells_and_ssh_have_the_environment_without_the_devices(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
     for name, rendering in renderings.items():
-        texts = {file.path: file.content.decode() for file in rendering.files if file.path.startswith("shells/")}
+        texts = {
+            file.path: file.content.decode()
+            for file in rendering.files
+            if file.path.startswith("shells/")
+        }
         assert texts.keys() == {"shells/profile.sh", "shells/sshd.conf"}, name
         for text in texts.values():
             assert plans[name].environment["PATH"] in text
@@ -353,7 +427,9 @@ def test_login_shells_and_ssh_have_the_environment_without_the_devices(
 
 def sections(dockerfile: str) -> dict[str, str]:
     """Return the text of each stage, with the comment above it, by its component."""
-    starts = [match.start() for match in re.finditer(r"^(# \S+.*\n)?FROM ", dockerfile, re.MULTILINE)]
+    starts = [
+        match.start() for match in re.finditer(r"^(# \S+.*\n)?FROM ", dockerfile, re.MULTILINE)
+    ]
     texts = [dockerfile[start:end] for start, end in pairwise([*starts, len(dockerfile)])]
     named = {re.search(r" AS (\S+)", text): text for text in texts}
     return {match[1]: text for match, text in named.items() if match}
@@ -363,7 +439,11 @@ def versioned(facts: Facts) -> list[tuple[str, str]]:
     cells = []
     for row in [row for row in facts.targets if row.framework == "pytorch"][:3]:
         plan = make_plan(request_for(row, facts), facts)
-        cells += [(facts.name_of(row), step.component) for step in plan.steps if step.python and step.version]
+        cells += [
+            (facts.name_of(row), step.component)
+            for step in plan.steps
+            if step.python and step.version
+        ]
     return cells
 
 
@@ -384,7 +464,10 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         told = {"PYTORCH_VERSION": "torch"}.items() & {(key, component) for key in plan.environment}
         # A component's comment is above the first of its stages.
         first = f"{component}-archives" if f"{component}-archives" in old else component
-        assert [stage for stage in old if old[stage] != new[stage]] == [first, *(["image"] if told else [])]
+        assert [stage for stage in old if old[stage] != new[stage]] == [
+            first,
+            *(["image"] if told else []),
+        ]
         stages = {stage for stage, owner in before.stage_components.items() if owner == component}
         if not told:
             assert instructions(before.dockerfile) == instructions(after.dockerfile)
@@ -422,12 +505,16 @@ def test_what_is_compiled_is_hardened_and_looked_at(
             continue
         stages = re.split(r"^FROM ", renderings[name].dockerfile, flags=re.MULTILINE)
         compiling = {
-            each.split()[2] for each in stages if re.search(r"^[^#]*\b(gcc|make|ninja) [-$]", each, re.MULTILINE)
+            each.split()[2]
+            for each in stages
+            if re.search(r"^[^#]*\b(gcc|make|ninja) [-$]", each, re.MULTILINE)
         }
         looked_at = {check.component for check in plan.checks if check.kind == "hardened-libraries"}
         assert compiling == looked_at, name
         assert all(
-            "-Wl,-z,relro,-z,now" in each for each in stages if each.split()[2:3] and each.split()[2] in compiling
+            "-Wl,-z,relro,-z,now" in each
+            for each in stages
+            if each.split()[2:3] and each.split()[2] in compiling
         )
         seen |= compiling
     assert seen == {"aws-ofi-nccl", "gdrcopy", "hostname-shim", "libfabric-cuda", "rdma-core"}

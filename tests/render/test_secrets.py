@@ -27,7 +27,9 @@ MAY = {
 }
 """Which secrets a step may have, and the one program that it has them for."""
 
-AFTERWARDS = frozenset({"/opt/builder/bin/trim-python-packages", "rm", "mv", "cp", "mkdir", "find", "touch"})
+AFTERWARDS = frozenset(
+    {"/opt/builder/bin/trim-python-packages", "rm", "mv", "cp", "mkdir", "find", "touch"}
+)
 """What may follow in a step with logins: our own, and the distribution's; none of them runs what was downloaded."""
 
 AFTER_APT = AFTERWARDS | {"ldconfig", "/usr/bin/python3", "chmod"}
@@ -40,7 +42,9 @@ def facts(root: Path) -> Facts:
 
 def instructions(text: str) -> Iterator[str]:
     """Yield each instruction in one line, without comments."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
     yield from re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines()
 
 
@@ -74,7 +78,10 @@ def faults(dockerfile: str) -> Iterator[str]:
         if each.startswith("FROM "):
             stage, spoiled = each.split()[-1], ""
         # Of that stage comes a folder of wheels, which are unpacked as any other.
-        if each.startswith("COPY --from=") and each != f"COPY --from={stage}-archives /opt/built /opt/built":
+        if (
+            each.startswith("COPY --from=")
+            and each != f"COPY --from={stage}-archives /opt/built /opt/built"
+        ):
             spoiled = spoiled or each
         if not each.startswith("RUN "):
             continue
@@ -115,7 +122,9 @@ def test_what_has_secrets_runs_no_other_code_in_every_target(facts: Facts) -> No
 
 
 def test_source_archives_are_built_in_a_stage_without_a_secret_after_it_began(facts: Facts) -> None:
-    row = next(row for row in facts.targets if facts.name_of(row) == "pytorch-2.13.0-cpu-py311-debian12")
+    row = next(
+        row for row in facts.targets if facts.name_of(row) == "pytorch-2.13.0-cpu-py311-debian12"
+    )
     rendering = render(plan_row(row, facts), facts)
     text = rendering.dockerfile
     stage = text.partition("FROM builder AS sagemaker-training-archives\n")[2].partition("\n\n")[0]
@@ -124,7 +133,9 @@ def test_source_archives_are_built_in_a_stage_without_a_secret_after_it_began(fa
     assert not SECRET.findall(built)
     assert "/opt/builder/bin/build-archives" in built
     files = {file.path: file.content.decode() for file in rendering.files}
-    assert "sagemaker_training-5.1.4.tar.gz" in files["requirements/sagemaker-training-archives.txt"]
+    assert (
+        "sagemaker_training-5.1.4.tar.gz" in files["requirements/sagemaker-training-archives.txt"]
+    )
     assert "sagemaker-training==" not in files["requirements/sagemaker-training.txt"]
     # uv refuses to build, should a list of wheels have an archive after all.
     assert " --no-build " in files["files/builder/install-python-packages"]
@@ -139,11 +150,19 @@ ARCHIVES = "RUN --mount=type=bind,source=requirements/sagemaker-training-archive
         ("/opt/builder/bin/fetch-archives", "make && /opt/builder/bin/fetch-archives", "runs make"),
         ("    && rm /opt/venv", "    && ./configure && rm /opt/venv", "runs ./configure"),
         ("FROM builder AS torch\n", "FROM builder AS torch\nRUN make\n", "after RUN make"),
-        (ARCHIVES, ARCHIVES.replace("RUN ", "RUN --mount=type=secret,id=netrc "), "no step has these"),
+        (
+            ARCHIVES,
+            ARCHIVES.replace("RUN ", "RUN --mount=type=secret,id=netrc "),
+            "no step has these",
+        ),
     ],
 )
-def test_a_step_that_has_secrets_for_more_is_found(facts: Facts, before: str, after: str, says: str) -> None:
-    row = next(row for row in facts.targets if facts.name_of(row) == "pytorch-2.13.0-cpu-py311-debian12")
+def test_a_step_that_has_secrets_for_more_is_found(
+    facts: Facts, before: str, after: str, says: str
+) -> None:
+    row = next(
+        row for row in facts.targets if facts.name_of(row) == "pytorch-2.13.0-cpu-py311-debian12"
+    )
     text = render(plan_row(row, facts), facts, check=False).dockerfile
     assert not list(faults(text))
     assert before in text

@@ -10,15 +10,24 @@ import pytest
 
 from trainworks.render.shells import render_profile, render_sshd
 
-ODD = {"PATH": "/opt/a b:/usr/bin:/bin", "QUOTED": 'it\'s "so" $HOME `id` \\', "EMPTY": "", "LANG": "C.UTF-8"}
+ODD = {
+    "PATH": "/opt/a b:/usr/bin:/bin",
+    "QUOTED": 'it\'s "so" $HOME `id` \\',
+    "EMPTY": "",
+    "LANG": "C.UTF-8",
+}
 
 
-def after_profile(folder: Path, environment: Mapping[str, str], started_with: Mapping[str, str]) -> dict[str, str]:
+def after_profile(
+    folder: Path, environment: Mapping[str, str], started_with: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment of a shell that has read the profile."""
     profile = folder / "profile.sh"
     profile.write_text(render_profile(environment), encoding="utf-8")
     command = ("/bin/sh", "-euc", '. "$1"; exec /usr/bin/env -0', "sh", str(profile))
-    done = subprocess.run(command, capture_output=True, check=True, env=dict(started_with), timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, check=True, env=dict(started_with), timeout=300
+    )
     return dict(word.split("=", 1) for word in done.stdout.decode().rstrip("\0").split("\0"))
 
 
@@ -29,9 +38,16 @@ def test_every_value_reaches_the_shell_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "found"),
     [
-        pytest.param("LANG", "de_DE.UTF-8", "de_DE.UTF-8", id="what the container was started with counts"),
+        pytest.param(
+            "LANG", "de_DE.UTF-8", "de_DE.UTF-8", id="what the container was started with counts"
+        ),
         pytest.param("LANG", "", "", id="empty is a value too"),
-        pytest.param("PATH", "/usr/local/bin", ODD["PATH"], id="/etc/profile has set PATH before: ours counts"),
+        pytest.param(
+            "PATH",
+            "/usr/local/bin",
+            ODD["PATH"],
+            id="/etc/profile has set PATH before: ours counts",
+        ),
     ],
 )
 def test_what_is_set_already(tmp_path: Path, name: str, given: str, found: str) -> None:

@@ -15,8 +15,20 @@ import pytest
 import requests
 
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--hide-scrollbars",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+    ),
 )
 
 KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Space": " "}
@@ -52,7 +64,10 @@ class Browser:
         actions = []
         for key in keys:
             for character in KEYS.get(key, key) if key in KEYS else key:
-                actions += [{"type": "keyDown", "value": character}, {"type": "keyUp", "value": character}]
+                actions += [
+                    {"type": "keyDown", "value": character},
+                    {"type": "keyUp", "value": character},
+                ]
         self.command("actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
     def choose(self, selector: str, value: str) -> None:
@@ -68,19 +83,30 @@ class Browser:
     def size(self, width: int, height: int) -> None:
         """Be a screen of this size; windows have a least width, phones have less."""
         self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
 
     def colours(self, scheme: str) -> None:
         """Be set to ``dark`` or ``light``."""
-        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.devtools(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def scripts(self, *, on: bool) -> None:
         """Let pages run scripts, or not."""
         self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
 
     def picture(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.client.get(f"{self.session}/screenshot", timeout=300).json()["value"]))
+        path.write_bytes(
+            base64.b64decode(
+                self.client.get(f"{self.session}/screenshot", timeout=300).json()["value"]
+            )
+        )
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         """Return what was logged since the last call: ``browser`` (the console) or ``performance`` (DevTools)."""
@@ -90,7 +116,11 @@ class Browser:
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
-        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
 
 
 @contextmanager
@@ -99,15 +129,21 @@ def browser(folder: Path) -> Iterator[Browser]:
     driver = shutil.which("chromedriver", path="/usr/bin:/usr/local/bin")
     chromium = shutil.which("chromium", path="/usr/bin:/usr/local/bin")
     if driver is None or chromium is None:
-        pytest.skip("NOT TESTED: no chromium and chromedriver here (tools/set-up-peers installs Debian's)")
+        pytest.skip(
+            "NOT TESTED: no chromium and chromedriver here (tools/set-up-peers installs Debian's)"
+        )
     with (
-        subprocess.Popen((driver, "--port=0"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        subprocess.Popen(
+            (driver, "--port=0"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
         requests.Session() as client,
     ):
         try:
             assert process.stdout is not None
             port = next(
-                line.rsplit(" ", 1)[1].strip(".\n") for line in process.stdout if "successfully on port" in line
+                line.rsplit(" ", 1)[1].strip(".\n")
+                for line in process.stdout
+                if "successfully on port" in line
             )
             options = {
                 "binary": chromium,

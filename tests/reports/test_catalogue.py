@@ -55,7 +55,10 @@ def test_what_is_said_of_an_image_is_its_plan(facts: Facts) -> None:
     }
     assert sum(entry.checks.values()) == len(plan.checks)
     assert entry.plan == plan
-    assert (entry.built is not None, bool(entry.older)) == (CPU in current_builds(facts), entry.built is None)
+    assert (entry.built is not None, bool(entry.older)) == (
+        CPU in current_builds(facts),
+        entry.built is None,
+    )
 
 
 def test_what_a_build_downloads_is_a_bar_of_components(facts: Facts, root: Path) -> None:
@@ -70,14 +73,38 @@ def test_what_a_build_downloads_is_a_bar_of_components(facts: Facts, root: Path)
         )
         for n, size in enumerate(sizes)
     )
-    page = render_catalogue((replace(entry, parts=parts),), (root / "templates" / TEMPLATE).read_text("utf-8"))
-    text = re.sub(r"<[^>]+>", " ", page.partition("<p>A build downloads")[2].partition("</div>\n<p class")[2])
+    page = render_catalogue(
+        (replace(entry, parts=parts),), (root / "templates" / TEMPLATE).read_text("utf-8")
+    )
+    text = re.sub(
+        r"<[^>]+>", " ", page.partition("<p>A build downloads")[2].partition("</div>\n<p class")[2]
+    )
     assert "A build downloads 10 MB of Python packages:" in page
     assert text.split("\n")[0].split() == [
-        *('="legend">', "p0", "7", "MB", "p1", "2", "MB", "p2", "600", "kB", "p3", "300", "kB", "p4", "90", "kB"),
+        *(
+            '="legend">',
+            "p0",
+            "7",
+            "MB",
+            "p1",
+            "2",
+            "MB",
+            "p2",
+            "600",
+            "kB",
+            "p3",
+            "300",
+            "kB",
+            "p4",
+            "90",
+            "kB",
+        ),
         *("others", "10", "kB"),
     ]
-    assert re.findall(r"flex:(\d+);opacity:(\d+)%", page)[::5] == [("7000000", "100"), ("10000", "20")]
+    assert re.findall(r"flex:(\d+);opacity:(\d+)%", page)[::5] == [
+        ("7000000", "100"),
+        ("10000", "20"),
+    ]
 
 
 def test_a_target_that_does_not_fit_says_why(facts: Facts) -> None:
@@ -102,7 +129,11 @@ def test_built_targets_come_first(facts: Facts) -> None:
     )
     entries = catalogue_of(replace(facts, built=built))
     assert {entry.name for entry in entries[:2]} == {CPU, CU121}
-    assert [entry.built is not None for entry in entries] == [True, True, *[False] * (len(entries) - 2)]
+    assert [entry.built is not None for entry in entries] == [
+        True,
+        True,
+        *[False] * (len(entries) - 2),
+    ]
 
 
 def test_filters_are_for_what_tells_images_apart(facts: Facts) -> None:
@@ -152,7 +183,9 @@ def test_a_job_names_an_image_by_digest_as_push_prints_it(facts: Facts) -> None:
 def test_what_stands_between_backticks_is_code(facts: Facts) -> None:
     entry = catalogue_of(facts)[0]
     assert entry.plan
-    spoiled = replace(entry, plan=replace(entry.plan, missing=(Missing(component="one", cost="`a < b` fails"),)))
+    spoiled = replace(
+        entry, plan=replace(entry.plan, missing=(Missing(component="one", cost="`a < b` fails"),))
+    )
     text = render_catalogue((spoiled,), facts.templates[TEMPLATE])
     assert "<li><strong>one</strong>: <code>a &lt; b</code> fails</li>" in text
 
@@ -186,7 +219,9 @@ def test_the_command_writes_the_file_or_says_why_not(
 def address(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the page as a file, as a person opens it."""
     file = tmp_path_factory.mktemp("catalogue") / "catalogue.html"
-    file.write_text(render_catalogue(catalogue_of(facts), facts.templates[TEMPLATE]), encoding="utf-8")
+    file.write_text(
+        render_catalogue(catalogue_of(facts), facts.templates[TEMPLATE]), encoding="utf-8"
+    )
     return file.as_uri()
 
 
@@ -219,7 +254,9 @@ SHOWN = (
 COUNT = "return document.getElementById('count').textContent"
 FOCUS = "return document.activeElement.id || document.activeElement.textContent.trim()"
 CLOSED = "!document.querySelector('dialog').open && document.activeElement.closest('.images')"
-OPENED = "const d = document.querySelector('dialog'); return d.open ? d.querySelector('article').id : ''"
+OPENED = (
+    "const d = document.querySelector('dialog'); return d.open ? d.querySelector('article').id : ''"
+)
 
 
 @pytest.mark.engine
@@ -230,7 +267,9 @@ def test_search_narrows_and_filters_combine(page: Browser, facts: Facts) -> None
     page.run("document.getElementById('search').focus()")
     page.press("PyTorch-2.4.1 Debian12")
     assert page.run(SHOWN) == [
-        name for name in everything if name.startswith("pytorch") and "2.4" in name and "debian12" in name
+        name
+        for name in everything
+        if name.startswith("pytorch") and "2.4" in name and "debian12" in name
     ]
     page.run("document.getElementById('search').value = ''")
     page.choose("#framework", "pytorch")
@@ -258,7 +297,16 @@ def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
     for _ in range(9):
         page.press("Tab")
         order.append(page.run(FOCUS))
-    assert order[:8] == ["search", "framework", "cuda", "python", "base", "sources", "built", "With components"]
+    assert order[:8] == [
+        "search",
+        "framework",
+        "cuda",
+        "python",
+        "base",
+        "sources",
+        "built",
+        "With components",
+    ]
     first = order[8]
     page.press("Enter")
     page.until("document.querySelector('dialog').open")
@@ -268,7 +316,9 @@ def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
     # The rest of the page is out of reach as long as the dialog is open.
     for _ in range(6):
         page.press("Tab")
-        assert page.run("return document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+        assert page.run(
+            "return document.activeElement === document.body || !!document.activeElement.closest('dialog')"
+        )
     page.press("Escape")
     page.until(CLOSED)
     assert page.run(FOCUS) == first, "the focus is where it was"
@@ -307,7 +357,10 @@ def test_no_screen_is_too_narrow(page: Browser, address: str, width: int) -> Non
     page.run("document.querySelector('details').open = true")
     assert page.run(overflow) == 0
     page.open(f"{address}#{CPU}")
-    assert page.run("const d = document.querySelector('dialog'); return d.scrollWidth - d.clientWidth") == 0
+    assert (
+        page.run("const d = document.querySelector('dialog'); return d.scrollWidth - d.clientWidth")
+        == 0
+    )
     small = (
         "return [...document.querySelectorAll('button, select, input[type=search]')].filter(e => e.checkVisibility())"
         ".map(e => e.getBoundingClientRect().height).filter(h => h < 24)"
@@ -361,6 +414,10 @@ def test_without_scripts_everything_is_there(page: Browser, address: str, facts:
     finally:
         page.scripts(on=True)
     assert len(page.run(SHOWN)) == len(facts.targets)
-    articles = "return [...document.querySelectorAll('article')].filter(a => a.checkVisibility()).length"
+    articles = (
+        "return [...document.querySelectorAll('article')].filter(a => a.checkVisibility()).length"
+    )
     assert page.run(articles) == len(facts.targets)
-    assert not page.run("return document.querySelector('form').checkVisibility()"), "what would do nothing is not shown"
+    assert not page.run("return document.querySelector('form').checkVisibility()"), (
+        "what would do nothing is not shown"
+    )

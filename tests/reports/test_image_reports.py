@@ -28,7 +28,9 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0, **python: str) -> InspectedImage:
+def image(
+    files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0, **python: str
+) -> InspectedImage:
     """Return an image of these files (path to bytes and owner) and Python distributions."""
     identity = hashlib.sha256(repr((sorted(files.items()), python, layers)).encode()).hexdigest()
     return InspectedImage(
@@ -42,8 +44,14 @@ def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0
             command=("train",),
             created="2026-11-21T07:00:00Z",
         ),
-        history=(HistoryEntry(created_by="RUN a", size=5), HistoryEntry(created_by="ENV A=1", size=0)),
-        files={path: ImageFile(path=path, size=size, mode=0o644, owner=owner) for path, (size, owner) in files.items()},
+        history=(
+            HistoryEntry(created_by="RUN a", size=5),
+            HistoryEntry(created_by="ENV A=1", size=0),
+        ),
+        files={
+            path: ImageFile(path=path, size=size, mode=0o644, owner=owner)
+            for path, (size, owner) in files.items()
+        },
         packages={"libc6": "2.36-9"},
         python=python,
         name=name,
@@ -79,7 +87,9 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     metadata = f"{tmp_path}{PACKAGES}/My_Package-1.0.dist-info"
     Path(metadata).mkdir(parents=True)
     Path(metadata, "METADATA").write_text("Name: My_Package\n")
-    Path(metadata, "RECORD").write_text("my/code.py,,\nmy/twin.py,,\nMy_Package-1.0.dist-info/METADATA,,\n")
+    Path(metadata, "RECORD").write_text(
+        "my/code.py,,\nmy/twin.py,,\nMy_Package-1.0.dist-info/METADATA,,\n"
+    )
     code = tmp_path / PACKAGES.lstrip("/") / "my"
     (code / "__pycache__").mkdir(parents=True)
     (code / "code.py").write_text("print()\n")
@@ -104,7 +114,9 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     files = {path: (size, what, owner) for path, size, _, what, owner in found["files"]}
     digest = hashlib.sha256(b"print()\n").hexdigest()
     assert files[f"{PACKAGES}/my/code.py"] == (8, digest, "python my-package")
-    assert files[f"{PACKAGES}/my/twin.py"] == (0, digest, "python my-package"), "the same bytes, counted once"
+    assert files[f"{PACKAGES}/my/twin.py"] == (0, digest, "python my-package"), (
+        "the same bytes, counted once"
+    )
     assert files[f"{PACKAGES}/my/__pycache__/code.cpython-311.pyc"][2] == "python my-package"
     assert files["/usr/lib/libc.so.6"] == (0, "-> libc-2.36.so", "package libc6")
     assert files["/opt/trainworks/image.json"][2] == ""
@@ -118,8 +130,14 @@ def test_a_debian_package_belongs_to_the_component_that_asks_for_it(facts: Facts
     plan = plan_of_target(CPU, facts)
     assert plan is not None
     compiler = next(step for step in plan.steps if step.component == "compiler")
-    owners = {f"/usr/lib/{name}": f"package {name}" for name in (*compiler.debian, "libgcc-12-dev", "perl-base")}
-    files = {path: ImageFile(path=path, size=1, mode=0o644, owner=owner) for path, owner in owners.items()}
+    owners = {
+        f"/usr/lib/{name}": f"package {name}"
+        for name in (*compiler.debian, "libgcc-12-dev", "perl-base")
+    }
+    files = {
+        path: ImageFile(path=path, size=1, mode=0o644, owner=owner)
+        for path, owner in owners.items()
+    }
     report = size_report(replace(AFTER, files=files), plan, facts)
     sizes = {part.component: part.size for part in report.parts}
     assert sizes == {"compiler": len(compiler.debian), "system": 2}
@@ -162,7 +180,9 @@ def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> No
 
 def test_a_difference_has_packages_files_and_settings() -> None:
     changed = replace(AFTER.image, environment={"LANG": "C", "NEW": "1"}, entry_point=("/bin/sh",))
-    found = difference(BEFORE, replace(AFTER, image=changed, packages={"libc6": "2.36-9", "curl": "8"}))
+    found = difference(
+        BEFORE, replace(AFTER, image=changed, packages={"libc6": "2.36-9", "curl": "8"})
+    )
     assert found.components == (Change(name="torch", before="2.12.0", after="2.13.0"),)
     assert found.python == (
         Change(name="networkx", before="3.6.1", after=None),
@@ -172,7 +192,10 @@ def test_a_difference_has_packages_files_and_settings() -> None:
     assert found.packages == (Change(name="curl", before=None, after="8"),)
     assert [change.name for change in found.environment] == ["LANG", "NEW"]
     assert [change.name for change in found.settings] == ["entry point"]
-    assert [file.path for file in found.files if file.after is None] == [f"{PACKAGES}/networkx/graph.py", "/srv/mine"]
+    assert [file.path for file in found.files if file.after is None] == [
+        f"{PACKAGES}/networkx/graph.py",
+        "/srv/mine",
+    ]
     assert found.folders[0].folder == f"{PACKAGES}/torch"
     text = as_text(found)
     for expected in (
@@ -186,7 +209,9 @@ def test_a_difference_has_packages_files_and_settings() -> None:
 
 
 FILES = st.dictionaries(
-    st.sampled_from(["/a", "/etc/b", f"{PACKAGES}/torch/c.py"]), st.tuples(st.integers(0, 9), st.just("")), max_size=3
+    st.sampled_from(["/a", "/etc/b", f"{PACKAGES}/torch/c.py"]),
+    st.tuples(st.integers(0, 9), st.just("")),
+    max_size=3,
 )
 
 
@@ -197,7 +222,9 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
     before, after = image(left), image(right)
     assert as_text(difference(before, before)).endswith("no differences\n")
     there, back = difference(before, after), difference(after, before)
-    assert back.files == tuple(FileChange(path=row.path, before=row.after, after=row.before) for row in there.files)
+    assert back.files == tuple(
+        FileChange(path=row.path, before=row.after, after=row.before) for row in there.files
+    )
     assert sum(folder.growth for folder in there.folders) == after.image.size - before.image.size
 
 

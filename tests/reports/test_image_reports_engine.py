@@ -33,7 +33,11 @@ def command(cache: Path, *words: str) -> str:
     done = subprocess.run(
         (sys.executable, str(ROOT / "build.py"), *words),
         cwd=ROOT,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(cache), "XDG_CACHE_HOME": str(cache)},
+        env={
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(cache),
+            "XDG_CACHE_HOME": str(cache),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -68,20 +72,31 @@ def changed(image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> 
         engine.remove(CHANGED)
 
 
-def test_a_difference_between_real_images_is_what_was_done(base: str, changed: str, tmp_path: Path) -> None:
+def test_a_difference_between_real_images_is_what_was_done(
+    base: str, changed: str, tmp_path: Path
+) -> None:
     found: dict[str, Any] = json.loads(command(tmp_path, "diff", base, changed, "--format", "json"))
     assert set(found) == promised("diff")
     assert [(row["name"], row["after"]) for row in found["python"]] == [("networkx", None)]
     assert [(row["name"], row["after"]) for row in found["packages"]] == [("media-types", None)]
     assert found["components"] == []
-    assert [(row["name"], row["before"], row["after"]) for row in found["environment"]] == [("NEW_VARIABLE", None, "1")]
+    assert [(row["name"], row["before"], row["after"]) for row in found["environment"]] == [
+        ("NEW_VARIABLE", None, "1")
+    ]
     assert {row["name"] for row in found["labels"]} == {"maker"}
-    assert [(row["name"], row["after"]) for row in found["settings"]] == [("arguments", ""), ("entry point", "/bin/sh")]
+    assert [(row["name"], row["after"]) for row in found["settings"]] == [
+        ("arguments", ""),
+        ("entry point", "/bin/sh"),
+    ]
     files = {row["path"]: (row["before"], row["after"]) for row in found["files"]}
     assert files["/srv/new/zeros"] == (None, 3_000_000)
     size, now = files["/etc/profile"]
     assert size == now, "only its mode is another"
-    outside = {path for path in files if not path.startswith(("/opt/venv/", "/srv/new/", "/var/", "/usr/share/"))}
+    outside = {
+        path
+        for path in files
+        if not path.startswith(("/opt/venv/", "/srv/new/", "/var/", "/usr/share/"))
+    }
     assert outside <= {"/etc/profile", "/etc/mime.types"}
     growth = {row["folder"]: row["growth"] for row in found["folders"]}
     assert growth["/srv/new"] == 3_000_000

@@ -49,7 +49,11 @@ def test_a_simulated_upgrade_names_packages_versions_and_suites() -> None:
         ("base-files", "12.4+deb12u4", "12.4+deb12u12"),
         ("libnew", None, "1.0"),
     ]
-    assert ["-security" in row["suites"] for row in CHANGE.finditer(SIMULATED)] == [True, False, True]
+    assert ["-security" in row["suites"] for row in CHANGE.finditer(SIMULATED)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_the_days_since_a_build_are_those_of_its_creation_time() -> None:
@@ -68,13 +72,21 @@ def tree_of_files(*files: str, links: dict[str, str] | None = None, **contents: 
         while folder := folder.rpartition("/")[0]:
             tree.members.setdefault(folder, TreeMember(kind="folder", mode=0o755, owner=0))
         target = (links or {}).get(path, "")
-        tree.members[path] = TreeMember(kind="link" if target else "file", mode=0o755, owner=0, target=target)
-    tree.contents = {path: contents["venv"].encode() for path in files if path.endswith("pyvenv.cfg")}
+        tree.members[path] = TreeMember(
+            kind="link" if target else "file", mode=0o755, owner=0, target=target
+        )
+    tree.contents = {
+        path: contents["venv"].encode() for path in files if path.endswith("pyvenv.cfg")
+    }
     return tree
 
 
 IMAGE = BuiltImage(
-    reference="x", identifier="sha256:0", size=0, labels={}, environment={"PATH": "/opt/venv/bin:/usr/bin"}
+    reference="x",
+    identifier="sha256:0",
+    size=0,
+    labels={},
+    environment={"PATH": "/opt/venv/bin:/usr/bin"},
 )
 VENV = "/opt/venv/lib/python3.11/site-packages"
 
@@ -86,7 +98,9 @@ VENV = "/opt/venv/lib/python3.11/site-packages"
         ("include-system-site-packages = true\n", {"a": "1.0+cpu", "b-c": "2", "system": "3"}),
     ],
 )
-def test_the_distributions_of_the_python_on_path_are_read(settings: str, found: dict[str, str]) -> None:
+def test_the_distributions_of_the_python_on_path_are_read(
+    settings: str, found: dict[str, str]
+) -> None:
     tree = tree_of_files(
         "/opt/venv/pyvenv.cfg",
         "/usr/bin/python3.11",
@@ -97,7 +111,10 @@ def test_the_distributions_of_the_python_on_path_are_read(settings: str, found: 
         "/usr/lib/python3/dist-packages/system-3.egg-info",
         "/usr/lib/python3/dist-packages/a-0.1.egg-info",
         "/opt/other/lib/python3.11/site-packages/other-1.dist-info/METADATA",
-        links={"/opt/venv/bin/python": "python3", "/opt/venv/bin/python3": "../../../usr/bin/python3.11"},
+        links={
+            "/opt/venv/bin/python": "python3",
+            "/opt/venv/bin/python3": "../../../usr/bin/python3.11",
+        },
         venv=settings,
     )
     for path in [path for path in tree.members if path.endswith(".dist-info")]:
@@ -113,20 +130,31 @@ def test_an_image_without_python_has_no_distributions() -> None:
 
 
 def locked(name: str, version: str, *, build: bool = False) -> LockedPackage:
-    return LockedPackage(name=name, version=version, file=f"{name}.whl", sha256="1" * 64, build=build)
+    return LockedPackage(
+        name=name, version=version, file=f"{name}.whl", sha256="1" * 64, build=build
+    )
 
 
 def test_installed_distributions_in_another_version_than_the_lock_are_listed() -> None:
-    rows = [locked("same", "1"), locked("older", "2"), locked("absent", "3"), locked("setuptools", "9", build=True)]
+    rows = [
+        locked("same", "1"),
+        locked("older", "2"),
+        locked("absent", "3"),
+        locked("setuptools", "9", build=True),
+    ]
     installed = {"same": "1", "older": "1", "setuptools": "8", "more": "1"}
-    assert moved_distributions(installed, rows) == (Update(name="older", installed="1", update="2"),)
+    assert moved_distributions(installed, rows) == (
+        Update(name="older", installed="1", update="2"),
+    )
 
 
 def test_only_suites_of_security_updates_have_security_updates() -> None:
     assert [is_security(row) for row in CHANGE.finditer(SIMULATED)] == [True, False, True]
 
 
-def test_a_framework_without_patches_is_that_of_the_target_or_of_what_is_installed(facts: Facts) -> None:
+def test_a_framework_without_patches_is_that_of_the_target_or_of_what_is_installed(
+    facts: Facts,
+) -> None:
     ended = {(end.framework, end.version) for end in facts.ends}
     for row in facts.targets:
         found = ended_framework(row, {}, facts)
@@ -181,11 +209,20 @@ class Service:
                         "package": {"name": "Torch", "ecosystem": "PyPI"},
                         "ranges": [
                             {"type": "GIT", "events": [{"fixed": "abc"}]},
-                            {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.6.0"}]},
-                            {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "1.13.1"}]},
+                            {
+                                "type": "ECOSYSTEM",
+                                "events": [{"introduced": "0"}, {"fixed": "2.6.0"}],
+                            },
+                            {
+                                "type": "ECOSYSTEM",
+                                "events": [{"introduced": "0"}, {"fixed": "1.13.1"}],
+                            },
                         ],
                     },
-                    {"package": {"name": "other"}, "ranges": [{"type": "ECOSYSTEM", "events": [{"fixed": "2.5"}]}]},
+                    {
+                        "package": {"name": "other"},
+                        "ranges": [{"type": "ECOSYSTEM", "events": [{"fixed": "2.5"}]}],
+                    },
                 ],
             },
             "GHSA-gone": {"withdrawn": "2026-01-01T00:00:00Z"},
@@ -203,7 +240,9 @@ class Service:
             found = self.published.get(key, [])
             # One at a time: the rest is on another page.
             place = int(query.get("page_token", "0"))
-            page: dict[str, Any] = {"vulns": [{"id": number} for number in found[place : place + 1]]} if found else {}
+            page: dict[str, Any] = (
+                {"vulns": [{"id": number} for number in found[place : place + 1]]} if found else {}
+            )
             if place + 1 < len(found):
                 page["next_page_token"] = str(place + 1)
             results.append(page)
@@ -214,23 +253,34 @@ class Service:
         request.wfile.write(answer)
 
 
-def test_published_advisories_are_asked_by_version_with_their_next_fix(server: Server, facts: Facts) -> None:
+def test_published_advisories_are_asked_by_version_with_their_next_fix(
+    server: Server, facts: Facts
+) -> None:
     service = Service(server)
     installed = {"torch": "2.4.1+cu121", "requests": "2.30.0", "numpy": "2.0"}
-    found, unknown = published_advisories(installed, facts, read_host_settings({}), {OSV: service.address})
+    found, unknown = published_advisories(
+        installed, facts, read_host_settings({}), {OSV: service.address}
+    )
     assert unknown == ()
     assert [(each.name, each.identifier, each.fixed, each.summary) for each in found] == [
         ("requests", "PYSEC-two", "", ""),
         ("torch", "CVE-2025-1", "2.6.0", "remote code"),
     ]
-    assert service.asked[0]["queries"][0] == {"package": {"name": "numpy", "ecosystem": "PyPI"}, "version": "2.0"}
+    assert service.asked[0]["queries"][0] == {
+        "package": {"name": "numpy", "ecosystem": "PyPI"},
+        "version": "2.0",
+    }
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b"<html>", b'{"results": [1]}'])
-def test_a_service_that_does_not_answer_is_a_line_and_no_failure(server: Server, facts: Facts, answer: bytes) -> None:
+def test_a_service_that_does_not_answer_is_a_line_and_no_failure(
+    server: Server, facts: Facts, answer: bytes
+) -> None:
     server.serve("/v1/querybatch", answer)
     for address in (server.url, f"{server.url}/nowhere", ""):
-        found, (sentence,) = published_advisories({"torch": "2"}, facts, read_host_settings({}), {OSV: address})
+        found, (sentence,) = published_advisories(
+            {"torch": "2"}, facts, read_host_settings({}), {OSV: address}
+        )
         assert found == ()
         assert sentence.startswith("advisories about Python packages were not compared: ")
 
@@ -239,18 +289,27 @@ def test_what_makes_an_image_one_to_replace() -> None:
     report = OutdatedReport(name="one", identity="sha256:1", packages=9, updates=())
     assert report.missing() == []
     assert report.as_text().startswith("one: no security updates of the distribution missing\n")
-    end = EndOfPatch(framework="pytorch", version="2.4", date="2024-10-17", source="x", successor="2.5")
-    torch, other = (Advisory(name=name, installed="1", identifier=f"CVE-{name}") for name in ("torch", "requests"))
+    end = EndOfPatch(
+        framework="pytorch", version="2.4", date="2024-10-17", source="x", successor="2.5"
+    )
+    torch, other = (
+        Advisory(name=name, installed="1", identifier=f"CVE-{name}")
+        for name in ("torch", "requests")
+    )
     report = replace(report, ended=end, advisories=(torch, other))
     assert report.missing() == [
         "pytorch 2.4 has had no patches since 2024-10-17, take 2.5 or newer",
         "advisories are published about torch (CVE-torch), requests (CVE-requests)",
     ]
-    assert report.missing(allow_ended=True) == ["advisories are published about requests (CVE-requests)"]
+    assert report.missing(allow_ended=True) == [
+        "advisories are published about requests (CVE-requests)"
+    ]
     first = report.as_text().splitlines()[0]
     assert first == (
         "one: no security updates of the distribution missing; pytorch 2.4 has had no patches since 2024-10-17, take "
         "2.5 or newer; 2 published advisories about Python packages"
     )
     update = Update(name="libssl3", installed="1", update="2")
-    assert replace(report, updates=(update,)).missing()[0] == "security updates are missing: libssl3"
+    assert (
+        replace(report, updates=(update,)).missing()[0] == "security updates are missing: libssl3"
+    )

@@ -151,13 +151,19 @@ def saved(*layers: bytes) -> bytes:
         (Archive(content=saved(gzip.compress(BASE), SYSTEM)), ""),
         (Archive(content=saved(BASE, OTHER)), "layer 2 of 2 has other bytes than its digest says"),
         (Archive(content=saved(BASE)), "layer 2 of 2 has other bytes than its digest says"),
-        (Archive(content=saved(gzip.compress(BASE)[:-9], SYSTEM)), "the engine's copy of the image cannot be read"),
+        (
+            Archive(content=saved(gzip.compress(BASE)[:-9], SYSTEM)),
+            "the engine's copy of the image cannot be read",
+        ),
         (Archive(content=b"\1" * 5000), "the engine's copy of the image cannot be read"),
         (
             Archive(content=saved(BASE), words='file integrity checksum failed for "etc/two"'),
             'file integrity checksum failed for "etc/two"',
         ),
-        (Archive(content=b"", words="write /tmp/x: no space left on device"), "write /tmp/x: no space left on device"),
+        (
+            Archive(content=b"", words="write /tmp/x: no space left on device"),
+            "write /tmp/x: no space left on device",
+        ),
     ],
 )
 def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expected: str) -> None:
@@ -168,7 +174,9 @@ def test_bytes_that_are_not_those_of_their_digest_are_told(engine: Archive, expe
 
 def test_an_engine_that_fails_for_another_reason_says_nothing_of_the_image() -> None:
     with pytest.raises(EngineError):
-        compare_layers(IMAGE, cast("Engine", Archive(content=saved(BASE, SYSTEM), words="the daemon is busy")))
+        compare_layers(
+            IMAGE, cast("Engine", Archive(content=saved(BASE, SYSTEM), words="the daemon is busy"))
+        )
 
 
 def changed(name: str, kind: bytes, **facts: Any) -> tarfile.TarInfo:
@@ -233,7 +241,13 @@ def test_a_hard_link_has_the_facts_of_its_file() -> None:
 
 def test_what_was_made_from_an_image_is_not_taken_for_it() -> None:
     rendering = Rendering(dockerfile="FROM x\n", files=(), stage_components={})
-    spec = ImageSpec(name="one", tags=("one:1",), rendering=rendering, settings=read_host_settings({}), secrets={})
+    spec = ImageSpec(
+        name="one",
+        tags=("one:1",),
+        rendering=rendering,
+        settings=read_host_settings({}),
+        secrets={},
+    )
     built = replace(IMAGE, labels={**IMAGE.labels, INPUTS_LABEL: rendering.digest})
     for image, taken in (
         (built, True),

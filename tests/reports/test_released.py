@@ -22,13 +22,25 @@ ADDRESS = f"registry.example/team/pytorch@sha256:{'7' * 64}"
 
 
 def bill(**versions: str) -> dict[str, Any]:
-    return {"components": [{"purl": f"pkg:pypi/{name}@{each}", "version": each} for name, each in versions.items()]}
+    return {
+        "components": [
+            {"purl": f"pkg:pypi/{name}@{each}", "version": each} for name, each in versions.items()
+        ]
+    }
 
 
 FILES: dict[str, Any] = {
-    "push.json": {"image": CPU, "pushed": [{"image_uri": ADDRESS, "digest": "", "tags": [], "repository": ""}]},
+    "push.json": {
+        "image": CPU,
+        "pushed": [{"image_uri": ADDRESS, "digest": "", "tags": [], "repository": ""}],
+    },
     "outdated.json": {"updates": [{}, {}]},
-    "report.json": {"parts": [{"component": "torch", "size": 700_000_000}, {"component": "ssh", "size": 9_000_000}]},
+    "report.json": {
+        "parts": [
+            {"component": "torch", "size": 700_000_000},
+            {"component": "ssh", "size": 9_000_000},
+        ]
+    },
     "sbom.cdx.json": bill(torch="2.13.0", numpy="2.4.0", added="3"),
 }
 NEXT: dict[str, Any] = {
@@ -68,12 +80,20 @@ def test_what_was_released_is_read(results: Path) -> None:
 def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None:
     folder = results / CPU
     write(folder, {"sbom.cdx.json": NEXT["sbom.cdx.json"]})
-    assert read_released(results)[CPU].packages["pypi/torch"] == "2.13.0", "one that is not pushed yet changes nothing"
+    assert read_released(results)[CPU].packages["pypi/torch"] == "2.13.0", (
+        "one that is not pushed yet changes nothing"
+    )
     write(folder, NEXT)
     changed = ["pypi/added 3, gone", "pypi/torch 2.13.0 -> 2.13.1"]
-    for day in ("2026-12-01", "2026-12-02"):  # written again after a kill, or pushed elsewhere: the same image
+    for day in (
+        "2026-12-01",
+        "2026-12-02",
+    ):  # written again after a kill, or pushed elsewhere: the same image
         write_released(folder, day)
-        assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (day, changed)
+        assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (
+            day,
+            changed,
+        )
     assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ["b 2, new"]
 
 
@@ -83,7 +103,9 @@ def test_the_page_says_how_to_pull_and_what_changed(
     write(results / CPU, NEXT)
     write_released(results / CPU, "2026-12-01T02:00:00Z")
     assert main(["catalogue", "--release", str(results)], root) == 0
-    article = re.search(rf'<article class="panel" id="{CPU}".*?</article>', capsys.readouterr().out, re.DOTALL)
+    article = re.search(
+        rf'<article class="panel" id="{CPU}".*?</article>', capsys.readouterr().out, re.DOTALL
+    )
     assert article
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", article[0]))
     assert f"docker pull {ADDRESS.replace('7', '8')}" in text
@@ -92,7 +114,9 @@ def test_the_page_says_how_to_pull_and_what_changed(
     assert "2 packages changed since the release before" in text
 
 
-def test_results_that_are_none_are_named(results: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_are_none_are_named(
+    results: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (results / CPU / "released.json").write_text("{}", encoding="utf-8")
     assert main(["catalogue", "--release", str(results)], root) == 9
     assert "released.json: not what a release writes down: TypeError" in capsys.readouterr().err
@@ -110,12 +134,19 @@ def test_a_release_without_its_results_is_not_written_down(file: str, results: P
 
 
 def test_each_version_but_the_newest_has_its_end_of_patches(facts: Facts) -> None:
-    ends = {facts.name_of(row): end.date if (end := facts.end_of_patch(row)) else "" for row in facts.targets}
+    ends = {
+        facts.name_of(row): end.date if (end := facts.end_of_patch(row)) else ""
+        for row in facts.targets
+    }
     assert ends["pytorch-2.4.1-cu121-py311-debian12"] == "2024-10-17"
     newest: dict[str, str] = {}
     for row in sorted_rows(facts):
         newest[row.framework] = row.version.rpartition(".")[0]
-    open_ = {(row.framework, row.version.rpartition(".")[0]) for row in facts.targets if not ends[facts.name_of(row)]}
+    open_ = {
+        (row.framework, row.version.rpartition(".")[0])
+        for row in facts.targets
+        if not ends[facts.name_of(row)]
+    }
     assert open_ <= {*newest.items()}, "write the rows of images/end-of-patch.toml"
 
 
@@ -124,6 +155,11 @@ def test_a_day_that_is_none_is_refused(root: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(root / name)
     shutil.copytree(root / "images", tmp_path / "images")
     file = tmp_path / "images" / "end-of-patch.toml"
-    file.write_text(file.read_text(encoding="utf-8").replace("2026-10-28", "2026-10-38"), encoding="utf-8")
-    with pytest.raises(FactsError, match=r"end-of-patch.toml: ended pytorch 2.14: key 'date': 2026-10-38 is not a day"):
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("2026-10-28", "2026-10-38"), encoding="utf-8"
+    )
+    with pytest.raises(
+        FactsError,
+        match=r"end-of-patch.toml: ended pytorch 2.14: key 'date': 2026-10-38 is not a day",
+    ):
         load(tmp_path)

@@ -67,11 +67,20 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
     if not python.is_file():
         pytest.fail(f"{python} is missing; make peers makes it")
     folder.mkdir(parents=True)
-    (folder / "job.json").write_text(json.dumps({**job, "store": store, "bucket": BUCKET}), encoding="utf-8")
+    (folder / "job.json").write_text(
+        json.dumps({**job, "store": store, "bucket": BUCKET}), encoding="utf-8"
+    )
     # Telemetry is the one thing that the clients send anywhere in local mode.
-    settings = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+    settings = {
+        "SchemaVersion": "1.0",
+        "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
+    }
     (folder / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")
-    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
+        if name in os.environ
+    }
     environment = {
         **kept,
         "HOME": str(folder),
@@ -89,11 +98,18 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
             "AWS_ENDPOINT_URL_STS": store,
             "NO_PROXY": urlsplit(store).hostname or "",
         }
-    isolated: tuple[str, ...] = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    isolated: tuple[str, ...] = (
+        ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    )
     with removed_afterwards(folder, environment):
         try:
             done = subprocess.run(
-                (*(() if store else isolated), str(python), str(HERE / "clients" / f"{line}.py"), "job.json"),
+                (
+                    *(() if store else isolated),
+                    str(python),
+                    str(HERE / "clients" / f"{line}.py"),
+                    "job.json",
+                ),
                 cwd=folder,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -104,14 +120,18 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
             )
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode(errors="replace")
-            pytest.fail(f"the client has not ended\n{said[-6000:]}\n{_where_it_is(folder, environment)}")
+            pytest.fail(
+                f"the client has not ended\n{said[-6000:]}\n{_where_it_is(folder, environment)}"
+            )
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, output[-6000:]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         return Ended(
             error=result["error"],
             output=output,
-            model=_read_archive(Path(urlsplit(result["model"]).path)) if result["model"] and not store else {},
+            model=_read_archive(Path(urlsplit(result["model"]).path))
+            if result["model"] and not store
+            else {},
             outputs={
                 name: text
                 for archive in folder.glob("**/compressed_artifacts/output.tar.gz")
@@ -125,13 +145,27 @@ def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
     found: list[str] = []
 
     def ask(*words: str) -> str:
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
         return done.stdout + done.stderr
 
     for file in _compose_files(folder):
-        for container in ask("docker-compose", "--file", str(file), "ps", "--all", "--quiet").split():
-            state = ask("docker", "inspect", "--format", "{{.Name}} {{.State.Status}} {{.State.ExitCode}}", container)
-            found += [state, ask("docker", "top", container), ask("docker", "logs", "--tail", "40", container)]
+        for container in ask(
+            "docker-compose", "--file", str(file), "ps", "--all", "--quiet"
+        ).split():
+            state = ask(
+                "docker",
+                "inspect",
+                "--format",
+                "{{.Name}} {{.State.Status}} {{.State.ExitCode}}",
+                container,
+            )
+            found += [
+                state,
+                ask("docker", "top", container),
+                ask("docker", "logs", "--tail", "40", container),
+            ]
     return "\n".join(found)
 
 
@@ -192,7 +226,10 @@ def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
     (folder / "pip.conf").write_text(pip_configuration(settings.pip), encoding="utf-8")
     inside = f"/opt/ml/input/data/{PIP_CHANNEL}"
     variables = {"PIP_CONFIG_FILE": f"{inside}/pip.conf", **settings.proxies}
-    for name, content, variable in (("ca.pem", settings.ca, "PIP_CERT"), ("netrc", settings.netrc, "NETRC")):
+    for name, content, variable in (
+        ("ca.pem", settings.ca, "PIP_CERT"),
+        ("netrc", settings.netrc, "NETRC"),
+    ):
         if content:
             (folder / name).write_bytes(content)
             variables[variable] = f"{inside}/{name}"

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from sdk.support import BUCKET, PEERS, PIP_CHANNEL, Ended, host_address, pip_settings, run_client, source
+from sdk.support import (
+    BUCKET,
+    PEERS,
+    PIP_CHANNEL,
+    Ended,
+    host_address,
+    pip_settings,
+    run_client,
+    source,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -29,12 +38,20 @@ def store(image: str) -> Iterator[str]:
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         try:
-            assert any(b"Running on" in line for line in process.stderr), "the S3 server did not start"
+            assert any(b"Running on" in line for line in process.stderr), (
+                "the S3 server did not start"
+            )
             address = f"http://{host}:{port}"
             make = f"import boto3; boto3.client('s3', endpoint_url={address!r}).create_bucket(Bucket={BUCKET!r})"
-            keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+            keys = {
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
             environment = {**keys, "NO_PROXY": host, "PATH": os.defpath}
-            subprocess.run((str(programs / "python"), "-c", make), env=environment, check=True, timeout=300)
+            subprocess.run(
+                (str(programs / "python"), "-c", make), env=environment, check=True, timeout=300
+            )
             yield address
         finally:
             process.kill()
@@ -42,7 +59,13 @@ def store(image: str) -> Iterator[str]:
 
 def test_code_through_s3(image: str, tmp_path: Path, store: str) -> None:
     """The client uploads the code, every host fetches it for itself."""
-    ended = fit(image, tmp_path, "plain.py", store=store, distribution={"torch_distributed": {"enabled": True}})
+    ended = fit(
+        image,
+        tmp_path,
+        "plain.py",
+        store=store,
+        distribution={"torch_distributed": {"enabled": True}},
+    )
     assert ended.error == "", ended.output[-6000:]
     assert ended.output.count(f"fetching s3://{BUCKET}/") == 2
     # Compose stops the other host when one has ended, whatever that one has yet to print.
@@ -98,7 +121,9 @@ ARGUMENTS = [
 ]
 
 
-def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_model(image: str, tmp_path: Path) -> None:
+def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_model(
+    image: str, tmp_path: Path
+) -> None:
     ended = fit(image, tmp_path, "plain.py", hyperparameters=VALUES)
     (leader,) = ended.world()
     assert leader["host"].startswith("algo-1-")
@@ -113,14 +138,20 @@ DOCUMENTED = "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'
 
 
 def test_two_hosts_with_two_processes_are_one_world_of_four(image: str, tmp_path: Path) -> None:
-    distribution = {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED}}
+    distribution = {
+        "mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED}
+    }
     ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
     assert_world_of_four(ended, ARGUMENTS, greeting="two words")
 
 
-def test_model_parallel_jobs_start_with_the_library_of_the_image(image: str, tmp_path: Path) -> None:
+def test_model_parallel_jobs_start_with_the_library_of_the_image(
+    image: str, tmp_path: Path
+) -> None:
     distribution = {
-        "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2, "ddp": True}}},
+        "smdistributed": {
+            "modelparallel": {"enabled": True, "parameters": {"partitions": 2, "ddp": True}}
+        },
         "mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED},
     }
     ended = fit(image, tmp_path, "world.py", distribution=distribution)
@@ -132,7 +163,12 @@ def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "")
     """Assert that four processes met, two on each host, leader first, each with these arguments and this variable."""
     world = ended.world()
     hosts = [process["host"] for process in world]
-    assert [host.rpartition("-")[0] for host in hosts] == ["algo-1", "algo-1", "algo-2", "algo-2"], ended.output[-3000:]
+    assert [host.rpartition("-")[0] for host in hosts] == [
+        "algo-1",
+        "algo-1",
+        "algo-2",
+        "algo-2",
+    ], ended.output[-3000:]
     assert [process["arguments"] for process in world] == [arguments] * 4
     assert [process["greeting"] for process in world] == [greeting] * 4
     for rank, host in enumerate(hosts):
@@ -143,7 +179,11 @@ def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "")
     "distribution",
     [
         pytest.param(
-            {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": DOCUMENTED}}},
+            {
+                "smdistributed": {
+                    "dataparallel": {"enabled": True, "custom_mpi_options": DOCUMENTED}
+                }
+            },
             id="dataparallel with the documented option",
         ),
         pytest.param({"pytorchddp": {"enabled": True}}, id="pytorchddp"),
@@ -164,10 +204,14 @@ def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: P
     assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
 
 
-def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(image: str, tmp_path: Path) -> None:
+def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(
+    image: str, tmp_path: Path
+) -> None:
     """`Estimator` accepts `distribution` and sends nothing of it: docs/jobs.md."""
     asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
-    ended = fit(image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked})
+    ended = fit(
+        image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked}
+    )
     assert_world_of_four(ended, ARGUMENTS)
 
 
@@ -181,7 +225,9 @@ def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: P
     assert "success" not in ended.outputs
 
 
-def test_requirements_are_installed_on_every_host_before_the_script(image: str, tmp_path: Path) -> None:
+def test_requirements_are_installed_on_every_host_before_the_script(
+    image: str, tmp_path: Path
+) -> None:
     settings, variables = pip_settings(tmp_path / "pip")
     ended = fit(
         image,

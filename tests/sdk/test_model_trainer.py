@@ -50,7 +50,12 @@ def train(
 OURS = {"command": "train"}
 """The setting of ``SourceCode`` that hands the job to the launcher."""
 
-VALUES = {"flag": True, "quotes": 'it is "so" $HOME `id`', "spaces": "  two words  and more ", "unicode": "née 日本 🙂"}
+VALUES = {
+    "flag": True,
+    "quotes": 'it is "so" $HOME `id`',
+    "spaces": "  two words  and more ",
+    "unicode": "née 日本 🙂",
+}
 """In the order of their names: the SDK's drivers keep the order given, the launcher sorts."""
 
 ARGUMENTS = [
@@ -70,12 +75,19 @@ def test_its_driver_runs_a_plain_script(image: str, tmp_path: Path) -> None:
 def test_its_driver_runs_torchrun_on_two_hosts(image: str, tmp_path: Path) -> None:
     distributed = {"Torchrun": {"process_count_per_node": 2}}
     ended = train(image, tmp_path, "world.py", distributed=distributed, hyperparameters=VALUES)
-    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+    assert [process["host"] for process in ended.world()] == [
+        "algo-1",
+        "algo-1",
+        "algo-2",
+        "algo-2",
+    ]
 
 
 def test_its_driver_runs_mpi_on_one_host(image: str, tmp_path: Path) -> None:
     distributed = {"MPI": {"process_count_per_node": 2}}
-    ended = train(image, tmp_path, "world.py", hosts=1, distributed=distributed, hyperparameters=VALUES)
+    ended = train(
+        image, tmp_path, "world.py", hosts=1, distributed=distributed, hyperparameters=VALUES
+    )
     assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"]
 
 
@@ -111,9 +123,15 @@ def image_with_keys(image: str) -> Iterator[str]:
         client.close()
 
 
-def test_its_driver_runs_too_few_ranks_and_the_log_says_so(image_with_keys: str, tmp_path: Path) -> None:
-    ended = train(image_with_keys, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
-    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"], "all on the first host"
+def test_its_driver_runs_too_few_ranks_and_the_log_says_so(
+    image_with_keys: str, tmp_path: Path
+) -> None:
+    ended = train(
+        image_with_keys, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}}
+    )
+    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"], (
+        "all on the first host"
+    )
     assert "asks for 2 process(es), and the hosts have room for 4" in ended.output
     assert "'ethwe' does not exist on this host; mpirun gets 'eth0'" in ended.output
 
@@ -141,9 +159,13 @@ def test_requirements_are_installed_before_the_script(image: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["MPI", "Torchrun"])
-def test_the_launcher_starts_every_process_of_every_host(image: str, tmp_path: Path, kind: str) -> None:
+def test_the_launcher_starts_every_process_of_every_host(
+    image: str, tmp_path: Path, kind: str
+) -> None:
     distributed = {kind: {"process_count_per_node": 2}}
-    ended = train(image, tmp_path, "world.py", more=OURS, distributed=distributed, hyperparameters=VALUES)
+    ended = train(
+        image, tmp_path, "world.py", more=OURS, distributed=distributed, hyperparameters=VALUES
+    )
     world = ended.world()
     assert [process["host"] for process in world] == ["algo-1", "algo-1", "algo-2", "algo-2"]
     assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
@@ -157,7 +179,9 @@ def test_the_launcher_lets_no_host_cut_off_the_leader(image: str, tmp_path: Path
     assert leader["arguments"] == ARGUMENTS
 
 
-def test_the_launcher_hands_the_client_the_scripts_status_and_the_cause(image: str, tmp_path: Path) -> None:
+def test_the_launcher_hands_the_client_the_scripts_status_and_the_cause(
+    image: str, tmp_path: Path
+) -> None:
     ended = train(image, tmp_path, "fails.py", more=OURS)
     assert ended.error.endswith("Process exited with code: 42")
     assert "/no/such/data" in ended.outputs["failure"]
@@ -174,6 +198,15 @@ def test_without_source_code_the_images_own_entry_point_reads_the_older_hyperpar
         "sagemaker_mpi_enabled": True,
         "sagemaker_mpi_num_of_processes_per_host": 2,
     }
-    job = {"hosts": 2, "channels": {}, "arguments": {"training_image": image, "hyperparameters": asked}}
+    job = {
+        "hosts": 2,
+        "channels": {},
+        "arguments": {"training_image": image, "hyperparameters": asked},
+    }
     ended = run_client("v3", job, tmp_path / "client")
-    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+    assert [process["host"] for process in ended.world()] == [
+        "algo-1",
+        "algo-1",
+        "algo-2",
+        "algo-2",
+    ]

@@ -19,19 +19,32 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("line", "first"), [("v3", "from sagemaker.train import"), ("v2", "from sagemaker.local import")]
+    ("line", "first"),
+    [("v3", "from sagemaker.train import"), ("v2", "from sagemaker.local import")],
 )
-def test_the_examples_of_the_page_on_jobs(line: str, first: str, image: str, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8").partition("## With the SageMaker Python SDK")[2]
+def test_the_examples_of_the_page_on_jobs(
+    line: str, first: str, image: str, tmp_path: Path
+) -> None:
+    page = (
+        (ROOT / "docs" / "jobs.md")
+        .read_text(encoding="utf-8")
+        .partition("## With the SageMaker Python SDK")[2]
+    )
     settings = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     (example,) = re.findall(rf"^```python\n({first}.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert f'"{image}"' in example, "the page names the image that is built here"
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_bytes((PROGRAMS / "plain.py").read_bytes())
     (tmp_path / "example.py").write_text(example, encoding="utf-8")
-    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ}
+    kept = {
+        name: os.environ[name]
+        for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
+        if name in os.environ
+    }
     environment = {**kept, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "LANG": "C.UTF-8"}
-    isolated = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    isolated = (
+        ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    )
     python = PEERS / f"sdk-{line}" / "bin" / "python"
     with removed_afterwards(tmp_path, environment):
         done = subprocess.run(

@@ -21,7 +21,10 @@ _PIPE = subprocess.PIPE
 _UUID, _DRIVER, _ECC = "uuid", "driver_version", "ecc.errors.uncorrected.volatile.total"
 _RETIRED, _FABRIC = "retired_pages.pending", "fabric.state"
 _REMAPPED, _UNREPAIRED = "remapped_rows.pending", "remapped_rows.failure"
-_SLOW = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # from driver 535 on, and before
+_SLOW = (
+    "clocks_event_reasons.active",
+    "clocks_throttle_reasons.active",
+)  # from driver 535 on, and before
 _USE, _MEMORY = "utilization.gpu", "memory.used"
 
 _QUESTIONS = (
@@ -75,7 +78,10 @@ class Gpus(NamedTuple):
     @property
     def driver(self) -> str:
         """Version of the driver; ``""`` if no GPU says it."""
-        return next((gpu[_DRIVER] for gpu in self.devices.values() if gpu.get(_DRIVER, "")[:1].isdigit()), "")
+        return next(
+            (gpu[_DRIVER] for gpu in self.devices.values() if gpu.get(_DRIVER, "")[:1].isdigit()),
+            "",
+        )
 
 
 def ask(limit: float) -> Gpus:
@@ -95,12 +101,17 @@ def ask(limit: float) -> Gpus:
     for (_, fields), text, process in zip(_QUESTIONS, answers, started):
         for row in _rows(text, fields) if process.poll() in (0, status) else ():
             more.setdefault(row[_UUID], {}).update(row)
-    devices = {int(row["index"]): {**more[row[_UUID]], **row} for row in _rows(answers[0], _QUESTIONS[0][1])}
+    devices = {
+        int(row["index"]): {**more[row[_UUID]], **row}
+        for row in _rows(answers[0], _QUESTIONS[0][1])
+    }
     # Boards of NVSwitches before Hopper do not say whether their fabric is up; one GPU alone has none.
     cuda = None
     states = {gpu.get(_FABRIC, "") for gpu in devices.values()}
     if states & set(_WAITING) or (len(devices) > 1 and not states & {*_WAITING, "Completed"}):
-        process = subprocess.Popen((sys.executable, "-IS", "-c", _START_CUDA), stdout=_PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            (sys.executable, "-IS", "-c", _START_CUDA), stdout=_PIPE, stderr=subprocess.DEVNULL
+        )
         with contextlib.suppress(ValueError):
             cuda = int(_text_of(process, deadline) or "")
     return Gpus(status=status, devices=devices, cuda=cuda)
@@ -121,7 +132,9 @@ def uses(visible: Sequence[str] | None, limit: float) -> list[tuple[int, int, in
     return [
         (int(row["index"]), int(row[_USE]), int(row[_MEMORY]) << 20)
         for row in _rows(text, fields)
-        if row[_USE].isdigit() and row[_MEMORY].isdigit() and is_visible(visible, int(row["index"]), row[_UUID])
+        if row[_USE].isdigit()
+        and row[_MEMORY].isdigit()
+        and is_visible(visible, int(row["index"]), row[_UUID])
     ]
 
 
@@ -142,13 +155,17 @@ def _start(what: str, fields: Sequence[str]) -> subprocess.Popen[bytes]:
     # The field of the UUID has another name there.
     names = ",".join(f"gpu_{_UUID}" if name == _UUID and what != "gpu" else name for name in fields)
     words = (PROGRAM, f"--query-{what}={names}", "--format=csv,noheader,nounits")
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=_PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=_PIPE, stderr=subprocess.DEVNULL
+    )
 
 
 def _text_of(process: subprocess.Popen[bytes], deadline: float) -> str | None:
     """Return what a process prints; None for one that has not ended by the deadline: it is not waited for."""
     try:
-        return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0].decode("utf-8", "replace")
+        return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0].decode(
+            "utf-8", "replace"
+        )
     except subprocess.TimeoutExpired:
         process.kill()
         return None
@@ -172,7 +189,11 @@ def judge_gpus(asked: Checks, gpus: Gpus) -> Iterator[Finding]:
         what = "the NVIDIA driver was changed while the host was running: library and kernel module differ"
         yield Finding(FAILED, what, "reboot or replace the host")
     elif gpus.status == _NO_DRIVER:
-        yield Finding(FAILED, "the NVIDIA driver is not loaded on the host", "install or load it, or replace the host")
+        yield Finding(
+            FAILED,
+            "the NVIDIA driver is not loaded on the host",
+            "install or load it, or replace the host",
+        )
     elif gpus.status == _LOST and len(gpus.devices) >= asked.gpus:
         yield Finding(FAILED, "a GPU is lost: it has fallen off the bus", REPLACE)
     elif gpus.status not in (0, _LOST):
@@ -190,7 +211,11 @@ def _fabric(gpus: Gpus) -> Iterator[Finding]:
     """Yield whether the GPUs of a board with NVSwitches wait for its fabric manager."""
     advice = f"start nvidia-fabricmanager on the host, in the driver's own version, or {REPLACE}"
     if gpus.cuda == _CUDA_NOT_READY:
-        yield Finding(FAILED, f"NVIDIA's fabric manager is not up: CUDA cannot start (error {_CUDA_NOT_READY})", advice)
+        yield Finding(
+            FAILED,
+            f"NVIDIA's fabric manager is not up: CUDA cannot start (error {_CUDA_NOT_READY})",
+            advice,
+        )
         return
     late = sum(gpu.get(_FABRIC) in _WAITING for gpu in gpus.devices.values())
     if late and gpus.cuda is None:
@@ -215,4 +240,8 @@ def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
     bits = next((int(gpu[name], 16) for name in _SLOW if gpu.get(name, "").startswith("0x")), 0)
     slow = [text for bit, text in _REASONS.items() if bits & bit]
     if slow:
-        yield Finding(WARNING, f"{name} is slowed down: {', '.join(slow)}", "check cooling and power of the host")
+        yield Finding(
+            WARNING,
+            f"{name} is slowed down: {', '.join(slow)}",
+            "check cooling and power of the host",
+        )

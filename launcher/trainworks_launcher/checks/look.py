@@ -58,12 +58,18 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
     driver = driver_version(text_of("/proc/driver/nvidia/version"))
     places = {name: _file_system(name) for name in directories}
     flags = text_of(f"/sys/class/net/{interface}/flags").strip() if interface else ""
-    carrier = text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""  # both: sysfs-class-net
+    carrier = (
+        text_of(f"/sys/class/net/{interface}/carrier").strip() if flags else ""
+    )  # both: sysfs-class-net
     return Seen(
         driver=driver or (gpus.driver if gpus is not None else ""),
         gpus=gpus,
         shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
-        free={name: at.f_frsize * at.f_bavail for name, at in places.items() if at is not None and at.f_blocks},
+        free={
+            name: at.f_frsize * at.f_bavail
+            for name, at in places.items()
+            if at is not None and at.f_blocks
+        },
         interface_up=bool(int(flags, 16) & 1) and carrier != "0" if flags else None,
     )
 

@@ -54,13 +54,21 @@ def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
 def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
     gpus = max(asked.gpus, asked.row_gpus)
     if gpus and asked.without_cuda:  # a container without CUDA is given no GPU, and may be meant so
-        yield Finding(WARNING, f"{count_of(gpus, 'GPU')} and an image without CUDA", "use an image for CUDA")
-    if asked.minimum_driver and seen.driver and version_of(seen.driver) < version_of(asked.minimum_driver):
+        yield Finding(
+            WARNING, f"{count_of(gpus, 'GPU')} and an image without CUDA", "use an image for CUDA"
+        )
+    if (
+        asked.minimum_driver
+        and seen.driver
+        and version_of(seen.driver) < version_of(asked.minimum_driver)
+    ):
         what = (
             f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which CUDA"
             f" {asked.cuda or 'of this image'} needs"
         )
-        yield Finding(FAILED, what, "update the driver, use newer hosts, or an image for an older CUDA")
+        yield Finding(
+            FAILED, what, "update the driver, use newer hosts, or an image for an older CUDA"
+        )
 
 
 def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
@@ -69,9 +77,13 @@ def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if asked.row_gpus > present and not asked.without_cuda:
         what = f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has {present}"
         yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
-    if asked.efa and asked.efa < asked.row_efa:  # none at all is said where EFA is chosen: it matters between hosts
+    if (
+        asked.efa and asked.efa < asked.row_efa
+    ):  # none at all is said where EFA is chosen: it matters between hosts
         what = f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container has {asked.efa}"
-        yield Finding(WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}")
+        yield Finding(
+            WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}"
+        )
 
 
 def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
@@ -84,7 +96,11 @@ def _places(asked: Checks, seen: Seen) -> Iterator[Finding]:
     for directory, free in seen.free.items():
         if free < DISK_BYTES:
             severity = FAILED if free < DISK_FULL_BYTES else WARNING
-            yield Finding(severity, f"{directory} has {_size(free)} of free disk", "use a larger volume, or free some")
+            yield Finding(
+                severity,
+                f"{directory} has {_size(free)} of free disk",
+                "use a larger volume, or free some",
+            )
 
 
 # ------------------------------------------------------------------------------------------------------ between hosts
@@ -101,7 +117,9 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     way = "ahead of" if difference > 0 else "behind"
     what = f"the clock of {host} is {abs(difference):.1f} s {way} the leader's"
     return Finding(
-        WARNING, what, "synchronize the clocks (chrony, NTP): logs, certificates and signed requests need it"
+        WARNING,
+        what,
+        "synchronize the clocks (chrony, NTP): logs, certificates and signed requests need it",
     )
 
 

@@ -33,7 +33,9 @@ _FAILURE = "check failed: "
 def failures_in(output: bytes) -> list[str]:
     """Return the failures that a process has printed with ``line_of``."""
     lines = output.decode("utf-8", "replace").splitlines()
-    return [line.partition(_FAILURE)[2] for line in lines if line.startswith(f"trainworks: {_FAILURE}")]
+    return [
+        line.partition(_FAILURE)[2] for line in lines if line.startswith(f"trainworks: {_FAILURE}")
+    ]
 
 
 def line_of(finding: Finding) -> str:

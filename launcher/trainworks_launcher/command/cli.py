@@ -136,7 +136,9 @@ def _help(*, every: bool) -> str:
 
     return _HELP.format(
         modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
-        platforms="\n".join(textwrap.wrap(", ".join(PLATFORMS), 118, initial_indent="  ", subsequent_indent="  ")),
+        platforms="\n".join(
+            textwrap.wrap(", ".join(PLATFORMS), 118, initial_indent="  ", subsequent_indent="  ")
+        ),
         per_host=names.PROCESSES_PER_HOST,
         not_started=names.EXIT_NOT_STARTED,
         preparation=names.EXIT_PREPARATION,
@@ -156,10 +158,18 @@ def _execute(words: Sequence[str]) -> int:
         os.execvp(words[0], list(words))
     except OSError as error:
         script = os.path.isfile(words[0])  # noqa: PTH113
-        hint = "; to train, give no argument or: train" if isinstance(error, FileNotFoundError) else ""
+        hint = (
+            "; to train, give no argument or: train" if isinstance(error, FileNotFoundError) else ""
+        )
         hint = f"; to train with it, write: train -- {' '.join(words)}" if script else hint
-        sys.stderr.write(f"trainworks: cannot execute {words[0]!r}: {error.strerror or error}{hint}\n")
-        return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
+        sys.stderr.write(
+            f"trainworks: cannot execute {words[0]!r}: {error.strerror or error}{hint}\n"
+        )
+        return (
+            names.EXIT_NOT_FOUND
+            if isinstance(error, FileNotFoundError)
+            else names.EXIT_NOT_EXECUTABLE
+        )
 
 
 def _check(measures: bool) -> int:
@@ -231,7 +241,9 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     if value_of(parsed, "--format", "table") == "json":
         sys.stdout.write(explain.to_json(plan, rows))
     else:
-        sys.stdout.write(explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices)))
+        sys.stdout.write(
+            explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices))
+        )
     return 0
 
 
@@ -289,7 +301,9 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
 
     try:
         environment = read_patiently(take_variables(), asked or NOTHING_ASKED, output.log)
-    except RefusalError as refusal:  # a file system that does not answer: there is no place for a report, either
+    except (
+        RefusalError
+    ) as refusal:  # a file system that does not answer: there is no place for a report, either
         output.log(str(refusal))
         return refusal.status
     masker = Masker(environment.variables, environment.hyperparameters)
@@ -301,7 +315,9 @@ def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
         text = masker.text(str(refusal))
         output.log(text)
         known = refusal if isinstance(refusal, JobRefusedError) else known
-        outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
+        outcome = Outcome(
+            FAILED, refusal.status, known.placement.host if known else environment.hostname, text
+        )
         directory = environment.base_directory
         telling = plan_of_refusal(known.placement, known.network, directory) if known else None
         if telling is not None:

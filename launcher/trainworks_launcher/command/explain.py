@@ -52,25 +52,40 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "LANG": (_IMAGE, "the locale that was set is not installed"),
         "LD_PRELOAD": (_IMAGE, "makes gethostname() return this host's name in the job"),
         "MASTER_ADDR": (_PLATFORM, "host of rank 0; in a job of one host, its loopback address"),
-        "MASTER_PORT": (_DEFAULT, f"port of rank 0; set the variable {names.MASTER_PORT_VARIABLE} to choose another"),
+        "MASTER_PORT": (
+            _DEFAULT,
+            f"port of rank 0; set the variable {names.MASTER_PORT_VARIABLE} to choose another",
+        ),
         "PYTHONPATH": (_USER, "the code directory, so that the script's modules are found"),
         "PYTHONUNBUFFERED": (_DEFAULT, "output appears when it is written, not at the end"),
         "SAGEMAKER_JOB_NAME": (_PLATFORM, "name of the job"),
         "SAGEMAKER_REGION": (_PLATFORM, "region of the job"),
         names.SUBMIT_DIRECTORY_VARIABLE: (_USER, "where the code is"),
-        names.MODEL_PARALLEL_VARIABLE: (_USER, "smp's parameters, with the pipeline degree under both of its names"),
+        names.MODEL_PARALLEL_VARIABLE: (
+            _USER,
+            "smp's parameters, with the pipeline degree under both of its names",
+        ),
         names.CHECKPOINT_DIRECTORY_VARIABLE: (_PLATFORM, "where checkpoints are kept"),
         names.RESUME_VARIABLE: (_PLATFORM, "the newest complete checkpoint there"),
-        names.RESTARTS_VARIABLE: (_PLATFORM, "how often the job was started again, if the platform says it"),
+        names.RESTARTS_VARIABLE: (
+            _PLATFORM,
+            "how often the job was started again, if the platform says it",
+        ),
         names.HOSTNAME_VARIABLE: (_PLATFORM, "the name that gethostname() returns"),
-        "TMPDIR": (_DEFAULT, "the usual one forbids execution, or its name is too long for sockets"),
+        "TMPDIR": (
+            _DEFAULT,
+            "the usual one forbids execution, or its name is too long for sockets",
+        ),
         "SM_CHANNELS": (_PLATFORM, "names of the data channels"),
         "SM_CURRENT_HOST": (_PLATFORM, "this host's name in the job"),
         "SM_CURRENT_HOST_RANK": (_PLATFORM, "index of this host in SM_HOSTS, from 0"),
         "SM_CURRENT_INSTANCE_GROUP": (_PLATFORM, "instance group of this host"),
         "SM_CURRENT_INSTANCE_GROUP_HOSTS": (_PLATFORM, "hosts of this host's instance group"),
         "SM_CURRENT_INSTANCE_TYPE": (_PLATFORM, "instance type of this host"),
-        "SM_DISTRIBUTION_INSTANCE_GROUPS": (_USER, "instance groups that take part in the distribution"),
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": (
+            _USER,
+            "instance groups that take part in the distribution",
+        ),
         "SM_ENTRY_SCRIPT": (_USER, "the entry point"),
         "SM_FRAMEWORK_MODULE": (_IMAGE, f"from the variable {names.TRAINING_MODULE_VARIABLE}"),
         "SM_FRAMEWORK_PARAMS": (_USER, "reserved hyperparameters of frameworks"),
@@ -98,7 +113,10 @@ _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "SM_OUTPUT_DIR": (_PLATFORM, "directory of all output but the model"),
         "SM_OUTPUT_FAILURE": (_PLATFORM, "file of the failure's text"),
         "SM_OUTPUT_INTERMEDIATE_DIR": (_PLATFORM, "results while the job runs"),
-        "SM_RESOURCE_CONFIG": (_PLATFORM, "the platform's file of that name, with this host's values"),
+        "SM_RESOURCE_CONFIG": (
+            _PLATFORM,
+            "the platform's file of that name, with this host's values",
+        ),
         "SM_SOURCE_DIR": (_USER, "where the code is, by the newer SDK's name"),
         "SM_TOPOLOGY": (_PLATFORM, "how the hosts are connected"),
         "SM_TRAINING_ENV": (_PLATFORM, "all of this as one object"),
@@ -140,7 +158,11 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
         if words:
             rows.append(Row("process", name, shlex.join(words), _USER, why))
     for beside in plan.auxiliaries:
-        rows.append(Row("process", beside.name, shlex.join(beside.argv), _DEFAULT, "runs beside the program"))
+        rows.append(
+            Row(
+                "process", beside.name, shlex.join(beside.argv), _DEFAULT, "runs beside the program"
+            )
+        )
         rows += [
             Row("process", name, value, _DEFAULT, f"only for the {beside.name}")
             for name, value in sorted(beside.env.items())
@@ -170,15 +192,29 @@ def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
         return about[name].origin.word, about[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
-    return next((meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", ""))
+    return next(
+        (meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", "")
+    )
 
 
 def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
     """Return an explanation as JSON text."""
     listed: list[Json] = [
-        {"kind": row.kind, "name": row.name, "value": row.value, "origin": row.origin, "why": row.why} for row in rows
+        {
+            "kind": row.kind,
+            "name": row.name,
+            "value": row.value,
+            "origin": row.origin,
+            "why": row.why,
+        }
+        for row in rows
     ]
-    document: dict[str, Json] = {"mode": plan.mode, "host": plan.host, "role": plan.role, "rows": listed}
+    document: dict[str, Json] = {
+        "mode": plan.mode,
+        "host": plan.host,
+        "role": plan.role,
+        "rows": listed,
+    }
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
@@ -229,11 +265,19 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[st
 def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
     """One row of the table: as many lines as its longest cell needs."""
     columns = [_wrapped(cell, width) for cell, width in zip(cells, widths)]
-    name, value = ([] if max(map(len, column)) <= width else column for column, width in zip(columns[:2], widths))
+    name, value = (
+        [] if max(map(len, column)) <= width else column
+        for column, width in zip(columns[:2], widths)
+    )
     lines = ["  " + " ".join(name)] if name else []
-    shown = [[""] if alone else column for column, alone in zip(columns[:2], (name, value))] + columns[2:]
+    shown = [
+        [""] if alone else column for column, alone in zip(columns[:2], (name, value))
+    ] + columns[2:]
     for number in range(max(len(column) for column in shown)):
-        parts = [(column[number] if number < len(column) else "").ljust(width) for column, width in zip(shown, widths)]
+        parts = [
+            (column[number] if number < len(column) else "").ljust(width)
+            for column, width in zip(shown, widths)
+        ]
         lines.append("  " + "  ".join(parts).rstrip())
     below = sum(widths) + 2 * len(widths) - len(_BELOW)
     return lines + [_BELOW + line for line in _wrapped(cells[1], below) if value]

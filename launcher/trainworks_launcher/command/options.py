@@ -50,9 +50,16 @@ SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
 
 _MODES = ("none", *(row.name for row in MODES.values() if row.switch))
 _HOW = (
-    Option("--mode", "MODE", "how the processes are started; default: the job's hyperparameters, else none", _MODES),
+    Option(
+        "--mode",
+        "MODE",
+        "how the processes are started; default: the job's hyperparameters, else none",
+        _MODES,
+    ),
     Option("--processes-per-host", "N", "processes on each host; default: one per GPU"),
-    Option("--max-restarts", "N", "start all hosts again after a failure, at most N times; default: 0"),
+    Option(
+        "--max-restarts", "N", "start all hosts again after a failure, at most N times; default: 0"
+    ),
 )
 
 TRAIN = Command("train", "run this host's part of the training job", _HOW)
@@ -63,12 +70,23 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "explain",
         "print every flag and variable with its origin and reason; run nothing",
-        (_HOST, Option("--format", "FORMAT", "table (default) or json", ("table", "json")), SECRETS, *_HOW),
+        (
+            _HOST,
+            Option("--format", "FORMAT", "table (default) or json", ("table", "json")),
+            SECRETS,
+            *_HOW,
+        ),
     ),
     Command(
         "check",
         "check this host as a job does before it starts; run nothing",
-        (Option("bandwidth", "", "then time an all-reduce over the GPUs of all hosts: start it on each of them"),),
+        (
+            Option(
+                "bandwidth",
+                "",
+                "then time an all-reduce over the GPUs of all hosts: start it on each of them",
+            ),
+        ),
     ),
 )
 """The commands beside TRAIN."""
@@ -99,10 +117,17 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
         if option is None and not name.startswith("-"):
             before = words[: len(words) - len(waiting) - 1]
             raise UsageError(
-                _no_word([*([] if command is TRAIN else [command.name]), *before], [name + equals + value, *waiting])
+                _no_word(
+                    [*([] if command is TRAIN else [command.name]), *before],
+                    [name + equals + value, *waiting],
+                )
             )
         if option is None:
-            every = known if command is not TRAIN else (*known, *(row.name for row in COMMANDS), "--help", "--version")
+            every = (
+                known
+                if command is not TRAIN
+                else (*known, *(row.name for row in COMMANDS), "--help", "--version")
+            )
             raise UsageError(f"{command.name} has no option {name!r}; {nearest(name, every)}")
         if not option.value:
             if equals:
@@ -116,7 +141,9 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
         if name in found and not option.repeated:
             raise UsageError(f"{name} is given twice")
         found[name] = (*found.get(name, ()), value)
-    missing = [option.name for option in command.options if option.needed and option.name not in found]
+    missing = [
+        option.name for option in command.options if option.needed and option.name not in found
+    ]
     if missing:
         raise UsageError(f"{command.name} needs {' and '.join(missing)}")
     return found
@@ -130,7 +157,9 @@ def value_of(parsed: Parsed, name: str, default: str = "") -> str:
 
 def _command_in(words: Sequence[str]) -> tuple[Command, list[str]]:
     """Return the command that the words name, at any place, and the words without its name; TRAIN if there is none."""
-    valued = {option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value}
+    valued = {
+        option.name for command in (TRAIN, *COMMANDS) for option in command.options if option.value
+    }
     named = {command.name: command for command in COMMANDS}
     for index, word in enumerate(words):
         if word in named and (index == 0 or words[index - 1] not in valued):
@@ -154,7 +183,9 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
     command, rest = _command_in(words)
     parsed = parse(command, rest)
     if program and not program[1:]:
-        raise UsageError(f"no program after {PROGRAM!r}; write for example: train {PROGRAM} train.py --epochs 3")
+        raise UsageError(
+            f"no program after {PROGRAM!r}; write for example: train {PROGRAM} train.py --epochs 3"
+        )
     counts = []
     for name in ("--processes-per-host", "--max-restarts"):
         count = value_of(parsed, name)
@@ -173,7 +204,9 @@ def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:
     lines: list[str] = []
     for names in dict.fromkeys(map(tuple, having.values())):
         *others, last = names
-        lines.append(f"Options of {', '.join(others)} and {last}:" if others else f"Options of {last}:")
+        lines.append(
+            f"Options of {', '.join(others)} and {last}:" if others else f"Options of {last}:"
+        )
         for option in (option for option, found in having.items() if tuple(found) == names):
             word = f"{option.name} {option.value}".rstrip()
             lines.append(f"  {word:<30}{option.text}{' (needed)' if option.needed else ''}")

@@ -38,11 +38,17 @@ def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
     idle = number - max(slots)
     lines = [_title(hosts, slots, idle, device)]
     if columns <= _COLUMNS:
-        lines.append(f"  {device:<{width}} {''.join(f'{column:>{cell}}' for column in range(columns))}")
+        lines.append(
+            f"  {device:<{width}} {''.join(f'{column:>{cell}}' for column in range(columns))}"
+        )
     for index in shown:
         ranks: Sequence[int] = range(starts[index], starts[index + 1])
         cells = [str(rank) for rank in ranks] + ["-"] * (number - len(ranks))
-        row = "".join(f"{text:>{cell}}" for text in cells) if columns <= _COLUMNS else f" {ranks[0]}-{ranks[-1]}"
+        row = (
+            "".join(f"{text:>{cell}}" for text in cells)
+            if columns <= _COLUMNS
+            else f" {ranks[0]}-{ranks[-1]}"
+        )
         if index == len(hosts) - 1 and len(shown) < len(hosts):
             lines.append(f"  and {len(hosts) - len(shown)} more hosts, up to")
         lines.append(f"  {names[index]:<{width}} {row}")

@@ -80,13 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = text_of(f"/proc/{os.getppid()}/cmdline").split("\0")
     if any(word.endswith(_DRIVER) for word in parent):
         hosts = _hosts(environment)
-        if program == "sshd" and len(hosts) > 1 and not list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
+        if (
+            program == "sshd"
+            and len(hosts) > 1
+            and not list(Path(_HOST_KEYS).glob("ssh_host_*_key"))
+        ):
             return _refuse(environment, hosts)
         if program == "mpirun":
             given = environment.get("SM_NETWORK_INTERFACE_NAME", "")
             missing = "" if given in network_interfaces() else given
             leader = environment.get("SM_MASTER_ADDR", "")
-            options, notes = corrected(options, missing, interface_that_reaches(leader) if missing else "")
+            options, notes = corrected(
+                options, missing, interface_that_reaches(leader) if missing else ""
+            )
             for note in notes:
                 output.log(note)
             name = environment.get("SM_CURRENT_HOST", "")
@@ -99,17 +105,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif environment.get(names.MPI_HOSTFILE_VARIABLE):
         dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
         environment.update(own_names(environment, dialect))
-        environment.update(_reached_with_the_jobs_keys(environment, dialect, manifest.programs.get("ssh", "")))
+        environment.update(
+            _reached_with_the_jobs_keys(environment, dialect, manifest.programs.get("ssh", ""))
+        )
         name = _own_line(environment[names.MPI_HOSTFILE_VARIABLE])
         environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
     try:
         os.execve(real, [real, *options], environment)
     except OSError as error:
-        sys.stderr.write(f"trainworks: cannot execute {program} as {real!r}: {error.strerror or error}\n")
-        return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
+        sys.stderr.write(
+            f"trainworks: cannot execute {program} as {real!r}: {error.strerror or error}\n"
+        )
+        return (
+            names.EXIT_NOT_FOUND
+            if isinstance(error, FileNotFoundError)
+            else names.EXIT_NOT_EXECUTABLE
+        )
 
 
-def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list[str], tuple[str, ...]]:
+def corrected(
+    options: Sequence[str], missing: str, reaching: str
+) -> tuple[list[str], tuple[str, ...]]:
     """Return (mpirun's words, what to say about them).
 
     ``missing`` is the platform's network interface if it does not exist, else ""; it becomes ``reaching``, by which
@@ -121,19 +137,28 @@ def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list
     ranks, slots = 0, 0
     index = 0
     while index < len(words) and words[index].startswith("-"):
-        option, values = words[index], words[index + 1 : index + 1 + _VALUES_OF.get(words[index], 0)]
+        option, values = (
+            words[index],
+            words[index + 1 : index + 1 + _VALUES_OF.get(words[index], 0)],
+        )
         last = index + len(values)
         index = last + 1
         if option == "-np" and values and values[0].isdigit():
             ranks = int(values[0])
         elif option == "--host" and values:
-            counts = [host.rpartition(":")[2] if ":" in host else "" for host in values[0].split(",")]
+            counts = [
+                host.rpartition(":")[2] if ":" in host else "" for host in values[0].split(",")
+            ]
             slots = sum(int(count) if count.isdigit() else 1 for count in counts)
-        elif values and (values[0].endswith("_if_include") or values[0].startswith("NCCL_SOCKET_IFNAME=")):
+        elif values and (
+            values[0].endswith("_if_include") or values[0].startswith("NCCL_SOCKET_IFNAME=")
+        ):
             prefix, equals, given = words[last].rpartition("=")
             if reaching and given == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
-                notes[f"the network interface {missing!r} does not exist on this host; mpirun gets {reaching!r}"] = None
+                notes[
+                    f"the network interface {missing!r} does not exist on this host; mpirun gets {reaching!r}"
+                ] = None
     if 0 < ranks < slots:
         notes[
             f"the SDK's own MPI driver asks for {ranks} process(es), and the hosts have room for {slots}: it counts the"
@@ -151,7 +176,9 @@ def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     """
     if "SLURM_JOB_ID" not in environment:
         return dict(environment)
-    hidden = slurm.HIDDEN["ranks" if shutil.which("srun", path=environment.get("PATH")) else "mpirun"]
+    hidden = slurm.HIDDEN[
+        "ranks" if shutil.which("srun", path=environment.get("PATH")) else "mpirun"
+    ]
     return {name: value for name, value in environment.items() if not name.startswith(hidden)}
 
 
@@ -179,13 +206,22 @@ def _reached_by_the_launchers(environment: Mapping[str, str], dialect: Dialect) 
     parameters = {
         "plm_rsh_agent": _AGENT,
         "plm_rsh_no_tree_spawn": "1",  # only the first host may start something on the others
-        "plm_rsh_num_concurrent": str(max(len(_hosts(environment)), 128)),  # an agent lives as long as its daemon
+        "plm_rsh_num_concurrent": str(
+            max(len(_hosts(environment)), 128)
+        ),  # an agent lives as long as its daemon
     }
-    found = {variable_of(dialect, dialect.canonical(name)): value for name, value in parameters.items()}
-    return {**found, "SHELL": "/bin/sh"}  # what mpirun writes its daemons' commands for; the launchers run them with it
+    found = {
+        variable_of(dialect, dialect.canonical(name)): value for name, value in parameters.items()
+    }
+    return {
+        **found,
+        "SHELL": "/bin/sh",
+    }  # what mpirun writes its daemons' commands for; the launchers run them with it
 
 
-def _reached_with_the_jobs_keys(environment: Mapping[str, str], dialect: Dialect, ssh: str) -> dict[str, str]:
+def _reached_with_the_jobs_keys(
+    environment: Mapping[str, str], dialect: Dialect, ssh: str
+) -> dict[str, str]:
     """Return variables by which mpirun reaches the workers with the mounted keys; {} if there are none."""
     keys = mounted_keys.find()
     agent = variable_of(dialect, dialect.canonical("plm_rsh_agent"))
@@ -193,7 +229,9 @@ def _reached_with_the_jobs_keys(environment: Mapping[str, str], dialect: Dialect
         return {}
     directory = Path(tempfile.mkdtemp(prefix="trainworks-ssh-"))
     limit = environment.get(names.JOIN_LIMIT_VARIABLE) or f"{names.JOIN_LIMIT_SECONDS:g}"
-    mounted_keys.write_client_files(directory, ssh, keys, (sys.executable, "-I", str(_PROGRAMS / "connect.py"), limit))
+    mounted_keys.write_client_files(
+        directory, ssh, keys, (sys.executable, "-I", str(_PROGRAMS / "connect.py"), limit)
+    )
     return {
         names.RUNTIME_DIRECTORY_VARIABLE: str(directory),
         agent: _AGENT,
@@ -227,7 +265,9 @@ def _own_line(hostfile: str) -> str:
     """Return what a hostfile calls this host, "" if it does not have it: the launcher pod may be a worker, too."""
     own = os.uname().nodename.split(".")[0]
     lines = text_of(hostfile).splitlines()  # mpirun says where it cannot be read
-    return next((words[0] for words in map(str.split, lines) if words and words[0].split(".")[0] == own), "")
+    return next(
+        (words[0] for words in map(str.split, lines) if words and words[0].split(".")[0] == own), ""
+    )
 
 
 def _known_by_its_name(environment: Mapping[str, str], shim: str, name: str) -> dict[str, str]:
@@ -245,6 +285,8 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     reports = f"{base}/{places.RESULTS[places.OUTPUT]}"
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
-    outcome_files.write(reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment))
+    outcome_files.write(
+        reports, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment)
+    )
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED

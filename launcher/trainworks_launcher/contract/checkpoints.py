@@ -29,7 +29,10 @@ TRACKERS = (
 )
 """File beside checkpoints, written last -> the name of the directory that its text stands for."""
 
-_SYNC_MARKS = (".sagemaker-uploading", ".sagemaker-uploaded")  # SageMaker puts them beside what it uploads
+_SYNC_MARKS = (
+    ".sagemaker-uploading",
+    ".sagemaker-uploaded",
+)  # SageMaker puts them beside what it uploads
 _TEMPORARY = re.compile(r"\.(tmp|part|partial|incomplete)$|^tmp")
 _NAMED = re.compile(r"(checkpoint|ckpt|epoch|step|iter)\w*?[-_=]?\d", re.IGNORECASE)
 _LIKELY = re.compile(r"checkpoint|ckpt|epoch|step|iter|snapshot|last", re.IGNORECASE)
@@ -59,7 +62,11 @@ def newest_complete(directory: str) -> str:
     number (``last.ckpt``) is the newest if it was written after that one.
     """
     found = list(_checkpoints(Path(directory)))
-    numbered = max((row for row in found if row.step >= 0), key=lambda row: (row.step, row.written), default=None)
+    numbered = max(
+        (row for row in found if row.step >= 0),
+        key=lambda row: (row.step, row.written),
+        default=None,
+    )
     others = max((row for row in found if row.step < 0), key=lambda row: row.written, default=None)
     if numbered is not None and (others is None or others.written <= numbered.written):
         return str(numbered.path)
@@ -84,7 +91,9 @@ def has_younger(directory: str, since: float) -> bool:
     for folder, _, names in os.walk(directory):
         for name in names:
             count += 1
-            if count > _ENTRIES or (not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since):
+            if count > _ENTRIES or (
+                not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since
+            ):
                 return True
     return False
 
@@ -125,7 +134,9 @@ def _checkpoints(directory: Path) -> Iterator[Checkpoint]:
                 if (path.suffix == ".ckpt" or of_torch) and _is_whole(path):
                     yield Checkpoint(path, _step(path.name), _written(path))
                 continue
-            last = next((mark for mark in (path / name for name in LAST_FILES) if mark.exists()), None)
+            last = next(
+                (mark for mark in (path / name for name in LAST_FILES) if mark.exists()), None
+            )
             if last is None and path.name in tracked:
                 last = path
             if last is not None and _is_whole_directory(path):
@@ -158,7 +169,10 @@ def _tracked(entries: list[Path]) -> frozenset[str]:
     """Return the names that the files beside checkpoints say."""
     forms = dict(TRACKERS)
     files = [path for path in entries if path.name in forms and path.is_file()]
-    return frozenset(forms[path.name].format(_read(path, 256).decode("utf-8", "replace").strip()) for path in files)
+    return frozenset(
+        forms[path.name].format(_read(path, 256).decode("utf-8", "replace").strip())
+        for path in files
+    )
 
 
 def _is_whole_directory(folder: Path) -> bool:
@@ -174,7 +188,9 @@ def _is_whole_directory(folder: Path) -> bool:
             if _TEMPORARY.search(name) or not _is_whole(path):
                 return False
             if name == ".metadata":
-                wanted.update(shard.decode() for shard in _SHARD.findall(_read(path, _HEADER_BYTES)))
+                wanted.update(
+                    shard.decode() for shard in _SHARD.findall(_read(path, _HEADER_BYTES))
+                )
             elif name.endswith(".index.json"):
                 wanted.update(_shards_of_index(path))
         if not wanted <= set(names):
@@ -213,7 +229,9 @@ def _is_whole(path: Path) -> bool:
                 if len(start) < 8 or length > min(size - 8, _HEADER_BYTES):
                     return False
                 rows = json.loads(opened.read(length))
-                ends = [row["data_offsets"][1] for name, row in rows.items() if name != "__metadata__"]
+                ends = [
+                    row["data_offsets"][1] for name, row in rows.items() if name != "__metadata__"
+                ]
                 return bool(size == 8 + length + max(ends, default=0))
             if start.startswith(b"PK"):
                 opened.seek(max(0, size - _ZIP_END_BYTES))

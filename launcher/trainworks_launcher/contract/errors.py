@@ -52,7 +52,9 @@ class RefusalError(Exception):
         """Return the text for a person: a count, then one line per problem."""
         if len(self.problems) == 1:
             return f"cannot start the job: {self.problems[0]}"
-        lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
+        lines = "".join(
+            f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1)
+        )
         return f"cannot start the job, {len(self.problems)} problems:{lines}"
 
 

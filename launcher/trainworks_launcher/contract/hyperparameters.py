@@ -34,7 +34,9 @@ def is_reserved(name: str) -> bool:
     return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
 
 
-def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+def split_reserved(
+    hyperparameters: Mapping[str, Json],
+) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
     """Return (the user's, the reserved ones)."""
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
     reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}

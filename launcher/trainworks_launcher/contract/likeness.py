@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Iterable
 
 WORDS = {
-    **dict.fromkeys(("n", "np", "ppn", "procs", "nproc", "nprocs", "num-processes"), "processes-per-host"),
+    **dict.fromkeys(
+        ("n", "np", "ppn", "procs", "nproc", "nprocs", "num-processes"), "processes-per-host"
+    ),
     **dict.fromkeys(("nproc-per-node", "ntasks-per-node"), "processes-per-host"),
     **dict.fromkeys(("torchrun", "ddp"), "torch-distributed"),
     "mpirun": "mpi",

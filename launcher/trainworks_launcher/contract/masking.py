@@ -36,11 +36,26 @@ _WORDS = frozenset(
         "token",
     )
 )
-_LAST_WORDS = frozenset(("auth", "key", "keys", "pw"))  # "api_key" is a secret, "num_key_value_heads" is not
+_LAST_WORDS = frozenset(
+    ("auth", "key", "keys", "pw")
+)  # "api_key" is a secret, "num_key_value_heads" is not
 _PASS = "pass"  # "db_pass" is a secret, "forward_pass" is not
 _BEFORE_PASS = frozenset(
     (
-        *("backward", "data", "final", "first", "forward", "full", "last", "max", "min", "multi", "n", "num"),
+        *(
+            "backward",
+            "data",
+            "final",
+            "first",
+            "forward",
+            "full",
+            "last",
+            "max",
+            "min",
+            "multi",
+            "n",
+            "num",
+        ),
         *("one", "per", "render", "second", "single", "test", "third", "two"),
     )
 )
@@ -48,15 +63,21 @@ _BEFORE_PASS = frozenset(
 _LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
-_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory; in a connection string, a password
+_NOT_SECRET = frozenset(
+    ("PWD", "OLDPWD")
+)  # the shell's working directory; in a connection string, a password
 _FRACTION = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+)")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?"
 _ASSIGNMENT = r"([A-Za-z_][A-Za-z0-9_.-]*)=.*"
-_KEY = re.compile(r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*")  # bounded: values may be long
+_KEY = re.compile(
+    r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*"
+)  # bounded: values may be long
 _NEXT_PAIR = r"""(?=\s*(?:[A-Za-z][\w .-]{0,63}=|['"}\],]|\Z)|\s)"""
-_WITHOUT_QUOTES = rf"""(?:[^\s,'"}}\];&]|[;&](?!{_NEXT_PAIR}))+"""  # Pwd=x;Encrypt=yes, a=x&b=y: ends at ; and &
+_WITHOUT_QUOTES = (
+    rf"""(?:[^\s,'"}}\];&]|[;&](?!{_NEXT_PAIR}))+"""  # Pwd=x;Encrypt=yes, a=x&b=y: ends at ; and &
+)
 _ANY_VALUE = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{{\[].*|{_WITHOUT_QUOTES}"""
 _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
@@ -181,9 +202,13 @@ class Masker:
         forms = {form for value in found if len(value) >= VALUE_LENGTH for form in _forms(value)}
         values = sorted(forms, key=len, reverse=True)
         self._values = re.compile("|".join(map(re.escape, values))) if values else None
-        known = sorted({form for value in found if value for form in _forms(value)}, key=len, reverse=True)
+        known = sorted(
+            {form for value in found if value for form in _forms(value)}, key=len, reverse=True
+        )
         quoted = "|".join(map(re.escape, known))
-        self._value_of_pair = re.compile(rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL)
+        self._value_of_pair = re.compile(
+            rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL
+        )
 
     def text(self, text: str) -> str:
         """Return a text without known secret values, credentials in URLs and tokens of well-known forms."""
@@ -211,12 +236,18 @@ class Masker:
         """Return a decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
         if isinstance(value, dict):
             return {
-                key: MASK if is_secret(key, entry) and entry and entry is not True else self.json(entry)
+                key: MASK
+                if is_secret(key, entry) and entry and entry is not True
+                else self.json(entry)
                 for key, entry in value.items()
             }
         if isinstance(value, list):
             lines = [entry for entry in value if isinstance(entry, str)]
-            return [*self.words(lines)] if len(lines) == len(value) else [self.json(entry) for entry in value]
+            return (
+                [*self.words(lines)]
+                if len(lines) == len(value)
+                else [self.json(entry) for entry in value]
+            )
         if not isinstance(value, str):
             return value
         if value.startswith("-"):  # it may be a command line's options
@@ -234,8 +265,14 @@ class Masker:
         shown: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
-            value = self._value_of_pair.match(text, key.end()) if _may_be_secret(key.group(1)) else None
-            if value and key.start() >= done and is_secret(key.group(1), value.group().strip("'\"")):
+            value = (
+                self._value_of_pair.match(text, key.end()) if _may_be_secret(key.group(1)) else None
+            )
+            if (
+                value
+                and key.start() >= done
+                and is_secret(key.group(1), value.group().strip("'\""))
+            ):
                 shown += [text[done : key.end()], MASK]
                 done = value.end()
         return self.text("".join([*shown, text[done:]]))
@@ -257,8 +294,16 @@ class Masker:
             hidden = ""
             if option:
                 secret = is_secret(option.group(1), (option.group(2) or "")[1:])
-                hidden = option.group(1) if is_secret_name(option.group(1)) and option.group(2) is None else ""
-                masked.append(f"{word.partition('=')[0]}={MASK}" if secret and option.group(2) else self.text(word))
+                hidden = (
+                    option.group(1)
+                    if is_secret_name(option.group(1)) and option.group(2) is None
+                    else ""
+                )
+                masked.append(
+                    f"{word.partition('=')[0]}={MASK}"
+                    if secret and option.group(2)
+                    else self.text(word)
+                )
                 continue
             assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
             if assignment and is_secret(assignment.group(1), word.partition("=")[2]):
@@ -281,7 +326,11 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
     """Add the secret values in a decoded JSON value, or in the JSON text of a variable, to ``found``."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            _collect(entry, found, f"{key}" if is_secret_name(f"{key}") or not is_secret_name(name) else name)
+            _collect(
+                entry,
+                found,
+                f"{key}" if is_secret_name(f"{key}") or not is_secret_name(name) else name,
+            )
     elif isinstance(value, (list, tuple)):
         for entry in value:
             _collect(entry, found, name)
@@ -295,7 +344,9 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
                 return
         else:
             found.update(
-                pair[2].strip("'\"") for pair in _PAIR.finditer(value) if is_secret(pair[1], pair[2].strip("'\""))
+                pair[2].strip("'\"")
+                for pair in _PAIR.finditer(value)
+                if is_secret(pair[1], pair[2].strip("'\""))
             )
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret(name, value):
         found.add(str(value))

@@ -54,7 +54,9 @@ class Mode(NamedTuple):
         return (*self.programs, "ssh") if served else self.programs
 
 
-MINIMUM_SOURCE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
+MINIMUM_SOURCE = (
+    "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
+)
 
 _MPIRUN = ("mpirun",)
 _TORCH = ("torch",)
@@ -137,5 +139,7 @@ _ROWS = (
 MODES: Mapping[str, Mode] = MappingProxyType({row.name: row for row in _ROWS})
 """Name -> row, in the order in which people meet them."""
 
-SWITCHES: Mapping[str, str] = MappingProxyType({row.switch: row.name for row in MODES.values() if row.switch})
+SWITCHES: Mapping[str, str] = MappingProxyType(
+    {row.switch: row.name for row in MODES.values() if row.switch}
+)
 """Switch -> name of its mode."""

@@ -10,7 +10,16 @@ from trainworks_launcher.contract.errors import Problem, nearest
 from trainworks_launcher.contract.values import Json, text
 
 LEVELS: Mapping[str, int] = MappingProxyType(
-    {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
+    {
+        "CRITICAL": 50,
+        "FATAL": 50,
+        "ERROR": 40,
+        "WARNING": 30,
+        "WARN": 30,
+        "INFO": 20,
+        "DEBUG": 10,
+        "NOTSET": 0,
+    }
 )
 """Name of a log level of Python -> its number; a script gets the number."""
 
@@ -91,7 +100,11 @@ def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Jso
     value = reserved.get(names.LOG_LEVEL)
     if value is None or value == "":
         given = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
-        value = int(given) if given.isdecimal() and len(given) < 10 else given or names.LOG_LEVEL_DEFAULT
+        value = (
+            int(given)
+            if given.isdecimal() and len(given) < 10
+            else given or names.LOG_LEVEL_DEFAULT
+        )
     if isinstance(value, str):
         return LEVELS.get(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -44,7 +44,11 @@ PASSED_ON = frozenset(
 def handled() -> tuple[int, ...]:
     """Return the signals that the launcher has a handler for; not HUP where it is ignored already (nohup(1))."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(int(number) for number in (*STOP_SIGNALS, *PASSED_ON) if not (ignored and number == signal.SIGHUP))
+    return tuple(
+        int(number)
+        for number in (*STOP_SIGNALS, *PASSED_ON)
+        if not (ignored and number == signal.SIGHUP)
+    )
 
 
 def name_of(number: int) -> str:
@@ -84,7 +88,10 @@ class EarlyStops:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Restore what was there before."""
         for number, handler in self._before.items():

@@ -83,7 +83,9 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+)
 """Commands to a terminal: colours, moves, titles. Source: ECMA-48, 5.4 and 5.6."""
 
 
@@ -116,7 +118,9 @@ def text(value: Json, default: str = "") -> str:
 
 def texts(value: Json) -> tuple[str, ...]:
     """Return the strings of a list, in order; empty for anything that is not a list."""
-    return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
+    return (
+        tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
+    )
 
 
 def mapping(value: Json) -> Mapping[str, Json]:

@@ -11,7 +11,9 @@ import tarfile
 from contextlib import suppress
 from typing import NamedTuple
 
-_PATH_LIMIT = 1_000  # bytes of a member's path: with the directory before it, far below the kernel's 4,096
+_PATH_LIMIT = (
+    1_000  # bytes of a member's path: with the directory before it, far below the kernel's 4,096
+)
 _NAME_LIMIT = 255  # bytes of one name, NAME_MAX
 _LINKS_LIMIT = 40  # links on one way, as the kernel counts them, path_resolution(7)
 
@@ -82,7 +84,9 @@ def _path(member: tarfile.TarInfo, name: str) -> tuple[str, ...]:
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts:
         raise _refused(member, "its path leaves the directory")
-    if len(os.fsencode(name)) > _PATH_LIMIT or any(len(os.fsencode(part)) > _NAME_LIMIT for part in parts):
+    if len(os.fsencode(name)) > _PATH_LIMIT or any(
+        len(os.fsencode(part)) > _NAME_LIMIT for part in parts
+    ):
         raise _refused(member, "its path is too long")
     return parts
 
@@ -104,7 +108,9 @@ def _check_place(path: tuple[str, ...], kind: str, directory: str) -> None:
     place = os.path.join(directory, *path)  # noqa: PTH118
     here = "link" if os.path.islink(place) else "directory" if os.path.isdir(place) else "file"  # noqa: PTH112, PTH114
     if os.path.lexists(place) and (kind == "directory") != (here == "directory"):
-        raise ValueError(f"member {'/'.join(path)!r}: there is a {here} in its place, and it is a {kind}")
+        raise ValueError(
+            f"member {'/'.join(path)!r}: there is a {here} in its place, and it is a {kind}"
+        )
 
 
 def _leads_out(
@@ -145,7 +151,9 @@ def _leads_out(
 
 
 def _file_of(
-    path: tuple[str, ...], linked: dict[tuple[str, ...], str], files: dict[tuple[str, ...], tarfile.TarInfo]
+    path: tuple[str, ...],
+    linked: dict[tuple[str, ...], str],
+    files: dict[tuple[str, ...], tarfile.TarInfo],
 ) -> tuple[str, ...]:
     """Return the regular file of the archive that a hard link stands for."""
     seen = {path}
@@ -157,5 +165,7 @@ def _file_of(
             break
         seen.add(target)
     if target not in files:
-        raise ValueError(f"member {'/'.join(path)!r}: it is a hard link to something that is not a file of the archive")
+        raise ValueError(
+            f"member {'/'.join(path)!r}: it is a hard link to something that is not a file of the archive"
+        )
     return target

@@ -31,7 +31,11 @@ def instance_groups(config: Mapping[str, Json]) -> tuple[Group, ...]:
     listed = config.get("instance_groups")
     rows = [mapping(row) for row in listed] if isinstance(listed, list) else []
     return tuple(
-        Group(text(row.get("instance_group_name")), text(row.get("instance_type")), texts(row.get("hosts")))
+        Group(
+            text(row.get("instance_group_name")),
+            text(row.get("instance_type")),
+            texts(row.get("hosts")),
+        )
         for row in rows
     )
 
@@ -44,7 +48,9 @@ def group_of(config: Mapping[str, Json], host: str) -> Group | None:
     """
     groups = instance_groups(config)
     holding = [group for group in groups if host in group.hosts]
-    said = text(config.get("current_group_name")) if host == text(config.get("current_host")) else ""
+    said = (
+        text(config.get("current_group_name")) if host == text(config.get("current_host")) else ""
+    )
     for group in holding or groups:
         if group.name == said:
             return group
@@ -57,7 +63,11 @@ def instance_type_of(config: Mapping[str, Json], host: str) -> str:
     "local" is what the SDK's local mode says.
     """
     group = group_of(config, host)
-    return (group.instance_type if group else "") or text(config.get("current_instance_type")) or "local"
+    return (
+        (group.instance_type if group else "")
+        or text(config.get("current_instance_type"))
+        or "local"
+    )
 
 
 def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
@@ -67,7 +77,9 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
     """
     where = names.RESOURCE_CONFIG_FILE
     problems = [
-        Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name")
+        Problem(
+            f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name"
+        )
         for name in _TEXTS
         if config.get(name) is not None and not isinstance(config[name], str)
     ]
@@ -77,25 +89,38 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
         return problems
     if not isinstance(listed, list):
         advice = "list one object per instance group"
-        return [*problems, Problem(f"'instance_groups' is {kind(listed)}, not a list", where, advice)]
+        return [
+            *problems,
+            Problem(f"'instance_groups' is {kind(listed)}, not a list", where, advice),
+        ]
     known = set(texts(config.get("hosts")))
     names_seen: set[str] = set()
     for number, row in enumerate(listed, 1):
         place = f"{where}: instance_groups, entry {number}"
         if not isinstance(row, dict):
-            problems.append(Problem(f"is {kind(row)}, not an object", place, "give name, type and hosts"))
+            problems.append(
+                Problem(f"is {kind(row)}, not an object", place, "give name, type and hosts")
+            )
             continue
         name = text(row.get("instance_group_name"))
         if not name:
-            problems.append(Problem("the group has no 'instance_group_name'", place, "give the group a name"))
+            problems.append(
+                Problem("the group has no 'instance_group_name'", place, "give the group a name")
+            )
         elif name in names_seen:
-            problems.append(Problem(f"there is another group {name!r}", place, "give each group a different name"))
+            problems.append(
+                Problem(
+                    f"there is another group {name!r}", place, "give each group a different name"
+                )
+            )
         names_seen.add(name)
         problems += _check_hosts(row, place)
         strangers = [host for host in texts(row.get("hosts")) if host not in known]
         if strangers and known:
             advice = "list the hosts of all groups under 'hosts'"
-            problems.append(Problem(f"{strangers[0]!r} is not one of the job's hosts", place, advice))
+            problems.append(
+                Problem(f"{strangers[0]!r} is not one of the job's hosts", place, advice)
+            )
     return problems
 
 
@@ -105,6 +130,12 @@ def _check_hosts(row: Mapping[str, Json], where: str) -> list[Problem]:
     if hosts is None:
         return []
     if not isinstance(hosts, list):
-        return [Problem(f"'hosts' is {kind(hosts)}, not a list", where, "list the names of the hosts")]
+        return [
+            Problem(f"'hosts' is {kind(hosts)}, not a list", where, "list the names of the hosts")
+        ]
     wrong = [host for host in hosts if not isinstance(host, str)]
-    return [Problem(f"a host is {kind(wrong[0])}, not a name", where, "list names only")] if wrong else []
+    return (
+        [Problem(f"a host is {kind(wrong[0])}, not a name", where, "list names only")]
+        if wrong
+        else []
+    )

@@ -19,16 +19,22 @@ _IPC_LOCK = 14
 """Bit of CAP_IPC_LOCK, with which no limit of locked memory holds (linux/capability.h)."""
 
 
-def names_in(directory: str | Path, wanted: Callable[[str], object] = lambda _: True) -> tuple[str, ...]:
+def names_in(
+    directory: str | Path, wanted: Callable[[str], object] = lambda _: True
+) -> tuple[str, ...]:
     """Return the sorted names in a directory that may not exist."""
     try:
-        return tuple(sorted(entry.name for entry in Path(directory).iterdir() if wanted(entry.name)))
+        return tuple(
+            sorted(entry.name for entry in Path(directory).iterdir() if wanted(entry.name))
+        )
     except OSError:
         return ()
 
 
 # ---------------------------------------------------------------------------------------------------------------- EFA
-def efa_devices(classes: str = "/sys/class", nodes: str = "/dev/infiniband") -> tuple[tuple[str, ...], tuple[str, ...]]:
+def efa_devices(
+    classes: str = "/sys/class", nodes: str = "/dev/infiniband"
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the EFA devices that can be opened here, and of those of the host that cannot.
 
     A program opens a device by its node ``uverbsN``; the kernel says which node is whose (kernel documentation,
@@ -38,7 +44,11 @@ def efa_devices(classes: str = "/sys/class", nodes: str = "/dev/infiniband") -> 
         classes: Where the kernel lists devices by class.
         nodes: Where the device nodes are.
     """
-    listed = tuple(name for name in names_in(f"{classes}/infiniband") if _is_efa(f"{classes}/infiniband/{name}"))
+    listed = tuple(
+        name
+        for name in names_in(f"{classes}/infiniband")
+        if _is_efa(f"{classes}/infiniband/{name}")
+    )
     if not listed:
         return (), ()
     verbs = f"{classes}/infiniband_verbs"
@@ -46,7 +56,11 @@ def efa_devices(classes: str = "/sys/class", nodes: str = "/dev/infiniband") -> 
     for name in listed:
         for node in names_in(f"{classes}/infiniband/{name}/device/infiniband_verbs"):
             node_of[name] = node
-    found = [node for node in names_in(nodes, re.compile(r"uverbs\d+").fullmatch) if _opens(f"{nodes}/{node}")]
+    found = [
+        node
+        for node in names_in(nodes, re.compile(r"uverbs\d+").fullmatch)
+        if _opens(f"{nodes}/{node}")
+    ]
     if not any(name in node_of for name in listed):
         return listed[: len(found)], listed[len(found) :]
     usable = tuple(name for name in listed if node_of.get(name) in found)
@@ -107,10 +121,16 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     import subprocess
 
     try:
-        answer = subprocess.run([program, "--list-gpus"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+        answer = subprocess.run(
+            [program, "--list-gpus"], capture_output=True, timeout=_PROBE_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU ")) if answer.returncode == 0 else 0
+    return (
+        sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU "))
+        if answer.returncode == 0
+        else 0
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- NUMA
@@ -137,9 +157,14 @@ def nodes_of_gpus(
         driver: Where NVIDIA's driver lists this container's GPUs by their PCI addresses.
         cpus: CPUs that this process may use; None: what the kernel says.
     """
-    if gpus < 2 or len(names_in(f"{system}/devices/system/node", re.compile(r"node\d+").fullmatch)) < 2:
+    if (
+        gpus < 2
+        or len(names_in(f"{system}/devices/system/node", re.compile(r"node\d+").fullmatch)) < 2
+    ):
         return ()
-    listed = [_line(f"{system}/bus/pci/devices/{name.lower()}/numa_node") for name in names_in(driver)]
+    listed = [
+        _line(f"{system}/bus/pci/devices/{name.lower()}/numa_node") for name in names_in(driver)
+    ]
     if visible is not None:
         chosen = [int(entry) for entry in visible if entry.isdecimal()]
         listed = [listed[number] for number in chosen if number < len(listed)]
@@ -147,7 +172,10 @@ def nodes_of_gpus(
     if not len(nodes) == len(listed) == gpus or len(set(nodes)) < 2:
         return ()
     allowed = set(os.sched_getaffinity(0) if cpus is None else cpus)
-    usable = [allowed & _numbers(_line(f"{system}/devices/system/node/node{node}/cpulist")) for node in set(nodes)]
+    usable = [
+        allowed & _numbers(_line(f"{system}/devices/system/node/node{node}/cpulist"))
+        for node in set(nodes)
+    ]
     return nodes if all(usable) and _binds(min(usable[0]), variables) else ()
 
 
@@ -168,6 +196,11 @@ def _binds(cpu: int, variables: Mapping[str, str]) -> bool:
 
     line = (program, f"--physcpubind={cpu}", sys.executable, "-I", "-S", "-c", "")
     try:
-        return subprocess.run(line, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
+        return (
+            subprocess.run(
+                line, capture_output=True, timeout=_PROBE_SECONDS, check=False
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False

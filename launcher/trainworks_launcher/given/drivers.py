@@ -66,10 +66,14 @@ class _Fields:
         value = self.document.get(name)
         if value is None:
             return ()
-        if not isinstance(value, list) or any(not isinstance(entry, (str, int, float)) for entry in value):
+        if not isinstance(value, list) or any(
+            not isinstance(entry, (str, int, float)) for entry in value
+        ):
             self.refuse(f"{name!r} is {kind(value)}", "give a list of texts and numbers")
             return ()
-        return tuple(entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry)))
+        return tuple(
+            entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry))
+        )
 
     def _unusable(self, name: str, given: str) -> bool:
         """Return whether no program could be given this text; then it is a problem."""
@@ -105,9 +109,14 @@ def read_drivers(
         return NONE
     if program:
         return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
-    fields, launch = _Fields(names.SOURCE_CODE_FILE, source), _Fields(names.DISTRIBUTED_FILE, distributed)
+    fields, launch = (
+        _Fields(names.SOURCE_CODE_FILE, source),
+        _Fields(names.DISTRIBUTED_FILE, distributed),
+    )
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
-    arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))
+    arguments = tuple(
+        entry if isinstance(entry, str) else str(entry) for entry in fields.list("args")
+    )
     ours = command if command in _OURS else ""
     if ours:  # ModelTrainer's starter was told to start us: the job is the rest of the file
         command, arguments = "", ()
@@ -118,9 +127,15 @@ def read_drivers(
     asked: dict[str, Json] = {names.ARGUMENT_STYLE: "json"}
     if command:
         asked[names.ARGUMENT_STYLE] = "none"
-        notes += [f"{name} is not used: the job has a command" for name, given in (("entry_script", script),) if given]
+        notes += [
+            f"{name} is not used: the job has a command"
+            for name, given in (("entry_script", script),)
+            if given
+        ]
         if distributed:
-            notes.append(f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself")
+            notes.append(
+                f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself"
+            )
     elif script:
         asked[names.PROGRAM] = script
         asked.update(_distribution(launch))
@@ -133,7 +148,9 @@ def read_drivers(
     directory = fields.text("source_dir")
     if directory:
         archive = directory.rsplit("/", 1)[-1] if directory.endswith(_ARCHIVES) else ""
-        asked[names.SUBMIT_DIRECTORY] = "/".join(filter(None, (base, names.SOURCE_CHANNEL, archive)))
+        asked[names.SUBMIT_DIRECTORY] = "/".join(
+            filter(None, (base, names.SOURCE_CHANNEL, archive))
+        )
     requirements = fields.text("requirements")
     return Drivers(
         hyperparameters=MappingProxyType(asked),
@@ -147,7 +164,9 @@ def read_drivers(
     )
 
 
-def _contradictions(asked: Mapping[str, Json], hyperparameters: Mapping[str, Json]) -> list[Problem]:
+def _contradictions(
+    asked: Mapping[str, Json], hyperparameters: Mapping[str, Json]
+) -> list[Problem]:
     """Find what the files and the hyperparameters say differently."""
     return [
         Problem(

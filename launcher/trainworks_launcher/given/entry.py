@@ -94,12 +94,16 @@ def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> 
     return (variables.get(names.PROGRAM_VARIABLE) or text(reserved.get(names.PROGRAM))).strip()
 
 
-def code_location(base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
+def code_location(
+    base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]
+) -> str:
     """Return where the job's code is: its hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
-    asked = text(reserved.get(names.SUBMIT_DIRECTORY)) or variables.get(names.SUBMIT_DIRECTORY_VARIABLE, "")
+    asked = text(reserved.get(names.SUBMIT_DIRECTORY)) or variables.get(
+        names.SUBMIT_DIRECTORY_VARIABLE, ""
+    )
     return asked.strip() or f"{base_directory}/{names.CODE_DIRECTORY}"
 
 
@@ -155,7 +159,11 @@ def choose_entry_point(
         return nothing, problems  # the file that cannot be read may name it
     if not program:
         scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
-        advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"
+        advice = (
+            f"set it to one of: {', '.join(scripts[:8])}"
+            if scripts
+            else "set it to the name of the script"
+        )
         return nothing, [*problems, Problem("no entry point is given", where, advice)]
     try:
         point = parse_entry_point(program, code)
@@ -199,7 +207,9 @@ def choose_given_program(
         module = rest[0] if rest else ""
         if not _MODULE.fullmatch(module):
             advice = "give the name of the module: train -- -m package.train"
-            problems.append(Problem(f"{module!r} is not the name of a Python module", where, advice))
+            problems.append(
+                Problem(f"{module!r} is not the name of a Python module", where, advice)
+            )
         point, rest = EntryPoint("module", module), rest[1:]
     else:
         kind = "script" if name.endswith(".py") else "shell" if name.endswith(".sh") else "command"
@@ -220,7 +230,9 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
     """
     if entry.kind == "script":
         return (python, entry.name)
-    if entry.kind == "line":  # -e: its first failure is its end, as under ModelTrainer's own starter
+    if (
+        entry.kind == "line"
+    ):  # -e: its first failure is its end, as under ModelTrainer's own starter
         return (shell, "-ec", entry.name, "command")
     if entry.in_python:
         return (python, "-m", entry.module)

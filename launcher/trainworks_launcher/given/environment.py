@@ -21,9 +21,23 @@ from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.looking import looking_at
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
-from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, text, texts, without_brackets
+from trainworks_launcher.contract.values import (
+    NOTHING,
+    Json,
+    decode,
+    kind,
+    text,
+    texts,
+    without_brackets,
+)
 from trainworks_launcher.given import drivers, entry, limits, places, platforms, secret, several
-from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
+from trainworks_launcher.given.devices import (
+    count_gpus,
+    efa_devices,
+    locked_memory,
+    names_in,
+    nodes_of_gpus,
+)
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.given.manifest import Manifest, Missing, parse_manifest
 from trainworks_launcher.given.source import look_at_code, look_at_program
@@ -154,7 +168,10 @@ class Environment(NamedTuple):
     @property
     def places(self) -> Mapping[str, str]:
         """Variable -> path of every directory that the script is told to write to."""
-        return {**places.named(self.base_directory, self.checkpoint_directory), **self.results.paths}
+        return {
+            **places.named(self.base_directory, self.checkpoint_directory),
+            **self.results.paths,
+        }
 
     @property
     def output(self) -> str:
@@ -163,11 +180,15 @@ class Environment(NamedTuple):
 
     def __repr__(self) -> str:
         """Return all but the job's secret."""
-        shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "job_secret")
+        shown = (
+            f"{name}={value!r}" for name, value in self._asdict().items() if name != "job_secret"
+        )
         return f"Environment({', '.join(shown)})"
 
 
-def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED) -> Environment:
+def read_environment(
+    variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED
+) -> Environment:
     """Read everything. Never raises for bad input: unreadable or malformed files become ``problems``.
 
     Args:
@@ -196,11 +217,15 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     with looking_at("the directory of the results", base):
         results, refusals = _results(base, variables, platform, checkpoints)
     locale, said_of_locale = places.locale_of(variables)
-    warnings = [line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line]
+    warnings = [
+        line for line in (said_of_home, said_of_temporary, said_of_locale, results.warning) if line
+    ]
     warnings += [*_misspelt(variables), *_more_hosts(variables, platform), *platform.warnings]
     has_pmi = any(name.startswith(("PMI_", "PMIX_")) for name in variables)
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not has_pmi:
-        warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
+        warnings += _worlds_of_one(
+            code, invocation.program or (entry.program_name(variables, reserved),)
+        )
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
         asked = [MODES[platform.mode]]
@@ -210,7 +235,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         warnings.append(line)
     manifest = _complete(manifest, asked, packages, programs)
     shim = manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else ""
-    own_name = text(resource_config.get("current_host")) if shim and platform.names_resolve else hostname
+    own_name = (
+        text(resource_config.get("current_host")) if shim and platform.names_resolve else hostname
+    )
     return Environment(
         base_directory=base,
         variables=MappingProxyType(
@@ -231,7 +258,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         platform=platform,
         invocation=invocation,
         job_secret=job_secret,
-        aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
+        aws_client=_find_aws_client(
+            code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs
+        ),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
         results=results,
@@ -241,7 +270,14 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         locale=locale,
         contained=limits.is_contained(),
         warnings=tuple(warnings),
-        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code, *of_secret),
+        problems=(
+            *documents.problems,
+            *trainer.problems,
+            *platform.problems,
+            *of_manifest,
+            *of_code,
+            *of_secret,
+        ),
     )
 
 
@@ -251,14 +287,22 @@ def _with_plain_rendezvous(variables: Mapping[str, str]) -> Mapping[str, str]:
     An IPv6 address stands alone; a port beside it is MASTER_PORT's, where that is not set. The ``tcp://...`` of a
     Kubernetes Service named master is not a port.
     """
-    address, port = (variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE))
+    address, port = (
+        variables.get(name, "") for name in ("MASTER_ADDR", names.MASTER_PORT_VARIABLE)
+    )
     if port.startswith("tcp://"):
-        variables = {name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE}
+        variables = {
+            name: value for name, value in variables.items() if name != names.MASTER_PORT_VARIABLE
+        }
     alone = without_brackets(address)
     if alone == address:
         return variables
     beside = address.partition("]:")[2]
-    told = {names.MASTER_PORT_VARIABLE: beside} if beside and not variables.get(names.MASTER_PORT_VARIABLE) else {}
+    told = (
+        {names.MASTER_PORT_VARIABLE: beside}
+        if beside and not variables.get(names.MASTER_PORT_VARIABLE)
+        else {}
+    )
     return {**variables, "MASTER_ADDR": alone, **told}
 
 
@@ -269,9 +313,7 @@ class _Documents:
         self.base = base
         self.problems: list[Problem] = []
         if are_needed and not Path(base).is_dir():
-            advice = (
-                f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
-            )
+            advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
             self._refuse("directory not found; the job's files are expected in it", base, advice)
 
     def read(self, name: str) -> Mapping[str, Json]:
@@ -279,14 +321,20 @@ class _Documents:
         path = Path(self.base, name)
         try:
             with looking_at("the configuration", str(path)):
-                value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
+                value = decode(
+                    files.read_text(path, "utf-8-sig")
+                )  # files written by hand may begin with a mark
         except FileNotFoundError:
             return NOTHING
         except (OSError, ValueError) as error:
-            self._refuse(f"cannot be read: {error}", str(path), "the platform writes this file as JSON")
+            self._refuse(
+                f"cannot be read: {error}", str(path), "the platform writes this file as JSON"
+            )
             return NOTHING
         if not isinstance(value, dict):
-            self._refuse(f"is {kind(value)}, not an object", str(path), "the platform writes an object")
+            self._refuse(
+                f"is {kind(value)}, not an object", str(path), "the platform writes an object"
+            )
             return NOTHING
         return value
 
@@ -307,7 +355,9 @@ def _read_hyperparameters(
         documents.base,
         names.RUNTIME_DIRECTORY_VARIABLE in variables,
     )
-    return trainer, MappingProxyType({**trainer.hyperparameters, **given, **invocation.hyperparameters})
+    return trainer, MappingProxyType(
+        {**trainer.hyperparameters, **given, **invocation.hyperparameters}
+    )
 
 
 def _look_for_code(
@@ -321,7 +371,9 @@ def _look_for_code(
     problems: list[Problem] = []
     if invocation.program:
         with looking_at("the code", str(Path.cwd())):
-            words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
+            words, code = look_at_program(
+                str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath)
+            )
         invocation = invocation._replace(program=words)
     elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
         # A command without code of its own: where the image starts programs.
@@ -374,10 +426,16 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
 
 def _misspelt(variables: Mapping[str, str]) -> list[str]:
     """Return a line for each variable that was probably meant for one of the launcher's: it changes nothing."""
-    own = {value for name, value in vars(names).items() if name.endswith("_VARIABLE") and isinstance(value, str)}
+    own = {
+        value
+        for name, value in vars(names).items()
+        if name.endswith("_VARIABLE") and isinstance(value, str)
+    }
     start = len(names.OWN_PREFIX)
     known = {name[start:] for name in own if name.startswith(names.OWN_PREFIX)}
-    unknown = [name[start:] for name in variables if name.startswith(names.OWN_PREFIX) and name not in own]
+    unknown = [
+        name[start:] for name in variables if name.startswith(names.OWN_PREFIX) and name not in own
+    ]
     meant = [(name, likeness.nearest(name, known)) for name in unknown]
     line = f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean {names.OWN_PREFIX}{{}}?"
     return [line.format(name, near) for name, near in meant if near]
@@ -388,12 +446,23 @@ def _more_hosts(variables: Mapping[str, str], platform: platforms.Description) -
 
     A person who has named the hosts, or started a job of one process among others, needs none.
     """
-    is_several = len(texts(platform.resource_config.get("hosts"))) > 1 or platform.ranks_elsewhere or platform.served
+    is_several = (
+        len(texts(platform.resource_config.get("hosts"))) > 1
+        or platform.ranks_elsewhere
+        or platform.served
+    )
     if is_several or platform.problems or platform.platform in ("hosts", "sagemaker", "hyperpod"):
         return []
-    found = [*several.hints(variables), *(f"{name} is set" for name in _SAYS_NOTHING if name in variables)]
+    found = [
+        *several.hints(variables),
+        *(f"{name} is set" for name in _SAYS_NOTHING if name in variables),
+    ]
     advice = f"if it has more, set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE} on each of them"
-    return [f"{', '.join(found[:_SHOWN])}: this host is planned as a job of its own; {advice}"] if found else []
+    return (
+        [f"{', '.join(found[:_SHOWN])}: this host is planned as a job of its own; {advice}"]
+        if found
+        else []
+    )
 
 
 _SAYS_NOTHING = ("DET_TASK_TYPE", "MODAL_TASK_ID")
@@ -420,7 +489,9 @@ def _results(
         beside = f"{Path.cwd()}/output/{job}" if job else str(Path.cwd())
         roots = (beside,) if base == str(Path.cwd()) else (base, beside)
     told: Mapping[str, str] = {} if of_sagemaker else variables
-    found = places.choose(roots, told, checkpoints, lambda path: uploaded or places.keeps(path, table))
+    found = places.choose(
+        roots, told, checkpoints, lambda path: uploaded or places.keeps(path, table)
+    )
     output = found.paths[places.OUTPUT]
     looked_for = not beside or output != f"{beside}/output"
     return found, output if looked_for and Path(output).parent.is_dir() else ""
@@ -487,7 +558,11 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
     search = variables.get("PATH", os.defpath)
     found: dict[str, str] = {}
     for name in PROGRAMS:
-        candidates = [manifest.programs[name]] if name in manifest.programs else _GENERIC_NAMES.get(name, (name,))
+        candidates = (
+            [manifest.programs[name]]
+            if name in manifest.programs
+            else _GENERIC_NAMES.get(name, (name,))
+        )
         for candidate in candidates:
             path = shutil.which(candidate, path=search)
             if path:
@@ -522,7 +597,9 @@ def _observe_image(
     observed = answers.get(python, Observed())
     manifest = Manifest(components=observed.components, protected=observed.protected)
     if "nccl" in observed.components and not has_nccl_plugin(variables):
-        manifest = manifest._replace(missing=(Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),))
+        manifest = manifest._replace(
+            missing=(Missing(names.NCCL_PLUGIN, names.WITHOUT_NCCL_PLUGIN),)
+        )
     return manifest, MappingProxyType({**programs}), observed.line(python)
 
 
@@ -534,7 +611,11 @@ def _complete(
     A user may have installed more into an image of ours. Of another image its Python was asked already.
     """
     found: dict[str, str] = {}
-    if any(row.options for row in asked) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
+    if (
+        any(row.options for row in asked)
+        and "mpirun" in programs
+        and names.OPEN_MPI not in manifest.components
+    ):
         found[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
     unknown = [name for name in packages if name not in manifest.components]
     if unknown and manifest.document and "python" in programs:
@@ -542,7 +623,11 @@ def _complete(
 
         components = observe(programs["python"], unknown).components
         found.update({name: components[name] for name in unknown if name in components})
-    return manifest._replace(components=MappingProxyType({**manifest.components, **found})) if found else manifest
+    return (
+        manifest._replace(components=MappingProxyType({**manifest.components, **found}))
+        if found
+        else manifest
+    )
 
 
 def _open_mpi_version(mpirun: str) -> str:
@@ -550,7 +635,9 @@ def _open_mpi_version(mpirun: str) -> str:
     import subprocess
 
     try:
-        answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+        answer = subprocess.run(
+            [mpirun, "--version"], capture_output=True, timeout=_PROBE_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     found = re.search(rb"Open MPI\)? v?(\d+\.\d+\.\d+)", answer.stdout)
@@ -586,13 +673,21 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
         question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('boto3') is None)"
         words = (programs["python"], "-I", "-c", question)
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0:
+            if (
+                subprocess.run(
+                    words, capture_output=True, timeout=_PROBE_SECONDS, check=False
+                ).returncode
+                == 0
+            ):
                 return BOTO3
     return programs.get("aws", "") if needed else ""
 
 
 def _probe(
-    variables: Mapping[str, str], platform: platforms.Description, own_name: str, asked: Sequence[Mode]
+    variables: Mapping[str, str],
+    platform: platforms.Description,
+    own_name: str,
+    asked: Sequence[Mode],
 ) -> Devices:
     """Count and list what the host has, by the kernel's own files.
 
@@ -610,8 +705,12 @@ def _probe(
     if len(hosts) > 1:
         from trainworks_launcher.given import routes
 
-        with looking_at(f"the look-up of host names (DNS) for {', '.join(dict.fromkeys((hosts[0], own_name)))}"):
-            reaching, own_address, routed, own_route = routes.look_at_network(platform, own_name, interfaces)
+        with looking_at(
+            f"the look-up of host names (DNS) for {', '.join(dict.fromkeys((hosts[0], own_name)))}"
+        ):
+            reaching, own_address, routed, own_route = routes.look_at_network(
+                platform, own_name, interfaces
+            )
     elif text(config.get("network_interface_name")) not in ("", *interfaces):
         from trainworks_launcher.given import routes
 

@@ -95,10 +95,14 @@ def of_processes() -> str:
     for directory, _ in groups("pids"):
         with contextlib.suppress(OSError, ValueError):
             limit = int(Path(directory, "pids.max").read_text(encoding="ascii"))
-            found.append((limit, f"the pids limit of this container is {limit} (docker run --pids-limit)"))
+            found.append(
+                (limit, f"the pids limit of this container is {limit} (docker run --pids-limit)")
+            )
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and os.geteuid():
-        found.append((soft, f"user {os.geteuid()} may have {soft} processes and threads (ulimit -u)"))
+        found.append(
+            (soft, f"user {os.geteuid()} may have {soft} processes and threads (ulimit -u)")
+        )
     return f": {min(found)[1]}" if found else ""
 
 

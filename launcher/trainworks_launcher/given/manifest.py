@@ -53,8 +53,15 @@ class FabricVariable(NamedTuple):
 
 GENERIC_FABRIC = (
     FabricVariable("FI_PROVIDER", "efa", False, "libfabric uses EFA, not its TCP provider"),
-    FabricVariable("FI_EFA_USE_DEVICE_RDMA", "1", True, "device memory of another host is read directly"),
-    FabricVariable("RDMAV_FORK_SAFE", "1", False, "data loaders fork; without it a fork may corrupt registered memory"),
+    FabricVariable(
+        "FI_EFA_USE_DEVICE_RDMA", "1", True, "device memory of another host is read directly"
+    ),
+    FabricVariable(
+        "RDMAV_FORK_SAFE",
+        "1",
+        False,
+        "data loaders fork; without it a fork may corrupt registered memory",
+    ),
 )
 """For an image that does not say what its versions need: what every version takes, needed or not. Source: SageMaker
 developer guide, custom_mpi_options on EFA instances."""
@@ -122,10 +129,18 @@ def parse_manifest(document: str, where: str) -> Manifest:
         content = decode(document)
     except ValueError as error:
         raise RefusalError(
-            [Problem(f"the image manifest is not JSON: {error}", where, "rebuild the image, or unset the variable")]
+            [
+                Problem(
+                    f"the image manifest is not JSON: {error}",
+                    where,
+                    "rebuild the image, or unset the variable",
+                )
+            ]
         ) from error
     if not isinstance(content, dict):
-        raise RefusalError([Problem("the image manifest is not a JSON object", where, "rebuild the image")])
+        raise RefusalError(
+            [Problem("the image manifest is not a JSON object", where, "rebuild the image")]
+        )
     if content.get("schema") != names.IMAGE_MANIFEST_SCHEMA:
         raise RefusalError(
             [
@@ -142,13 +157,17 @@ def parse_manifest(document: str, where: str) -> Manifest:
     framework = text(target.get("framework"))
     listed = content.get("missing")
     rows = [mapping(entry) for entry in listed] if isinstance(listed, list) else []
-    instances = {name: read_instance(mapping(row)) for name, row in mapping(content.get("instances")).items()}
+    instances = {
+        name: read_instance(mapping(row)) for name, row in mapping(content.get("instances")).items()
+    }
     fabric = content.get("fabric")
     return Manifest(
         name=text(content.get("name"), "unnamed"),
         architecture=text(target.get("architecture"), AMD64),
         framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
-        components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
+        components=MappingProxyType(
+            {name: text(mapping(row).get("version")) for name, row in components.items()}
+        ),
         missing=tuple(Missing(text(row.get("component")), text(row.get("cost"))) for row in rows),
         instances=MappingProxyType(instances),
         families=texts(content.get("families")),
@@ -175,9 +194,13 @@ def read_instance(row: Mapping[str, Json]) -> Instance:
 
 def _texts_by_name(value: Json) -> Mapping[str, str]:
     """Return the texts of an object, by name."""
-    return MappingProxyType({name: entry for name, entry in mapping(value).items() if isinstance(entry, str)})
+    return MappingProxyType(
+        {name: entry for name, entry in mapping(value).items() if isinstance(entry, str)}
+    )
 
 
 def _fabric_variable(value: Json) -> FabricVariable:
     row = mapping(value)
-    return FabricVariable(text(row.get("name")), text(row.get("value")), row.get("rdma") is True, text(row.get("why")))
+    return FabricVariable(
+        text(row.get("name")), text(row.get("value")), row.get("rdma") is True, text(row.get("why"))
+    )

@@ -111,7 +111,9 @@ def observe(python: str, packages: Sequence[str] = ()) -> Observed:
     """
     argv = (python, "-c", _QUESTION, *dict.fromkeys((*FRAMEWORKS, *packages)))
     try:
-        answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/")
+        answer = subprocess.run(
+            argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/"
+        )
         found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return Observed()

@@ -50,7 +50,9 @@ def read_patiently(
         raise look.failed[0]
     if not look.found:
         advice = "unmount or mend it, or start the job without it"
-        raise RefusalError([Problem(f"{_what_is_silent()} within {limit:g} s", "this host", advice)])
+        raise RefusalError(
+            [Problem(f"{_what_is_silent()} within {limit:g} s", "this host", advice)]
+        )
     return look.found[0]
 
 

@@ -38,7 +38,9 @@ _ADVICE = (
     f"mount a directory there that this user can write, or set {names.BASE_DIRECTORY_VARIABLE} to one that keeps the"
     " results"
 )
-_CHECKPOINT_ADVICE = f"set {names.CHECKPOINT_DIRECTORY_VARIABLE} to a directory that this user can write"
+_CHECKPOINT_ADVICE = (
+    f"set {names.CHECKPOINT_DIRECTORY_VARIABLE} to a directory that this user can write"
+)
 
 
 def named(results: str, checkpoints: str) -> Mapping[str, str]:
@@ -68,7 +70,9 @@ class Results(NamedTuple):
     warning: str = ""
 
 
-def choose(roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keeps: Callable[[str], bool]) -> Results:
+def choose(
+    roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keeps: Callable[[str], bool]
+) -> Results:
     """Choose each place by itself: the first that is kept and can be written, else the first that can be written.
 
     Args:
@@ -104,7 +108,9 @@ def choose(roots: Sequence[str], told: Mapping[str, str], checkpoints: str, keep
 def outermost(paths: Iterable[str]) -> list[str]:
     """Return the paths that are in none of the others, each once."""
     each = dict.fromkeys(paths)
-    return [path for path in each if not any(_is_in(path, other) for other in each if other != path)]
+    return [
+        path for path in each if not any(_is_in(path, other) for other in each if other != path)
+    ]
 
 
 def _warning(lost: Sequence[str]) -> str:
@@ -153,8 +159,14 @@ def keeps(path: str, table: str) -> bool:
         return False
     # A container's root is made of layers, or it is a directory of the host (only btrfs has such roots on hosts), or
     # the engine has mounted the container's own name over the image's.
-    of_container = "overlay" in mount.kind or mount.kind == "aufs" or (mount.root != "/" and mount.kind != "btrfs")
-    return mount.point != "/" or not (of_container or any(each.point == "/etc/hostname" for each in mounts))
+    of_container = (
+        "overlay" in mount.kind
+        or mount.kind == "aufs"
+        or (mount.root != "/" and mount.kind != "btrfs")
+    )
+    return mount.point != "/" or not (
+        of_container or any(each.point == "/etc/hostname" for each in mounts)
+    )
 
 
 def kind_of_mount(path: str, table: str) -> str:
@@ -174,7 +186,8 @@ def kind_of_mount(path: str, table: str) -> str:
 def _mount(line: str) -> _Mount:
     before, _, after = line.partition(" - ")
     number, parent, _, root, point = (
-        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word) for word in before.split(" ")[:5]
+        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), word)
+        for word in before.split(" ")[:5]
     )
     return _Mount(number, parent, root, point, after.split(" ")[0])
 
@@ -255,9 +268,17 @@ def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
     # Compiled kernels are in caches, too: where files cannot be executed is the last resort.
     for place in sorted((*_temporary(variables), *TEMPORARY), key=_forbids_execution):
         chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
-        if place and Path(place).is_dir() and not why_not_writable(chosen) and _is_free_or_ours(chosen):
+        if (
+            place
+            and Path(place).is_dir()
+            and not why_not_writable(chosen)
+            and _is_free_or_ours(chosen)
+        ):
             return chosen, f"{said}: the job's processes get HOME={chosen}, for their caches"
-    return "", f"{said}, and no temporary directory can be written: caches of libraries cannot be kept; set HOME"
+    return (
+        "",
+        f"{said}, and no temporary directory can be written: caches of libraries cannot be kept; set HOME",
+    )
 
 
 def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
@@ -281,7 +302,9 @@ def temporary_of(variables: Mapping[str, str]) -> tuple[str, str]:
     if is_too_long(usable[0]):
         said = f"the name of {usable[0]} is too long for the sockets that programs make in it"
         advice = f"set TMPDIR to a directory whose name has at most {_NAME_BYTES} bytes"
-    other = next((place for place in usable if not (_forbids_execution(place) or is_too_long(place))), "")
+    other = next(
+        (place for place in usable if not (_forbids_execution(place) or is_too_long(place))), ""
+    )
     moved = f"the job's processes get TMPDIR={other}"
     return other, f"{said}: {moved if other else advice}"
 
@@ -305,10 +328,22 @@ def locale_of(variables: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     Args:
         variables: The process's environment.
     """
-    named = [name for name, value in variables.items() if value and (name == "LANG" or name.startswith("LC_"))]
-    missing = [name for name in named if variables[name] not in _LOCALES and not _has_locale(variables[name])]
+    named = [
+        name
+        for name, value in variables.items()
+        if value and (name == "LANG" or name.startswith("LC_"))
+    ]
+    missing = [
+        name
+        for name in named
+        if variables[name] not in _LOCALES and not _has_locale(variables[name])
+    ]
     said = ", ".join(f"{name}={variables[name]}" for name in missing)
-    line = f"the locale of {said} is not installed: the job's processes get {_LOCALES[0]}" if missing else ""
+    line = (
+        f"the locale of {said} is not installed: the job's processes get {_LOCALES[0]}"
+        if missing
+        else ""
+    )
     return dict.fromkeys(missing, _LOCALES[0]), line
 
 
@@ -357,7 +392,9 @@ def _is_free_or_ours(path: str) -> bool:
         found = os.lstat(path)
     except OSError:
         return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- making
@@ -387,7 +424,9 @@ def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
             _try(path)
     except OSError as error:
         take_back(made)
-        problem = Problem(f"nothing can be written to {path}: {error.strerror or error}", path, _ADVICE)
+        problem = Problem(
+            f"nothing can be written to {path}: {error.strerror or error}", path, _ADVICE
+        )
         raise RefusalError([problem]) from error
     return tuple(made)
 

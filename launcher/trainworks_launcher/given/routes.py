@@ -24,7 +24,9 @@ class Network(NamedTuple):
     own_route: str = ""
 
 
-def look_at_network(platform: platforms.Description, own_name: str, interfaces: Sequence[str]) -> Network:
+def look_at_network(
+    platform: platforms.Description, own_name: str, interfaces: Sequence[str]
+) -> Network:
     """Look up how this host of several reaches the leader, and where its own name leads."""
     config = platform.resource_config
     given, hosts = text(config.get("network_interface_name")), texts(config.get("hosts"))
@@ -70,7 +72,11 @@ def interface_that_reaches(*hosts: str) -> str:
     found = [name for name in map(_interface_towards, hosts) if name]
     if len(hosts) == 1 and found:
         return found[0]
-    return next((name for name in found if name != "lo"), "") or default_route_interface() or (found or [""])[0]
+    return (
+        next((name for name in found if name != "lo"), "")
+        or default_route_interface()
+        or (found or [""])[0]
+    )
 
 
 def _way_from_leader(leader: str, other: str) -> str:

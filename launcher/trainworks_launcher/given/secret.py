@@ -44,7 +44,13 @@ def read_secret(variables: Mapping[str, str]) -> tuple[str, list[Problem]]:
     except (OSError, ValueError) as error:
         return "", [Problem(f"the job's secret cannot be read: {error}", path, advice)]
     if not secret:
-        return "", [Problem("the file of the job's secret is empty", path, "write a secret into it, or remove it")]
+        return "", [
+            Problem(
+                "the file of the job's secret is empty",
+                path,
+                "write a secret into it, or remove it",
+            )
+        ]
     return secret, []
 
 

@@ -15,7 +15,18 @@ from trainworks_launcher.contract.values import without_brackets
 
 _HOSTS = frozenset(
     (
-        *("AGENT", "CONTAINER", "HOST", "INSTANCE", "MACHINE", "MEMBER", "NODE", "PEER", "POD", "REPLICA"),
+        *(
+            "AGENT",
+            "CONTAINER",
+            "HOST",
+            "INSTANCE",
+            "MACHINE",
+            "MEMBER",
+            "NODE",
+            "PEER",
+            "POD",
+            "REPLICA",
+        ),
         *("TRAINER", "VM", "WORKER"),
     )
 )
@@ -23,7 +34,19 @@ _HOSTS = frozenset(
 
 _PROCESSES = frozenset(
     (
-        *("CLUSTER", "COMM", "GANG", "GROUP", "JOB", "PROC", "PROCESS", "RANK", "ROLE", "SERVER", "TASK"),
+        *(
+            "CLUSTER",
+            "COMM",
+            "GANG",
+            "GROUP",
+            "JOB",
+            "PROC",
+            "PROCESS",
+            "RANK",
+            "ROLE",
+            "SERVER",
+            "TASK",
+        ),
         *("UNIVERSE", "WORLD"),
     )
 )
@@ -33,7 +56,9 @@ _COUNTS = frozenset(("COUNT", "N", "NUM", "NUMBER", "SIZE", "TOTAL"))
 _INDICES = frozenset(("ID", "IDX", "INDEX", "NO", "RANK"))
 _LEADERS = frozenset(("CHIEF", "COORDINATOR", "HEAD", "LEADER", "MAIN", "MASTER", "PRIMARY"))
 _ADDRESSES = frozenset(("ADDR", "ADDRESS", "HOST", "HOSTNAME", "IP"))
-_LISTS = frozenset(("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IPS", "LIST", "NAMES"))
+_LISTS = frozenset(
+    ("ADDRESSES", "ADDRS", "ENDPOINTS", "HOSTNAMES", "HOSTS", "IPS", "LIST", "NAMES")
+)
 _NO_HOSTS = frozenset(
     (
         # arrays, shards of tests, and what one host has several of
@@ -51,11 +76,50 @@ _NO_HOSTS = frozenset(
             "TEST",
             "XDIST",
         ),
-        *("CORE", "CORES", "CPU", "CPUS", "CUDA", "DEVICE", "GPU", "GPUS", "LOCAL", "NUMA", "SLOT", "SLOTS", "THREAD"),
+        *(
+            "CORE",
+            "CORES",
+            "CPU",
+            "CPUS",
+            "CUDA",
+            "DEVICE",
+            "GPU",
+            "GPUS",
+            "LOCAL",
+            "NUMA",
+            "SLOT",
+            "SLOTS",
+            "THREAD",
+        ),
         # groups inside a job, and data loaders
-        *("CP", "DATA", "DATALOADER", "DP", "EP", "EXPERT", "LOADER", "LOAD", "PP", "SP", "TENSOR", "TP"),
+        *(
+            "CP",
+            "DATA",
+            "DATALOADER",
+            "DP",
+            "EP",
+            "EXPERT",
+            "LOADER",
+            "LOAD",
+            "PP",
+            "SP",
+            "TENSOR",
+            "TP",
+        ),
         # services that a job may use
-        *("ALLOWED", "CONSUL", "DB", "DNS", "ELASTICSEARCH", "ETCD", "KAFKA", "KNOWN", "MONGO", "NATS", "PROXY"),
+        *(
+            "ALLOWED",
+            "CONSUL",
+            "DB",
+            "DNS",
+            "ELASTICSEARCH",
+            "ETCD",
+            "KAFKA",
+            "KNOWN",
+            "MONGO",
+            "NATS",
+            "PROXY",
+        ),
         *("REDIS", "SSH", "TRUSTED", "VAULT", "ZOOKEEPER"),
     )
 )
@@ -113,7 +177,11 @@ class _Name(NamedTuple):
 
 def pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
     """Return the pairs that say that this process is one of several, those of hosts first."""
-    numbers = {name: int(value) for name, value in sorted(variables.items()) if _NUMBER.fullmatch(value.strip())}
+    numbers = {
+        name: int(value)
+        for name, value in sorted(variables.items())
+        if _NUMBER.fullmatch(value.strip())
+    }
     counts: list[tuple[str, _Name]] = []
     indices: list[tuple[str, _Name]] = []
     for name, value in numbers.items():
@@ -130,7 +198,9 @@ def pairs(variables: Mapping[str, str]) -> tuple[Pair, ...]:
             if _belong_together(counted, indexed) and numbers[other] <= numbers[name]:
                 objects = {*counted.objects, *indexed.objects}
                 of_hosts = bool(objects & _HOSTS) or objects == {"PROCESS"}
-                found.append(Pair(numbers[name], numbers[other], (name, other), counted.vendor, of_hosts))
+                found.append(
+                    Pair(numbers[name], numbers[other], (name, other), counted.vendor, of_hosts)
+                )
     return tuple(sorted(found, key=lambda pair: not pair.of_hosts))
 
 
@@ -163,7 +233,11 @@ def index_of(variables: Mapping[str, str], listed: Listed) -> str:
         parts = _parts(name)
         if parts is None or parts.role not in _INDICES or not _NUMBER.fullmatch(value.strip()):
             continue
-        if parts.vendor[:1] == vendor and {*parts.objects} & _HOSTS and int(value) < len(listed.hosts):
+        if (
+            parts.vendor[:1] == vendor
+            and {*parts.objects} & _HOSTS
+            and int(value) < len(listed.hosts)
+        ):
             return name
     return ""
 
@@ -194,7 +268,11 @@ def hints(variables: Mapping[str, str]) -> tuple[str, ...]:
             continue
         if {*_HOSTS, "ALLOC", "RANK"}.isdisjoint(parts.objects + parts.vendor[-1:]):
             continue
-        of_loader = parts.objects == ("WORKER",) and parts.role in ("N", "NUM", "NUMBER") and not parts.vendor
+        of_loader = (
+            parts.objects == ("WORKER",)
+            and parts.role in ("N", "NUM", "NUMBER")
+            and not parts.vendor
+        )
         if parts.role in _COUNTS and not of_loader:
             counts[name] = int(value)
         elif parts.role in ("INDEX", "RANK") or "RANK" in parts.objects:
@@ -234,7 +312,9 @@ def _parts(name: str) -> _Name | None:
     if not role:
         return None
     rest = [_singular(word) for word in words if word not in (role, *_FILLERS)]
-    split = next((place for place, word in enumerate(rest) if word in _HOSTS | _PROCESSES), len(rest))
+    split = next(
+        (place for place, word in enumerate(rest) if word in _HOSTS | _PROCESSES), len(rest)
+    )
     vendor, objects = tuple(rest[:split]), tuple(rest[split:])
     if not {*objects} <= _HOSTS | _PROCESSES:
         return None

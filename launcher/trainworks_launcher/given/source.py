@@ -19,7 +19,9 @@ _OBJECT = r"s3://[^/\s]+/.*[^/]"
 _SHOWN = 5
 
 
-def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tuple[str, ...], Code]:
+def look_at_program(
+    directory: str, words: Sequence[str], path: str
+) -> tuple[tuple[str, ...], Code]:
     """Look at a program of the command line.
 
     Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for another environment. A
@@ -35,15 +37,34 @@ def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tu
         found the names of the files that are there.
     """
     name = words[0]
-    found = name if name == "-m" or Path(directory, name).is_file() else shutil.which(name, path=path) or ""
+    found = (
+        name
+        if name == "-m" or Path(directory, name).is_file()
+        else shutil.which(name, path=path) or ""
+    )
     if not found:
-        return tuple(words), Code(directory, entries=tuple(sorted(entry.name for entry in Path(directory).iterdir())))
+        return tuple(words), Code(
+            directory, entries=tuple(sorted(entry.name for entry in Path(directory).iterdir()))
+        )
     executable = (found,) if os.access(Path(directory, found), os.X_OK) else ()
     beside = () if found.startswith("/") else (Path(directory, found).parent,)
     lists = [place / REQUIREMENTS for place in (Path(directory), *beside)]
-    left = next((file for file in lists if file.is_file() and REQUIREMENTS not in _installed(str(file.parent))), None)
-    notes = (f"{left} is not installed: build.py extend puts its packages into an image",) if left else ()
-    return (found, *words[1:]), Code(directory, entries=(found,), executable=executable, notes=notes)
+    left = next(
+        (
+            file
+            for file in lists
+            if file.is_file() and REQUIREMENTS not in _installed(str(file.parent))
+        ),
+        None,
+    )
+    notes = (
+        (f"{left} is not installed: build.py extend puts its packages into an image",)
+        if left
+        else ()
+    )
+    return (found, *words[1:]), Code(
+        directory, entries=(found,), executable=executable, notes=notes
+    )
 
 
 _ENTRY_LIMIT = 1 << 26  # bytes of an entry point that are read
@@ -64,7 +85,11 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
         name = words[1] if name == "-m" and len(words) > 1 else name[2:].strip()
     module = name.replace(".", "/")
     script = next((word for word in words[1:] if word.endswith((".py", ".sh"))), "")
-    candidates = [name, script] if Path(code.directory, name).is_file() else [f"{module}.py", f"{module}/__main__.py"]
+    candidates = (
+        [name, script]
+        if Path(code.directory, name).is_file()
+        else [f"{module}.py", f"{module}/__main__.py"]
+    )
     found = (Path(code.directory, candidate) for candidate in candidates if candidate)
     return tuple(path for path in found if path.is_file())
 
@@ -112,7 +137,9 @@ def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Pro
         return _look_at_address(location, directory, program)
     elif separator:
         advice = f"use {REMOTE}, file://, or mount the code at {directory}"
-        return Code(directory=directory), [Problem(f"code cannot be fetched from {scheme}://", location, advice)]
+        return Code(directory=directory), [
+            Problem(f"code cannot be fetched from {scheme}://", location, advice)
+        ]
     if Path(location).is_dir():
         code = _look_at_directory(location, program)
         code = code._replace(
@@ -150,7 +177,11 @@ def _unused(location: str, directory: str) -> tuple[str, ...]:
     if not Path(directory).is_dir() or Path(location).samefile(directory):
         return ()
     count = len(_look_at_directory(directory, "").entries)
-    return (f"the code is taken from {location}; the {count} file(s) in {directory} are not used",) if count else ()
+    return (
+        (f"the code is taken from {location}; the {count} file(s) in {directory} are not used",)
+        if count
+        else ()
+    )
 
 
 def _look_at_directory(location: str, program: str) -> Code:
@@ -158,7 +189,9 @@ def _look_at_directory(location: str, program: str) -> Code:
     entries: list[str] = []
     executable: list[str] = []
     for parent, directories, files in os.walk(location):
-        directories[:] = sorted(name for name in directories if not name.startswith(".") and name != "__pycache__")
+        directories[:] = sorted(
+            name for name in directories if not name.startswith(".") and name != "__pycache__"
+        )
         for name in files:
             path = os.path.join(parent, name)  # noqa: PTH118  (Path is ten times slower over 20,000 names)
             relative = os.path.relpath(path, location)
@@ -176,10 +209,13 @@ def _look_at_directory(location: str, program: str) -> Code:
     project = ""
     for name in reversed(PROJECT_FILES):
         if name in entries and (
-            name != PROJECT_FILES[1] or re.search(_PROJECT, _beginning(Path(location, name)), re.MULTILINE)
+            name != PROJECT_FILES[1]
+            or re.search(_PROJECT, _beginning(Path(location, name)), re.MULTILINE)
         ):
             project = name
-    return Code(directory=location, entries=tuple(entries), executable=tuple(executable), project=project)
+    return Code(
+        directory=location, entries=tuple(entries), executable=tuple(executable), project=project
+    )
 
 
 def _installed(location: str) -> tuple[str, ...]:
@@ -225,7 +261,9 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
             project_file = stream.read(_PROJECT_FILE_LIMIT) if stream else b""
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
         what = f"the code archive cannot be used: {str(error) or type(error).__name__}"
-        return Code(directory), [Problem(what, archive, "pack a directory of plain files with: tar -czf")]
+        return Code(directory), [
+            Problem(what, archive, "pack a directory of plain files with: tar -czf")
+        ]
     baked = _look_at_directory(directory, program)
     entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
     modes = {path: member.mode for path, member in contents.files.items()}
@@ -248,11 +286,15 @@ def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code
     return code, []
 
 
-def _laid_over(archive: str, directory: str, baked: tuple[str, ...], entries: set[str]) -> tuple[str, ...]:
+def _laid_over(
+    archive: str, directory: str, baked: tuple[str, ...], entries: set[str]
+) -> tuple[str, ...]:
     """Return a note, if an archive meets files that are there already."""
     if not baked:
         return ()
     replaced = sorted(entries.intersection(baked))
     more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
     replaces = f", and replaces {', '.join(replaced[:_SHOWN])}{more}" if replaced else ""
-    return (f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already{replaces}",)
+    return (
+        f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already{replaces}",
+    )

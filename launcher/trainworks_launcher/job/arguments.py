@@ -28,15 +28,21 @@ ORDERS = ("name", "given")
 
 def choose_style(reader: Reader) -> str:
     """Return the style asked for, one of STYLES; a problem with the nearest name for anything else."""
-    return _choose(reader, names.ARGUMENT_STYLE, names.ARGUMENT_STYLE_VARIABLE, [*STYLES], "argument style")
+    return _choose(
+        reader, names.ARGUMENT_STYLE, names.ARGUMENT_STYLE_VARIABLE, [*STYLES], "argument style"
+    )
 
 
 def choose_order(reader: Reader) -> str:
     """Return the order asked for, one of ORDERS; a problem for anything else."""
-    return _choose(reader, names.ARGUMENT_ORDER, names.ARGUMENT_ORDER_VARIABLE, ORDERS, "order of arguments")
+    return _choose(
+        reader, names.ARGUMENT_ORDER, names.ARGUMENT_ORDER_VARIABLE, ORDERS, "order of arguments"
+    )
 
 
-def _choose(reader: Reader, hyperparameter: str, variable: str, known: Sequence[str], what: str) -> str:
+def _choose(
+    reader: Reader, hyperparameter: str, variable: str, known: Sequence[str], what: str
+) -> str:
     """Return one of the known words, the first by default.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
@@ -51,14 +57,20 @@ def _choose(reader: Reader, hyperparameter: str, variable: str, known: Sequence[
     return word
 
 
-def to_arguments(user: Mapping[str, Json], style: str = DEFAULT_STYLE, order: str = ORDERS[0]) -> tuple[str, ...]:
+def to_arguments(
+    user: Mapping[str, Json], style: str = DEFAULT_STYLE, order: str = ORDERS[0]
+) -> tuple[str, ...]:
     """Return the arguments of all hyperparameters.
 
     >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
     ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
     """
     words = STYLES[style]
-    return tuple(word for name in (sorted(user) if order == ORDERS[0] else user) for word in words(name, user[name]))
+    return tuple(
+        word
+        for name in (sorted(user) if order == ORDERS[0] else user)
+        for word in words(name, user[name])
+    )
 
 
 def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
@@ -66,7 +78,10 @@ def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
     problems: list[Problem] = []
     words = STYLES[style]
     for name in sorted(user):
-        size = max((len(word.encode("utf-8", "surrogatepass")) for word in words(name, user[name])), default=0)
+        size = max(
+            (len(word.encode("utf-8", "surrogatepass")) for word in words(name, user[name])),
+            default=0,
+        )
         if size >= names.ARGUMENT_LIMIT_BYTES:
             variable = f"SM_HP_{name.upper()}"
             what = f"its argument has {size:,} bytes, and the kernel takes at most {names.ARGUMENT_LIMIT_BYTES - 1:,}"
@@ -152,8 +167,14 @@ def _hydra_text(value: Json) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_hydra_text(entry) for entry in value) + "]"
     if isinstance(value, dict):
-        keys = (re.sub(r"[\\()\[\]{}:=, \t]", lambda found: f"\\{found.group()}", key) for key in value)
-        return "{" + ",".join(f"{key}:{_hydra_text(entry)}" for key, entry in zip(keys, value.values())) + "}"
+        keys = (
+            re.sub(r"[\\()\[\]{}:=, \t]", lambda found: f"\\{found.group()}", key) for key in value
+        )
+        return (
+            "{"
+            + ",".join(f"{key}:{_hydra_text(entry)}" for key, entry in zip(keys, value.values()))
+            + "}"
+        )
     if not isinstance(value, str):
         return json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
     if re.fullmatch(_PLAIN, value) and value.lower() not in _READ_AS_SOMETHING_ELSE:

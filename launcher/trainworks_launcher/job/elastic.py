@@ -53,12 +53,16 @@ def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elast
         return Elastic(restarts or 0)
     if hosts < all_hosts:
         where = " or ".join(sorted(numbers.given))
-        what = f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
+        what = (
+            f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
+        )
         reader.refuse(what, where, "then every host is needed: leave it out, or let all take part")
     if restarts == 0:
         what = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
         where = " and ".join(sorted(numbers.given))
-        reader.refuse(what, where, "a job goes on without a lost host by a restart: allow at least 1")
+        reader.refuse(
+            what, where, "a job goes on without a lost host by a restart: allow at least 1"
+        )
     return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
 
 
@@ -80,7 +84,12 @@ class _Numbers:
                 continue
             self.given.add(where)
             number = _number(value)
-            if number is None or number != int(number) or number < least or (most is not None and number > most):
+            if (
+                number is None
+                or number != int(number)
+                or number < least
+                or (most is not None and number > most)
+            ):
                 possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
                 advice = f"give a whole number {possible}, or leave it out"
                 if number is not None:
@@ -91,7 +100,9 @@ class _Numbers:
                 found.setdefault(int(number), where)
         if len(found) > 1:
             said = " and ".join(str(number) for number in found)
-            self._reader.refuse(f"{said} contradict each other", " and ".join(found.values()), "keep one")
+            self._reader.refuse(
+                f"{said} contradict each other", " and ".join(found.values()), "keep one"
+            )
         return next(iter(found), None)
 
 

@@ -43,7 +43,9 @@ def environment_of(environment: Environment, host: str) -> Environment:
     platform = environment.platform
     if platform.tasks is not None:  # its first task
         counts, number = platform.tasks.counts, texts(config.get("hosts")).index(host)
-        platform = platform._replace(tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0))
+        platform = platform._replace(
+            tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0)
+        )
     return environment._replace(
         platform=platform,
         resource_config=MappingProxyType({**config, **changed}),

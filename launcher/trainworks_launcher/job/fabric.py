@@ -78,7 +78,9 @@ def choose_fabric(
             efa = False
             limit = f"{locked >> 10} KiB of memory may be locked"
             advice = "start the container with --ulimit memlock=-1 (Slurm: ulimit -l unlimited)"
-            warnings.append(f"{origin}, but only {limit}: traffic between hosts goes over TCP; {advice}")
+            warnings.append(
+                f"{origin}, but only {limit}: traffic between hosts goes over TCP; {advice}"
+            )
     elif closed:
         efa = False
         advice = "pass /dev/infiniband into the container, and the right to open it"
@@ -91,22 +93,30 @@ def choose_fabric(
         efa = False
         origin = f"{instance_type} has EFA, but no EFA device is in this container"
         if hosts > 1:
-            warnings.append(f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the container")
+            warnings.append(
+                f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the container"
+            )
     else:
         return _without("this host has no EFA device", inherited)
     if not efa:
         return _without("this container cannot use EFA", inherited, warnings)
-    wanted = [variable for variable in manifest.fabric if not variable.rdma or (row and row.efa_rdma)]
+    wanted = [
+        variable for variable in manifest.fabric if not variable.rdma or (row and row.efa_rdma)
+    ]
     warnings.extend(
         f"this host has EFA, but the image has no {names.NCCL_PLUGIN}: {missing.cost}"
         for missing in manifest.missing
         if missing.component == names.NCCL_PLUGIN and hosts > 1
     )
-    variables = {variable.name: variable.value for variable in wanted if variable.name not in inherited}
+    variables = {
+        variable.name: variable.value for variable in wanted if variable.name not in inherited
+    }
     unusable = MappingProxyType(dict(_without_rdma(manifest, row, instance_type)))
     kept = "kept as the container's environment has it"
     reasons = [("EFA", origin)]
-    reasons += [(variable.name, variable.why if variable.name in variables else kept) for variable in wanted]
+    reasons += [
+        (variable.name, variable.why if variable.name in variables else kept) for variable in wanted
+    ]
     made = Fabric(True, MappingProxyType(variables), tuple(reasons), unusable=unusable)
     return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
 
@@ -117,12 +127,17 @@ def _without(why: str, inherited: Mapping[str, str], warnings: Sequence[str] = (
     return made._replace(warnings=(*warnings, *_left_out(made, inherited)))
 
 
-def _without_rdma(manifest: Manifest, row: Instance | None, instance_type: str) -> Iterator[tuple[str, str]]:
+def _without_rdma(
+    manifest: Manifest, row: Instance | None, instance_type: str
+) -> Iterator[tuple[str, str]]:
     """Yield variables that make libfabric abort where the devices do not read remote memory, and why."""
     if row is not None and row.efa and not row.efa_rdma:
         for variable in (*GENERIC_FABRIC, *manifest.fabric):
             if variable.rdma:
-                yield variable.name, f"the EFA devices of {instance_type} do not read remote memory: libfabric aborts"
+                yield (
+                    variable.name,
+                    f"the EFA devices of {instance_type} do not read remote memory: libfabric aborts",
+                )
 
 
 def _left_out(made: Fabric, inherited: Mapping[str, str]) -> Iterator[str]:

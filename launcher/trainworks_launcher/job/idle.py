@@ -20,14 +20,20 @@ def warnings(environment: Environment, program: Program, placement: Placement) -
     """Return a line for each: GPUs without a process, hosts that each train alone, an image for CUDA without a GPU."""
     found = []
     # A shell script and a starter may well start more.
-    alone = placement.mode == "none" and program.entry.in_python and starter_of(words_of(program)) is None
+    alone = (
+        placement.mode == "none"
+        and program.entry.in_python
+        and starter_of(words_of(program)) is None
+    )
     gpus, hosts = environment.devices.gpus, len(placement.distribution_hosts)
     if alone and gpus > 1 and not environment.platform.ranks_elsewhere:
         found.append(
             f"this host has {gpus} GPUs, and one process is started: the others stay idle unless the program uses them"
             " by itself; one process for each GPU is train --mode torch_distributed"
         )
-    finds_itself = "MASTER_ADDR" in environment.platform.kept  # the script may read where the others are
+    finds_itself = (
+        "MASTER_ADDR" in environment.platform.kept
+    )  # the script may read where the others are
     if alone and hosts > 1 and placement.host == placement.leader and not finds_itself:
         found.append(
             f"each of the {hosts} hosts runs the whole program: unless it shares the work itself, each trains alone,"
@@ -43,13 +49,18 @@ def _no_gpu(environment: Environment, placement: Placement) -> str:
     devices, kind = environment.devices, placement.instance_type
     is_known = devices.efa is not None and is_type_of_this_host(environment, kind)
     wanted = CUDA.isdisjoint(environment.manifest.components) or not is_known
-    hidden = devices.visible_gpus is not None or environment.variables.get(names.EMULATION_VARIABLE) == "1"
+    hidden = (
+        devices.visible_gpus is not None
+        or environment.variables.get(names.EMULATION_VARIABLE) == "1"
+    )
     if wanted or hidden or devices.gpus or devices.neuron_devices or placement.served:
         return ""
     row = environment.manifest.instances.get(kind, Instance())
     if row.gpus:
         return ""  # placement has said it
-    todo = "start the container with its GPUs (docker run --gpus all), or ask the scheduler for some"
+    todo = (
+        "start the container with its GPUs (docker run --gpus all), or ask the scheduler for some"
+    )
     if kind.startswith(names.PLATFORM_TYPES):
         todo = f"{kind} has none: take an instance type with GPUs, or an image for CPUs"
     return f"this image is for CUDA and sees no GPU: {todo}"

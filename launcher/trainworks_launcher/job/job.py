@@ -97,7 +97,12 @@ def make_job(environment: Environment, host: str = "") -> Job:
 def _check_settings(environment: Environment) -> list[Problem]:
     """Check the settings of the launcher itself: the form of the log, and a secret that can be guessed."""
     reader = Reader({}, environment.variables)
-    for name in (names.LOG_PREFIX_VARIABLE, names.CLEAN_EXIT_VARIABLE, names.GIVE_UP_VARIABLE, names.SUMMARY_VARIABLE):
+    for name in (
+        names.LOG_PREFIX_VARIABLE,
+        names.CLEAN_EXIT_VARIABLE,
+        names.GIVE_UP_VARIABLE,
+        names.SUMMARY_VARIABLE,
+    ):
         reader.word(name, ("on", "off"))
     reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
     reader.word(names.NUMA_VARIABLE, names.NUMA_BINDINGS)
@@ -116,10 +121,18 @@ def describe(job: Job) -> str:
     if placement.served:
         ranks = f"{placement.processes} process(es) on {part} host(s) that serve ssh"
         return f"mode {placement.mode}, started by host {placement.host}, {ranks}, {job.program.entry.name}"
-    place = f"{placement.host_rank + 1} of {part}" if placement.takes_part else f"takes no part in it, {part} do"
+    place = (
+        f"{placement.host_rank + 1} of {part}"
+        if placement.takes_part
+        else f"takes no part in it, {part} do"
+    )
     if part < hosts:
         place += f", {hosts} in the job"
     count = placement.processes_per_host
-    total = f", {placement.processes} in all" if placement.takes_part and placement.processes > count else ""
+    total = (
+        f", {placement.processes} in all"
+        if placement.takes_part and placement.processes > count
+        else ""
+    )
     processes = f"{count} process{'' if count == 1 else 'es'} on this host{total}"
     return f"mode {placement.mode}, host {placement.host} ({place}), {processes}, {job.program.entry.name}"

@@ -58,10 +58,18 @@ class _Range(NamedTuple):
         if self.type == "switch":
             return "give true or false"
         if self.choices:
-            return nearest(value, self.choices) if isinstance(value, str) else f"use one of: {', '.join(self.choices)}"
+            return (
+                nearest(value, self.choices)
+                if isinstance(value, str)
+                else f"use one of: {', '.join(self.choices)}"
+            )
         if self.type == "text":
             return "give a text"
-        span = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        span = (
+            f"of at least {self.least}"
+            if self.most is None
+            else f"from {self.least} to {self.most}"
+        )
         return f"give a {self.type} {span}"
 
 
@@ -83,10 +91,15 @@ def _table() -> _Table:
     import pkgutil  # jobs without smp do not pay for it
 
     data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
-    ranges = {key: _Range(**{**row, "choices": tuple(row.get("choices", ()))}) for key, row in data["keys"].items()}
+    ranges = {
+        key: _Range(**{**row, "choices": tuple(row.get("choices", ()))})
+        for key, row in data["keys"].items()
+    }
     ranges.update({old: ranges[new] for old, new in data["old_names"].items()})
     rules = tuple((kind, key, other) for kind, key, other in data["rules"])
-    return _Table(ranges, tuple(data["without_effect"]), rules, data["needs_torch"], data["refused"])
+    return _Table(
+        ranges, tuple(data["without_effect"]), rules, data["needs_torch"], data["refused"]
+    )
 
 
 def known() -> list[str]:
@@ -94,7 +107,9 @@ def known() -> list[str]:
     return [*_table().ranges, *_table().without_effect]
 
 
-def parameters(hyperparameters: Mapping[str, Json], variables: Mapping[str, str]) -> tuple[Json, str]:
+def parameters(
+    hyperparameters: Mapping[str, Json], variables: Mapping[str, str]
+) -> tuple[Json, str]:
     """Return the parameters and where they are; (None, "") when there are none.
 
     An empty object counts as none (as sagemaker-training).
@@ -123,13 +138,18 @@ def check(value: Json, where: str) -> list[Problem]:
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
     ranges = _table().ranges
     nullable = {name for name, each in ranges.items() if each.may_be_null}
-    given = {name: entry for name, entry in value.items() if entry is not None or name not in nullable}
+    given = {
+        name: entry for name, entry in value.items() if entry is not None or name not in nullable
+    }
     found = [
         (f"{name} is {given[name]!r}", each.advice(given[name]))
         for name, each in ranges.items()
         if name in given and not each.has(given[name])
     ]
-    return [Problem(text, where, advice) for text, advice in (*found, *_no_degree(value), *_wrong_together(given))]
+    return [
+        Problem(text, where, advice)
+        for text, advice in (*found, *_no_degree(value), *_wrong_together(given))
+    ]
 
 
 def _no_degree(value: Mapping[str, Json]) -> list[tuple[str, str]]:
@@ -187,7 +207,11 @@ def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list
         return []
     given = mapping(value)
     refused = [
-        Problem(f"{key} is true, and the image's smp cannot do it: {row['because']}", where, row["instead"])
+        Problem(
+            f"{key} is true, and the image's smp cannot do it: {row['because']}",
+            where,
+            row["instead"],
+        )
         for key, row in _table().refused.items()
         if given.get(key) is True
     ]
@@ -219,11 +243,23 @@ def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
     for kind, key, other in _table().rules:
         here, beside = whole.get(key), whole.get(other)
         if kind == "needs" and key in value and beside is not True:
-            found.append((f"{key} is given without {other}", f"set {other} as well, or leave it out"))
+            found.append(
+                (f"{key} is given without {other}", f"set {other} as well, or leave it out")
+            )
         elif kind == "off needs" and here is False and other not in value:
             found.append((f"{key} is off without a {other}", f"give {other}"))
-        elif kind == "is below" and _is_whole(here, 0) and _is_whole(beside, 1) and int(str(here)) >= int(str(beside)):
-            found.append((f"{key} is {here!r}, and {other} is {beside!r}", f"give 0 to {int(str(beside)) - 1}"))
+        elif (
+            kind == "is below"
+            and _is_whole(here, 0)
+            and _is_whole(beside, 1)
+            and int(str(here)) >= int(str(beside))
+        ):
+            found.append(
+                (
+                    f"{key} is {here!r}, and {other} is {beside!r}",
+                    f"give 0 to {int(str(beside)) - 1}",
+                )
+            )
         elif kind == "excludes" and _is_on(here) and _is_on(beside):
             found.append((f"{key} is {here!r} beside {other} {beside!r}", "keep one of them"))
         # "above one needs": the script may give it to `smp.init`. `check_processes` refuses what is switched off.

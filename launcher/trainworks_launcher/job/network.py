@@ -94,7 +94,9 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         interface_why=interface_why,
         fabric=fabric,
         master_port=reader.port(names.MASTER_PORT_VARIABLE, default_port),
-        control_port=reader.port(names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT),
+        control_port=reader.port(
+            names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT
+        ),
         limits=Limits(
             stop_grace=_stop_grace(environment, reader),
             join=reader.seconds(names.JOIN_LIMIT_VARIABLE, names.JOIN_LIMIT_SECONDS),
@@ -131,7 +133,9 @@ def _absent(environment: Environment) -> list[str]:
         words = tuple(word.strip() for word in value.lstrip("=").split(",") if word.strip())
         meant = [name for name in has if (name in words if whole else name.startswith(words))]
         if has and words and not meant and not value.startswith("^"):
-            found.append(f"{variable}={value}: this host has no such network interface; it has {', '.join(has)}")
+            found.append(
+                f"{variable}={value}: this host has no such network interface; it has {', '.join(has)}"
+            )
     return found
 
 
@@ -168,4 +172,7 @@ def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
         f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
         " leader"
     )
-    return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist on this host"
+    return (
+        devices.reaching,
+        f"routes to the leader; the platform's {given!r} does not exist on this host",
+    )

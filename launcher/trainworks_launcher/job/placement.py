@@ -142,18 +142,28 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     counts, why = _slots(environment, mode, part, per_host, reader)
     processes = _processes(reader, mode, counts)
     if mode.name == MODEL_PARALLEL:
-        parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        parameters, where = model_parallel.parameters(
+            environment.hyperparameters, environment.variables
+        )
         reader.problems += model_parallel.check_processes(parameters, where, processes)
-        reader.problems += model_parallel.check_library(parameters, where, environment.manifest.protected)
+        reader.problems += model_parallel.check_library(
+            parameters, where, environment.manifest.protected
+        )
         reader.warnings += model_parallel.unknown(parameters)
     reader.warnings += _unknown_types(environment, hosts)
     if mode.name not in _IPV6_MODES and any(":" in name for name in hosts):
         what = f"hosts of a job of mode {mode.name} cannot be IPv6 addresses"
-        reader.refuse(what, f"{environment.platform.where}: hosts", "give them names, for example in /etc/hosts")
+        reader.refuse(
+            what,
+            f"{environment.platform.where}: hosts",
+            "give them names, for example in /etc/hosts",
+        )
     elastic = read_elastic(reader, mode.name, len(part), len(hosts))
     if elastic.asked and mode.name == ELASTIC and not environment.platform.names_resolve:
         what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
-        reader.refuse(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform")
+        reader.refuse(
+            what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"
+        )
     # The leader's name may lead elsewhere on the leader itself: there its programs take its address.
     own_route = environment.devices.own_route if host == part[0] else ""
     placement = Placement(
@@ -204,9 +214,15 @@ def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[
     if malformed:
         advice = "use letters, digits, . - or an address such as 10.0.0.1 or fd00::1"
         reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", advice)
-    doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
+    doubles = (
+        sorted({name for name in hosts if hosts.count(name) > 1})
+        if len(set(hosts)) != len(hosts)
+        else []
+    )
     if doubles:
-        reader.refuse(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once")
+        reader.refuse(
+            f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once"
+        )
     wanted = without_brackets(asked) or current
     if not wanted and len(hosts) == 1:
         wanted = hosts[0]
@@ -226,14 +242,18 @@ def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     """
     reserved = reader.reserved
     asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
-    parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    parameters, where = model_parallel.parameters(
+        environment.hyperparameters, environment.variables
+    )
     if parameters is not None and "torch_distributed" not in asked:
         if not asked:
             advice = (
                 f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
                 f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
             )
-            reader.refuse("no setting says how to start the model parallel processes", where, advice)
+            reader.refuse(
+                "no setting says how to start the model parallel processes", where, advice
+            )
         reader.problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where
@@ -294,7 +314,9 @@ def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None
     if installed and installed < _numbers(lowest):
         has = environment.manifest.components[component]
         advice = f"use an image with {component} {lowest} or later ({MINIMUM_SOURCE})"
-        reader.refuse(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice)
+        reader.refuse(
+            f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice
+        )
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
@@ -314,28 +336,42 @@ def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[st
     The groups are read once for all hosts.
     """
     config = environment.resource_config
-    grouped = {host: group.instance_type for group in cluster.instance_groups(config) for host in group.hosts}
+    grouped = {
+        host: group.instance_type
+        for group in cluster.instance_groups(config)
+        for host in group.hosts
+    }
     default = text(config.get("current_instance_type")) or "local"
     return {host: grouped.get(host) or default for host in hosts}
 
 
-def _hosts_of(environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader) -> tuple[str, ...]:
+def _hosts_of(
+    environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader
+) -> tuple[str, ...]:
     """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
     The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
     host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
-    groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
+    groups = {
+        group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)
+    }
     value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
     asked = (value,) if isinstance(value, str) and value else texts(value)
     for name in asked:
         if name not in groups:
-            advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            advice = (
+                nearest(name, tuple(groups))
+                if groups
+                else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            )
             reader.refuse(f"instance group {name!r} does not exist", where, advice)
         elif not groups[name]:
             advice = "give the group at least one host"
-            reader.refuse(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice)
+            reader.refuse(
+                f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice
+            )
     served = environment.platform.served
     if mode.name == "none" or served:
         return served or tuple(hosts)
@@ -362,8 +398,14 @@ def _missing_programs(environment: Environment, mode: Mode) -> list[Problem]:
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
     """Return the refusal of a job that needs a program that is not there."""
     declared = environment.manifest.programs.get(name)
-    place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
-    return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
+    place = f"image {environment.manifest.name!r}" + (
+        f", which declares it at {declared}" if declared else ", PATH"
+    )
+    return Problem(
+        f"{name} is not installed, and {reason}",
+        place,
+        f"use an image that has {name}, or install it",
+    )
 
 
 def _slots(
@@ -392,7 +434,11 @@ def _slots(
             reader.warnings += _uncounted(environment, kind)
         if neuron_cores and mode.name == ELASTIC and _lacks_neuron(environment):
             advice = "use an image for Neuron, or an instance type with GPUs or CPUs alone"
-            reader.refuse(f"{kind} has Neuron cores, and the image has no Neuron", f"instance type {kind}", advice)
+            reader.refuse(
+                f"{kind} has Neuron cores, and the image has no Neuron",
+                f"instance type {kind}",
+                advice,
+            )
         if neuron_cores and not mode.trainium:
             advice = "use torch_distributed"
             reader.refuse(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice)
@@ -410,7 +456,11 @@ def _slots(
         why = why or (default or "one, because the host has no accelerator")
     if asked:
         said_by_line = environment.invocation.processes_per_host
-        asked_by = "option --processes-per-host" if said_by_line else f"hyperparameter {names.PROCESSES_PER_HOST}"
+        asked_by = (
+            "option --processes-per-host"
+            if said_by_line
+            else f"hyperparameter {names.PROCESSES_PER_HOST}"
+        )
         why = asked_by if given else platform.processes_why
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
@@ -438,7 +488,9 @@ def accelerators(environment: Environment, kind: str) -> tuple[int, int]:
 def _sees_gpus(environment: Environment, kind: str) -> bool:
     """Return whether this host is of the type and was given GPUs, or none of those that it has."""
     devices = environment.devices
-    return is_type_of_this_host(environment, kind) and (bool(devices.gpus) or devices.visible_gpus is not None)
+    return is_type_of_this_host(environment, kind) and (
+        bool(devices.gpus) or devices.visible_gpus is not None
+    )
 
 
 def _uncounted(environment: Environment, kind: str) -> list[str]:
@@ -450,7 +502,9 @@ def _uncounted(environment: Environment, kind: str) -> list[str]:
     found: list[str] = []
     if row.gpus or (row.neuron_cores and not devices.neuron_devices):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
-        found.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
+        found.append(
+            f"{kind} has {what} by the image's instance table, but no such device was found on this host"
+        )
     if devices.neuron_devices and not row.neuron_cores:
         found.append(
             f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
@@ -506,7 +560,9 @@ def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[
     except ValueError as error:
         reader.refuse(f"cannot be split into words: {error}: {value!r}", where, "close every quote")
         return ()
-    from trainworks_launcher.mpirun.dialects import dialect_of  # only jobs with options of their own need them
+    from trainworks_launcher.mpirun.dialects import (
+        dialect_of,
+    )  # only jobs with options of their own need them
     from trainworks_launcher.mpirun.flags import parse_user_options
 
     dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))

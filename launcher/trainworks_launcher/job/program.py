@@ -10,10 +10,22 @@ from trainworks_launcher.contract.hyperparameters import split_reserved
 from trainworks_launcher.contract.settings import LEVELS, Reader, log_level
 from trainworks_launcher.contract.values import Json, text, text_form, texts, unusable
 from trainworks_launcher.given import cluster
-from trainworks_launcher.given.entry import Code, EntryPoint, choose_entry_point, choose_given_program, program_name
+from trainworks_launcher.given.entry import (
+    Code,
+    EntryPoint,
+    choose_entry_point,
+    choose_given_program,
+    program_name,
+)
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.job import provision
-from trainworks_launcher.job.arguments import ORDERS, check_sizes, choose_order, choose_style, to_arguments
+from trainworks_launcher.job.arguments import (
+    ORDERS,
+    check_sizes,
+    choose_order,
+    choose_style,
+    to_arguments,
+)
 
 
 class Program(NamedTuple):
@@ -54,7 +66,9 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
     arguments = (*trainer.arguments, *to_arguments(user, style, order))
     if environment.invocation.program:
         words = environment.invocation.program
-        point, arguments, wrong = choose_given_program(words, environment.code, environment.programs)
+        point, arguments, wrong = choose_given_program(
+            words, environment.code, environment.programs
+        )
     elif trainer.command:
         point, wrong = EntryPoint("line", trainer.command), []
     else:
@@ -88,10 +102,17 @@ def _check_texts(
         bad = (
             ""
             if wrong
-            else next(filter(None, map(unusable, (*to_arguments({name: value}, style), text_form(value)))), "")
+            else next(
+                filter(
+                    None, map(unusable, (*to_arguments({name: value}, style), text_form(value)))
+                ),
+                "",
+            )
         )
         if bad:
-            problems.append(Problem(f"its value {bad}", where, "a program can only be given text: leave it out"))
+            problems.append(
+                Problem(f"its value {bad}", where, "a program can only be given text: leave it out")
+            )
     for name in environment.input_data_config:
         problems += _check_name(name, "channel", f"channel {name!r}")
     for name, value in reserved.items():
@@ -105,11 +126,15 @@ def _check_texts(
     for group in cluster.instance_groups(environment.resource_config):
         bad = unusable(group.name) or unusable(group.instance_type)
         if bad:
-            problems.append(Problem(f"an instance group {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
+            problems.append(
+                Problem(f"an instance group {bad}", names.RESOURCE_CONFIG_FILE, "leave it out")
+            )
     if log_level(environment.variables, reserved) is None:
         value = reserved.get(names.LOG_LEVEL)
         given = reserved.get(names.LOG_LEVEL) not in (None, "")
-        where = f"hyperparameter {names.LOG_LEVEL}" if given else f"variable {names.LOG_LEVEL_VARIABLE}"
+        where = (
+            f"hyperparameter {names.LOG_LEVEL}" if given else f"variable {names.LOG_LEVEL_VARIABLE}"
+        )
         shown = value if given else environment.variables.get(names.LOG_LEVEL_VARIABLE)
         advice = f"give a number such as 20, or one of {', '.join(LEVELS)}"
         problems.append(Problem(f"{shown!r} is not a log level", where, advice))
@@ -120,7 +145,11 @@ def _check_name(name: str, what: str, where: str) -> list[Problem]:
     """Find what keeps a name from being part of a variable's name (environ(7): no ``=``) and of an argument."""
     bad = "is empty" if not name else "has a '='" if "=" in name else unusable(name)
     advice = "use letters, digits, . _ -"
-    return [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)] if bad else []
+    return (
+        [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)]
+        if bad
+        else []
+    )
 
 
 def _warnings(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[str]:

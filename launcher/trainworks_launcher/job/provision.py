@@ -56,17 +56,26 @@ def with_fetch(environment: Environment, reader: Reader) -> Code:
     if not code.remote:
         return code
     variables = reader.variables
-    endpoint = next((variables[name] for name in names.S3_ENDPOINT_VARIABLES if variables.get(name)), "")
+    endpoint = next(
+        (variables[name] for name in names.S3_ENDPOINT_VARIABLES if variables.get(name)), ""
+    )
     if "@" in endpoint:
         where = next(name for name in names.S3_ENDPOINT_VARIABLES if variables.get(name))
         advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
         reader.refuse("the endpoint has credentials in it", f"variable {where}", advice)
     program = _program(environment, "fetch.py", f"the code is at {code.archive}", reader)
-    words = (code.archive, endpoint, region_of(variables, reader.reserved), _command_line(environment))
+    words = (
+        code.archive,
+        endpoint,
+        region_of(variables, reader.reserved),
+        _command_line(environment),
+    )
     return code._replace(fetch=(*program, *words))
 
 
-def installation(environment: Environment, code: Code, entry: EntryPoint, reader: Reader) -> tuple[str, ...]:
+def installation(
+    environment: Environment, code: Code, entry: EntryPoint, reader: Reader
+) -> tuple[str, ...]:
     """Return the command line that installs the project and its requirements; () for none.
 
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
@@ -79,7 +88,10 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
         listed = ()
     elif not listed and code.requirements != REQUIREMENTS and not code.remote:
         place = code.archive or code.directory
-        where, advice = f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries)
+        where, advice = (
+            f"{names.SOURCE_CODE_FILE}: requirements",
+            nearest(code.requirements, code.entries),
+        )
         reader.refuse(f"file not found: {code.requirements!r} in {place}", where, advice)
     if not project and not listed:
         return ()
@@ -90,7 +102,11 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
     program = f"{environment.launcher_directory}/programs/install.py"
     strict = reader.variables.get(names.STRICT_VARIABLE, "").strip() or "off"
     if strict not in ("on", "off"):
-        reader.refuse(f"{strict!r} is neither on nor off", f"variable {names.STRICT_VARIABLE}", "write on or off")
+        reader.refuse(
+            f"{strict!r} is neither on nor off",
+            f"variable {names.STRICT_VARIABLE}",
+            "write on or off",
+        )
     options = ["--strict"] if strict == "on" else []
     if not environment.manifest.document:
         # Nothing on the disk says what is kept: it was observed.
@@ -98,7 +114,12 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, reader
         options += [f"--keep={name}=={version}" for name, version in sorted(kept.items())]
     install = (python, "-I", program, *options, "--", *project, *listed)
     if project:
-        install = (environment.launcher_python, "-I", f"{environment.launcher_directory}/programs/copied.py", *install)
+        install = (
+            environment.launcher_python,
+            "-I",
+            f"{environment.launcher_directory}/programs/copied.py",
+            *install,
+        )
     arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
         return install

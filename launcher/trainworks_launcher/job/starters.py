@@ -19,18 +19,48 @@ from trainworks_launcher.job.program import Program
 
 _PROGRAMS = frozenset(
     (
-        *("torchrun", "torchrun-script", "deepspeed", "deepspeed.pt", "horovodrun", "hyperpodrun", "composer"),
-        *("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich", "mpirun.openmpi", "mpiexec.openmpi"),
+        *(
+            "torchrun",
+            "torchrun-script",
+            "deepspeed",
+            "deepspeed.pt",
+            "horovodrun",
+            "hyperpodrun",
+            "composer",
+        ),
+        *(
+            "mpirun",
+            "mpiexec",
+            "mpiexec.hydra",
+            "mpirun.mpich",
+            "mpiexec.mpich",
+            "mpirun.openmpi",
+            "mpiexec.openmpi",
+        ),
         *("orterun", "prterun", "prun", "srun", "jsrun", "flux", "aprun"),
     )
 )
-_WITH_A_WORD = {"accelerate": "launch", "colossalai": "run", "fabric": "run", "lightning": "run", "flux": "run"}
+_WITH_A_WORD = {
+    "accelerate": "launch",
+    "colossalai": "run",
+    "fabric": "run",
+    "lightning": "run",
+    "flux": "run",
+}
 """Programs that start ranks by one of their commands only."""
 
 _MODULES = frozenset(
     (
-        *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.launcher.api"),
-        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner"),
+        *(
+            "torch.distributed.run",
+            "torch.distributed.launch",
+            "torch.distributed.elastic.launcher.api",
+        ),
+        *(
+            "accelerate.commands.launch",
+            "accelerate.commands.accelerate_cli",
+            "deepspeed.launcher.runner",
+        ),
         *("horovod.runner.launch", "composer.cli.launcher", "torch_xla.distributed.xla_spawn"),
     )
 )
@@ -109,7 +139,9 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
     if starter is None:
         return []
     by = environment.platform.platform if placement.tasks is not None else f"mode {placement.mode}"
-    what = f"{by} starts the ranks, and the program {starter.name} would start ranks in each of them"
+    what = (
+        f"{by} starts the ranks, and the program {starter.name} would start ranks in each of them"
+    )
     script = shlex.join(_script_of(starter))
     if placement.tasks is not None:
         advice = f"write: train -- {script}; or start one task on each host"
@@ -121,7 +153,9 @@ def check(environment: Environment, program: Program, placement: Placement) -> l
             f" | train --mode none -- {shlex.join(starter.words)}"
         )
     else:
-        advice = f"make the script itself the entry point ({script}), or switch the distribution off"
+        advice = (
+            f"make the script itself the entry point ({script}), or switch the distribution off"
+        )
     return [Problem(what, "the program", advice)]
 
 

@@ -56,7 +56,9 @@ class Dialect(NamedTuple):
 
 def _counted(none: str, one: str, two: str) -> Mapping[str, int]:
     """Names of options, by the number of words that follow each."""
-    return MappingProxyType({name: count for count, names in enumerate((none, one, two)) for name in names.split()})
+    return MappingProxyType(
+        {name: count for count, names in enumerate((none, one, two)) for name in names.split()}
+    )
 
 
 _BOTH_NONE = """

@@ -63,10 +63,14 @@ _VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
 _VARIABLE_LIST = "mca_base_env_list"
 
 
-def parse_user_options(words: Sequence[str], dialect: Dialect, where: str) -> tuple[UserOptions, list[Problem]]:
+def parse_user_options(
+    words: Sequence[str], dialect: Dialect, where: str
+) -> tuple[UserOptions, list[Problem]]:
     """Sort the user's words (already split by shell rules). ``where`` names their source in the problems."""
     if any("\0" in word for word in words):
-        return UserOptions(), [Problem("a word has a NUL character", where, "remove it: an argument cannot have NUL")]
+        return UserOptions(), [
+            Problem("a word has a NUL character", where, "remove it: an argument cannot have NUL")
+        ]
     parser = _Parser(words, dialect, where)
     while parser.words:
         parser.take_option()
@@ -94,7 +98,10 @@ class _Parser:
     def options(self) -> UserOptions:
         """Return what was found."""
         return UserOptions(
-            parameters=tuple((name, value, self._classes.get(name, "")) for name, value in self._parameters.items()),
+            parameters=tuple(
+                (name, value, self._classes.get(name, ""))
+                for name, value in self._parameters.items()
+            ),
             exports=tuple(self._exports.items()),
             forwarded=tuple(self._forwarded),
             keyed=tuple(self._keyed.items()),
@@ -106,7 +113,9 @@ class _Parser:
     def take_option(self) -> None:
         """One option with its values."""
         word = self.words.pop(0)
-        option, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        option, equals, value = (
+            word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        )
         if not option:
             self._stray(word)
             return
@@ -118,7 +127,11 @@ class _Parser:
         elif option in ("x", "NCCL_DEBUG"):
             self._take_export(word, option)
         elif option in OURS:
-            self._refuse(word, f"leave it out: {OURS[option]}", 0 if equals else self._dialect.options.get(option, 1))
+            self._refuse(
+                word,
+                f"leave it out: {OURS[option]}",
+                0 if equals else self._dialect.options.get(option, 1),
+            )
             if equals and option not in self._dialect.optional:
                 self.words.pop(0)
         elif option in KEYED:
@@ -140,7 +153,10 @@ class _Parser:
                 self._problem(f"-x {name} is given with a value and without", "give it once")
         for name in (*self._exports, *self._forwarded):
             if name.startswith(names.OWN_PREFIX):
-                self._problem(f"-x {name} is a setting of the launcher, not of a rank", "set it in every container")
+                self._problem(
+                    f"-x {name} is a setting of the launcher, not of a rank",
+                    "set it in every container",
+                )
 
     def _problem(self, what: str, advice: str) -> None:
         self.problems.append(Problem(what, self._where, advice))
@@ -153,7 +169,10 @@ class _Parser:
         """Return the next ``count`` words; None, with a problem, if there are too few."""
         if len(self.words) < count:
             self.words.clear()
-            self._problem(f"{word} needs {'a name and a value' if count > 1 else 'a value'}", f"for example: {example}")
+            self._problem(
+                f"{word} needs {'a name and a value' if count > 1 else 'a value'}",
+                f"for example: {example}",
+            )
             return None
         taken = tuple(self.words[:count])
         del self.words[:count]
@@ -161,7 +180,9 @@ class _Parser:
 
     def _keep(self, into: dict[str, str], kind: str, name: str, value: str) -> None:
         if into.get(name, value) != value:
-            self._problem(f"{kind} {name} is given as {into[name]!r} and as {value!r}", "give it once")
+            self._problem(
+                f"{kind} {name} is given as {into[name]!r} and as {value!r}", "give it once"
+            )
         else:
             into[name] = value
 
@@ -172,7 +193,9 @@ class _Parser:
             return
         name, value = taken
         if not _PARAMETER.fullmatch(name):
-            self._problem(f"{name!r} is not the name of an MCA parameter", f"for example: {example}")
+            self._problem(
+                f"{name!r} is not the name of an MCA parameter", f"for example: {example}"
+            )
         elif name == _VARIABLE_LIST:
             # Open MPI 4 refuses this parameter beside -x, which the ranks' own variables may come with.
             for entry in filter(None, value.split(";")):
@@ -196,7 +219,10 @@ class _Parser:
     def _export(self, said: str, entry: str) -> None:
         name, equals, value = entry.partition("=")
         if not (_VARIABLE if equals else _VARIABLES).fullmatch(name):
-            self._problem(f"{said} {entry!r} does not begin with the name of a variable", "for example: -x NAME=VALUE")
+            self._problem(
+                f"{said} {entry!r} does not begin with the name of a variable",
+                "for example: -x NAME=VALUE",
+            )
         elif equals:
             self._keep(self._exports, "-x", name, value)
         else:
@@ -219,7 +245,9 @@ class _Parser:
             self._problem(text + (f" ({word})" if option != canonical else ""), "give it once")
         self._keyed[canonical] = values
         if canonical == "map-by" and "pe=" in value.lower():
-            self._left_out.add("bind-to")  # PE=N binds each process to N cores; Open MPI 5 refuses both
+            self._left_out.add(
+                "bind-to"
+            )  # PE=N binds each process to N cores; Open MPI 5 refuses both
 
     def _take_known(self, word: str, option: str, value: str | None) -> None:
         """An option of the installed mpirun: two dashes, which both lines take for every name longer than a letter."""
@@ -254,7 +282,10 @@ class _Parser:
         name, equals, _ = word.partition("=")
         if equals and _VARIABLE.fullmatch(name):
             advice = f"to set a variable, write: -x {word}"
-        self._problem(f"{word!r} is not an option: mpirun would start it instead of the training script", advice)
+        self._problem(
+            f"{word!r} is not an option: mpirun would start it instead of the training script",
+            advice,
+        )
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
@@ -271,7 +302,11 @@ def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def merge_parameters(
-    ours: Sequence[Setting], user: UserOptions, dialect: Dialect, variables: Mapping[str, str], where: str
+    ours: Sequence[Setting],
+    user: UserOptions,
+    dialect: Dialect,
+    variables: Mapping[str, str],
+    where: str,
 ) -> tuple[tuple[Setting, ...], tuple[tuple[str, str], ...], list[Problem]]:
     """Merge our MCA parameters with the user's and the container's.
 
@@ -295,17 +330,25 @@ def merge_parameters(
             left_out.append((f"--mca {name} {value}", dialect.gone[name]))
             continue
         canonical = dialect.canonical(name)
-        renamed = f"{name} is called {canonical} in Open MPI {dialect.major}" if canonical != name else ""
+        renamed = (
+            f"{name} is called {canonical} in Open MPI {dialect.major}" if canonical != name else ""
+        )
         held = theirs.get(canonical)
         if held and held.value != value:
-            text = f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
+            text = (
+                f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
+            )
             problems.append(Problem(text, where, "give it once"))
             continue
         theirs[canonical] = Setting(
             canonical, value, Origin.USER, renamed or "from the job's custom_mpi_options", option
         )
     problems.extend(
-        Problem(f"MCA parameters {name} and {_opposite(name)} are both given", where, "Open MPI accepts one of them")
+        Problem(
+            f"MCA parameters {name} and {_opposite(name)} are both given",
+            where,
+            "Open MPI accepts one of them",
+        )
         for name in theirs
         if name.endswith("_if_include") and _opposite(name) in theirs
     )
@@ -316,7 +359,9 @@ def merge_parameters(
         if opposite and opposite in theirs:
             left_out.append((f"{setting.name} {setting.value}", f"the job gives {opposite}"))
         elif opposite and opposite in image and setting.name not in theirs:
-            left_out.append((f"{setting.name} {setting.value}", f"the container's environment gives {opposite}"))
+            left_out.append(
+                (f"{setting.name} {setting.value}", f"the container's environment gives {opposite}")
+            )
         else:
             kept.append(image.get(setting.name, setting))
     return merge([*kept, *theirs.values()]), tuple(left_out), problems
@@ -330,7 +375,9 @@ def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[st
             name = variable[len(prefix) :]
             if variable.startswith(prefix) and name not in dialect.gone:
                 name = dialect.canonical(name)
-                found[name] = Setting(name, value, Origin.IMAGE, f"the container's environment sets {variable}")
+                found[name] = Setting(
+                    name, value, Origin.IMAGE, f"the container's environment sets {variable}"
+                )
     return found
 
 

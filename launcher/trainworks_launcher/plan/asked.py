@@ -12,7 +12,9 @@ from trainworks_launcher.job.placement import Placement
 _TEMPORARY = "/tmp"  # noqa: S108  (what tempfile uses where nothing else is said)
 
 
-def checks_of(environment: Environment, placement: Placement, network: Network, level: str = "") -> Checks | None:
+def checks_of(
+    environment: Environment, placement: Placement, network: Network, level: str = ""
+) -> Checks | None:
     """Return what is checked; None if checks are off, or another process of this host does them.
 
     Args:
@@ -21,7 +23,9 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         network: How this host reaches the others.
         level: One of ``names.CHECK_LEVELS``; default: the variable's.
     """
-    level = level or Reader({}, environment.variables).word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
+    level = level or Reader({}, environment.variables).word(
+        names.CHECK_VARIABLE, names.CHECK_LEVELS
+    )
     tasks = environment.platform.tasks
     if level == OFF or (tasks is not None and tasks.local_rank > 0):
         return None
@@ -37,7 +41,9 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         instance_type=placement.instance_type,
         cuda=manifest.components.get("cuda", ""),
         minimum_driver=manifest.minimum_driver,
-        without_cuda=bool(manifest.components) and not manifest.minimum_driver and "cuda" not in manifest.components,
+        without_cuda=bool(manifest.components)
+        and not manifest.minimum_driver
+        and "cuda" not in manifest.components,
         shared_memory=devices.gpus > 0,
         interface=(network.interface.partition(",")[0] or devices.routed) if several else "",
         directories=(environment.output, environment.variables.get("TMPDIR", _TEMPORARY)),

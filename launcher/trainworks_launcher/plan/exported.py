@@ -47,7 +47,10 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     """Return all variables for the job's host."""
     environment = job.environment
     user, reserved = split_reserved(environment.hyperparameters)
-    exported = {f"SM_{name.upper()}": text_form(value) for name, value in _sm_values(job, user, reserved).items()}
+    exported = {
+        f"SM_{name.upper()}": text_form(value)
+        for name, value in _sm_values(job, user, reserved).items()
+    }
     exported.update(_of_job(job, reserved))
     exported.update(_of_host(job))
     for name in environment.platform.kept:
@@ -57,13 +60,19 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     return MappingProxyType(dict(sorted(exported.items())))
 
 
-def _sm_values(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> Mapping[str, Json]:
+def _sm_values(
+    job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
+) -> Mapping[str, Json]:
     """Return the values of the variables that begin with SM_, by the rest of their names."""
     properties = _properties(job, user, reserved)
     all_hosts, channels = texts(properties["hosts"]), mapping(properties["channel_input_dirs"])
     channel_names: list[Json] = [*sorted(channels)]
     master: dict[str, Json] = {"master_addr": _master(job), "master_port": job.network.master_port}
-    job_name = job.environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME)) or None
+    job_name = (
+        job.environment.variables.get(names.JOB_NAME_VARIABLE)
+        or text(reserved.get(names.JOB_NAME))
+        or None
+    )
     training_environment: dict[str, Json] = {**properties, "job_name": job_name, **master}
     values: dict[str, Json] = {
         **{name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY},
@@ -84,7 +93,13 @@ def _sm_values(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json])
         values["topology"] = topology
     for prefix, rows in (("channel", channels), ("hp", user)):
         # A shell cannot read a variable with a hyphen in its name, so there is a second name without.
-        values.update({f"{prefix}_{name.replace('-', '_')}": value for name, value in rows.items() if "-" in name})
+        values.update(
+            {
+                f"{prefix}_{name.replace('-', '_')}": value
+                for name, value in rows.items()
+                if "-" in name
+            }
+        )
         values.update({f"{prefix}_{name}": value for name, value in rows.items()})
     return values
 
@@ -108,7 +123,9 @@ def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
     }
     if job.placement.mode == MODEL_PARALLEL:
         parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
-        exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
+        exported[names.MODEL_PARALLEL_VARIABLE] = compact(
+            model_parallel.complete(mapping(parallel))
+        )
     if environment.drivers.distributed:
         exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
     return exported
@@ -123,10 +140,14 @@ def _of_host(job: Job) -> dict[str, str]:
         "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
         **environment.locale,
     }
-    if "PYTHONUNBUFFERED" not in environment.variables:  # a log that appears only at the end is of no use
+    if (
+        "PYTHONUNBUFFERED" not in environment.variables
+    ):  # a log that appears only at the end is of no use
         exported["PYTHONUNBUFFERED"] = "1"
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
-    if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].by_mpirun):
+    if len(placement.hosts) > 1 and (
+        environment.platform.names_resolve or MODES[placement.mode].by_mpirun
+    ):
         exported.update(_hostname_variables(environment, placement.host))
     known = {
         "HOME": environment.home,
@@ -154,12 +175,17 @@ _ONLY_AS_PROPERTY = frozenset(
 """Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""
 
 
-def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> dict[str, Json]:
+def _properties(
+    job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
+) -> dict[str, Json]:
     """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
     environment, entry = job.environment, job.program.entry
     row = environment.manifest.instances.get(job.placement.instance_type)
     # The platform's usual interface where none is named, if it exists on this host.
-    known, named = environment.devices.interfaces, environment.resource_config.get("network_interface_name")
+    known, named = (
+        environment.devices.interfaces,
+        environment.resource_config.get("network_interface_name"),
+    )
     usual = names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
     parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     framework_parameters: dict[str, Json] = {
@@ -191,7 +217,9 @@ def _directories(environment: Environment) -> dict[str, Json]:
     """Return the properties that say where something is."""
     base, results = environment.base_directory, environment.places
     return {
-        "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
+        "channel_input_dirs": {
+            name: f"{base}/input/data/{name}" for name in environment.input_data_config
+        },
         "input_config_dir": f"{base}/input/config",
         "input_data_dir": f"{base}/input/data",
         "input_dir": f"{base}/input",
@@ -209,16 +237,21 @@ def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Js
     mode, host = placement.mode, placement.host
     all_hosts = texts(config.get("hosts")) or placement.hosts
     groups, group = cluster.instance_groups(config), cluster.group_of(config, host)
-    group_name = group.name if group else text(config.get("current_group_name")) or cluster.HOMOGENEOUS
+    group_name = (
+        group.name if group else text(config.get("current_group_name")) or cluster.HOMOGENEOUS
+    )
     rows = config.get("instance_groups")
     group_names: list[Json] = [row.name for row in groups]
     by_name: dict[str, Json] = {
-        named.name: dict(mapping(row)) for named, row in zip(groups, rows if isinstance(rows, list) else [])
+        named.name: dict(mapping(row))
+        for named, row in zip(groups, rows if isinstance(rows, list) else [])
     }
     on_by_default: list[Json] = [group_name] if mode != "none" else []
     distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
     asked = texts(distributed)
-    taking_part = [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
+    taking_part = (
+        [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
+    )
     if mode != "none":
         taking_part = [*placement.distribution_hosts]
     master = taking_part[0] if taking_part else all_hosts[0]

@@ -33,7 +33,11 @@ def recorder_variables(job: Job) -> Mapping[str, str]:
     )
     newer = release(components["torch"]) >= _RENAMED_IN
     return MappingProxyType(
-        {both[0 if newer else -1]: value for both, value in rows if not any(name in job.inherited for name in both)}
+        {
+            both[0 if newer else -1]: value
+            for both, value in rows
+            if not any(name in job.inherited for name in both)
+        }
     )
 
 

@@ -38,4 +38,6 @@ def measured(plan: NodePlan, job: Job) -> NodePlan:
         "gigabits": row.network_gigabits if row and several else 0,
     }
     program = f"{environment.launcher_directory}/programs/measure.py"
-    return plan._replace(argv=(environment.launcher_python, "-I", program, json.dumps(asked), *plan.argv))
+    return plan._replace(
+        argv=(environment.launcher_python, "-I", program, json.dumps(asked), *plan.argv)
+    )

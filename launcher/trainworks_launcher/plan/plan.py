@@ -165,7 +165,8 @@ class NodePlan(NamedTuple):
                 for beside in self.auxiliaries
             ),
             why=tuple(
-                reason._replace(why=masker.text(reason.why), words=masker.words(reason.words)) for reason in self.why
+                reason._replace(why=masker.text(reason.why), words=masker.words(reason.words))
+                for reason in self.why
             ),
             warnings=tuple(masker.text(warning) for warning in self.warnings),
         )
@@ -193,13 +194,16 @@ class NodePlan(NamedTuple):
                 {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
                 for row in self.auxiliaries
             ],
-            "control": {**self.control._asdict(), "hosts": list(self.control.hosts)} if self.control else None,
+            "control": {**self.control._asdict(), "hosts": list(self.control.hosts)}
+            if self.control
+            else None,
             "shell": self.shell._asdict() if self.shell else None,
             "restarts": self.restarts,
             "limits_seconds": self.limits._asdict(),
             "checks": QUICK if self.checks else OFF,
             "why": [
-                {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
+                {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why}
+                for reason in self.why
             ],
             "warnings": list(self.warnings),
         }
@@ -256,13 +260,19 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
     platform = job.environment.platform
     # A job that is taken for another platform's, and a platform that a person did not know of, are seen at once.
-    lines = [f"platform {platform.platform}: {platform.why}"] if platform.platform not in ("", "sagemaker") else []
+    lines = (
+        [f"platform {platform.platform}: {platform.why}"]
+        if platform.platform not in ("", "sagemaker")
+        else []
+    )
     lines.append(describe(job))
     if job.environment.results.note:
         lines.append(job.environment.results.note)
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
-        lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
+        lines.append(
+            f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}"
+        )
     if job.environment.resume_from:
         lines.append(f"goes on from the checkpoint {job.environment.resume_from}")
     return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
@@ -280,10 +290,14 @@ def _threads(job: Job) -> tuple[int, str]:
     if job.placement.mode == "ray":
         return 0, ""  # Ray sets it in each of its processes, by the CPUs that this one asked for
     alone = ranks == 1 and not (devices.cpus_limited and job.program.entry.in_python)
-    if alone or devices.efa is None or job.environment.platform.tasks is not None:  # efa: the host is not known
+    if (
+        alone or devices.efa is None or job.environment.platform.tasks is not None
+    ):  # efa: the host is not known
         return 0, ""
     limited = ", by its limit of CPU time," if devices.cpus_limited else ""
-    return max(1, devices.cpus // ranks), f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
+    return max(
+        1, devices.cpus // ranks
+    ), f"this host may use {devices.cpus} CPU(s){limited} for {ranks} rank(s)"
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
@@ -294,11 +308,19 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
         for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
             if name not in job.inherited:
                 variables[name] = job.network.interface
-                why.append(Reason(name, f"{library} uses this interface: {job.network.interface_why}", Origin.PLATFORM))
+                why.append(
+                    Reason(
+                        name,
+                        f"{library} uses this interface: {job.network.interface_why}",
+                        Origin.PLATFORM,
+                    )
+                )
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
-    why += [Reason(name, text, Origin.PLATFORM) for name, text in job.environment.results.why.items()]
+    why += [
+        Reason(name, text, Origin.PLATFORM) for name, text in job.environment.results.why.items()
+    ]
     threads, of = _threads(job)
     if threads and _THREADS not in job.inherited:
         variables[_THREADS] = str(threads)
@@ -306,7 +328,9 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     recorder = recorder_variables(job)
     variables.update(recorder)
     why += [
-        Reason(name, "torch writes down each rank's last collectives when NCCL's time-out ends the job")
+        Reason(
+            name, "torch writes down each rank's last collectives when NCCL's time-out ends the job"
+        )
         for name in recorder
     ]
     return MappingProxyType(variables), tuple(why)

@@ -20,9 +20,7 @@ import socket
 import sys
 from typing import Any
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-)
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 _SOCKET = "agents"  # agents.SOCKET
 _FAILED = 255  # as ssh's
 
@@ -42,7 +40,9 @@ def main(arguments: list[str]) -> int:
         if known:
             answer = _ask(directory, known, line)
     except (OSError, ValueError, IndexError) as error:
-        sys.stderr.write(f"trainworks: mpirun's agent cannot reach {' '.join(arguments[:1])}: {error}\n")
+        sys.stderr.write(
+            f"trainworks: mpirun's agent cannot reach {' '.join(arguments[:1])}: {error}\n"
+        )
         return _FAILED
     sys.stderr.write(answer["text"])
     return int(answer["status"])

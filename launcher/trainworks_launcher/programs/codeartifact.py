@@ -14,9 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-)
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 _USER = "aws"  # the name that goes with a token; source: CodeArtifact user guide, "Configure pip"
 _CONNECT_SECONDS = 10
 _ATTEMPTS = 5
@@ -32,11 +30,17 @@ def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[st
     from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
 
-    config = Config(connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"})
+    config = Config(
+        connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"}
+    )
     try:
         client = boto3.client("codeartifact", region_name=region, config=config)
-        token = client.get_authorization_token(domain=domain, domainOwner=owner)["authorizationToken"]
-        place = client.get_repository_endpoint(domain=domain, domainOwner=owner, repository=repository, format="pypi")
+        token = client.get_authorization_token(domain=domain, domainOwner=owner)[
+            "authorizationToken"
+        ]
+        place = client.get_repository_endpoint(
+            domain=domain, domainOwner=owner, repository=repository, format="pypi"
+        )
         return token, place["repositoryEndpoint"]
     except (BotoCoreError, ClientError, ValueError) as error:
         raise CodeArtifactError(f"{type(error).__name__}: {error}") from error
@@ -46,7 +50,9 @@ def ask_cli(region: str, owner: str, domain: str, repository: str, program: str)
     """Return (token, address of the repository); the token comes through a pipe."""
     place = ("--domain", domain, "--domain-owner", owner, "--region", region)
     common = (*place, "--output", "text", "--cli-connect-timeout", str(_CONNECT_SECONDS))
-    token = _answer(program, "codeartifact", "get-authorization-token", "--query", "authorizationToken", *common)
+    token = _answer(
+        program, "codeartifact", "get-authorization-token", "--query", "authorizationToken", *common
+    )
     words = ("--repository", repository, "--format", "pypi", "--query", "repositoryEndpoint")
     return token, _answer(program, "codeartifact", "get-repository-endpoint", *words, *common)
 
@@ -58,8 +64,14 @@ def _answer(*words: str) -> str:
     except OSError as error:
         raise CodeArtifactError(f"{words[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        raise CodeArtifactError(said[-1] if said else f"{words[0]} ended with status {done.returncode}")
+        said = [
+            line.strip()
+            for line in done.stderr.decode("utf-8", "replace").splitlines()
+            if line.strip()
+        ]
+        raise CodeArtifactError(
+            said[-1] if said else f"{words[0]} ended with status {done.returncode}"
+        )
     return done.stdout.decode().strip()
 
 

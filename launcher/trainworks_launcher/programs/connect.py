@@ -34,7 +34,9 @@ def main(arguments: list[str]) -> int:
         except OSError as error:
             why = str(error.strerror or error)
         if time.monotonic() + pause >= deadline:
-            sys.stderr.write(f"trainworks: cannot reach sshd on {host}, port {port}, within {seconds:g} s: {why}\n")
+            sys.stderr.write(
+                f"trainworks: cannot reach sshd on {host}, port {port}, within {seconds:g} s: {why}\n"
+            )
             return 1
         if not said:
             said = True

@@ -17,9 +17,18 @@ import stat
 import sys
 import zlib
 
-_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; nothing of ours is imported
-_RESULTS = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "TRAINWORKS_CHECKPOINT_DIRECTORY")
-_NO_SOURCE = frozenset(("build", "dist", "__pycache__", ".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "wandb"))
+_RUNTIME_DIRECTORY = (
+    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; nothing of ours is imported
+)
+_RESULTS = (
+    "SM_MODEL_DIR",
+    "SM_OUTPUT_DIR",
+    "SM_OUTPUT_DATA_DIR",
+    "TRAINWORKS_CHECKPOINT_DIRECTORY",
+)
+_NO_SOURCE = frozenset(
+    ("build", "dist", "__pycache__", ".git", ".hg", ".svn", ".tox", ".nox", "node_modules", "wandb")
+)
 _LIMIT_BYTES = 1 << 30
 
 
@@ -28,7 +37,9 @@ class _Copying:
 
     def __init__(self, top: str) -> None:
         self._top = top
-        self._results = {os.path.realpath(os.environ[name]) for name in _RESULTS if os.environ.get(name)}
+        self._results = {
+            os.path.realpath(os.environ[name]) for name in _RESULTS if os.environ.get(name)
+        }
         self._bytes = 0
         self.links: list[str] = []  # links that lead out of the project, left out too
 
@@ -42,10 +53,15 @@ class _Copying:
         made = folder == self._top and name in _NO_SOURCE and not is_package
         if made or name == "__pycache__" or name.endswith(".egg-info"):
             return True
-        if os.path.exists(os.path.join(path, "pyvenv.cfg")) or os.path.realpath(path) in self._results:  # noqa: PTH110, PTH118
+        if (
+            os.path.exists(os.path.join(path, "pyvenv.cfg"))
+            or os.path.realpath(path) in self._results
+        ):  # noqa: PTH110, PTH118
             return True
         kind = os.lstat(path).st_mode
-        if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(f"{os.path.realpath(self._top)}/"):
+        if stat.S_ISLNK(kind) and not os.path.realpath(path).startswith(
+            f"{os.path.realpath(self._top)}/"
+        ):
             self.links.append(path)
             return True
         return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind))
@@ -86,7 +102,12 @@ def private_copy(top: str, root: str = "project") -> str:
         if not directory:
             raise OSError("no private directory")
         shutil.copytree(
-            top, place, symlinks=True, ignore=copying.leave_out, copy_function=copying.copy, dirs_exist_ok=True
+            top,
+            place,
+            symlinks=True,
+            ignore=copying.leave_out,
+            copy_function=copying.copy,
+            dirs_exist_ok=True,
         )
         for folder, _, _ in os.walk(place):
             os.chmod(folder, 0o700)  # noqa: PTH101
@@ -95,7 +116,9 @@ def private_copy(top: str, root: str = "project") -> str:
                 os.symlink(os.path.realpath(link), os.path.join(place, os.path.relpath(link, top)))  # noqa: PTH118, PTH211
     except (OSError, shutil.Error) as error:
         shutil.rmtree(place, ignore_errors=True)
-        sys.stderr.write(f"trainworks: {top} is installed where it is, without a copy: {str(error)[:300]}\n")
+        sys.stderr.write(
+            f"trainworks: {top} is installed where it is, without a copy: {str(error)[:300]}\n"
+        )
         return top
     return place
 
@@ -103,7 +126,10 @@ def private_copy(top: str, root: str = "project") -> str:
 def main(words: list[str]) -> int:
     """Become the command."""
     at = words.index("--") + 1
-    words = [*words[:at], *(private_copy(os.getcwd()) if word == "." else word for word in words[at:])]  # noqa: PTH109
+    words = [
+        *words[:at],
+        *(private_copy(os.getcwd()) if word == "." else word for word in words[at:]),
+    ]  # noqa: PTH109
     os.execv(words[0], words)
 
 

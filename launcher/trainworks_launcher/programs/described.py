@@ -26,7 +26,9 @@ def described(error: BaseException, thread: str) -> str:
     elif error.__context__ is not None and not error.__suppress_context__:
         origin = f"while handling {first_line(error.__context__)}"
     message = [*traceback.format_exception_only(type(error), error)]
-    message += [f"  {first_line(member)}\n" for member in members if isinstance(member, BaseException)]
+    message += [
+        f"  {first_line(member)}\n" for member in members if isinstance(member, BaseException)
+    ]
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "")
     found = {
         "message": _cut("".join(message)),

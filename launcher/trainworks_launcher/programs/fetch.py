@@ -11,9 +11,7 @@ import os
 import subprocess
 import sys
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-)
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 _ARCHIVE = "code.tar.gz"  # names.FETCHED_ARCHIVE
 _CONNECT_SECONDS = 10
 _ATTEMPTS = 5
@@ -26,9 +24,13 @@ def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> s
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
 
     bucket, _, key = address.partition("://")[2].partition("/")
-    config = Config(connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"})
+    config = Config(
+        connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"}
+    )
     try:
-        client = boto3.client("s3", endpoint_url=endpoint or None, region_name=region or None, config=config)
+        client = boto3.client(
+            "s3", endpoint_url=endpoint or None, region_name=region or None, config=config
+        )
         client.download_file(bucket, key, target)
     except (BotoCoreError, ClientError, OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
@@ -45,8 +47,14 @@ def fetch_with_cli(address: str, endpoint: str, region: str, target: str, progra
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     except OSError as error:
         return f"{program}: {error.strerror}"
-    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return "" if done.returncode == 0 else (said[-1] if said else f"{program} ended with status {done.returncode}")
+    said = [
+        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
+    ]
+    return (
+        ""
+        if done.returncode == 0
+        else (said[-1] if said else f"{program} ended with status {done.returncode}")
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -45,7 +45,10 @@ def main(mark: str, directory: str) -> int:
         select.select((), (), (), _BETWEEN_SECONDS)
     if killed:
         with contextlib.suppress(OSError):
-            os.write(2, b"trainworks: the launcher has died; the processes of its job on this host were killed\n")
+            os.write(
+                2,
+                b"trainworks: the launcher has died; the processes of its job on this host were killed\n",
+            )
     import shutil
 
     shutil.rmtree(directory, ignore_errors=True)
@@ -56,7 +59,11 @@ def _belonging(commands: set[tuple[int, str]], mark: str, sessions: set[str]) ->
     """Return the processes of the job that run. sessions: those that they lead; it grows."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
     table = {pid: _stat(pid) for pid in pids if pid != os.getpid()}
-    found = {pid for pid, row in table.items() if (pid, row[1]) in commands or row[2] in sessions or _has(pid, mark)}
+    found = {
+        pid
+        for pid, row in table.items()
+        if (pid, row[1]) in commands or row[2] in sessions or _has(pid, mark)
+    }
     size = 0
     while size != len(found):
         size = len(found)
@@ -84,7 +91,9 @@ def _has(pid: int, mark: str) -> bool:
             lines = opened.read().splitlines()
     except OSError:
         return False
-    return mark != "0" and any(line.startswith(_LIMIT) and line[len(_LIMIT) :].split()[0] == mark for line in lines)
+    return mark != "0" and any(
+        line.startswith(_LIMIT) and line[len(_LIMIT) :].split()[0] == mark for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     """Install; the installer's status, or 1 with one line on standard error."""
     split = list(arguments).index("--")
     parser = argparse.ArgumentParser()
-    parser.add_argument("--manifest", type=Path, default=Path(os.environ.get(MANIFEST_VARIABLE) or MANIFEST))
+    parser.add_argument(
+        "--manifest", type=Path, default=Path(os.environ.get(MANIFEST_VARIABLE) or MANIFEST)
+    )
     parser.add_argument("--strict", action="store_true")
     parser.add_argument("--keep", action="append", default=[], metavar="NAME==VERSION")
     given = parser.parse_args(arguments[:split])

@@ -43,11 +43,19 @@ def main(document: str, command: Sequence[str]) -> int:
         if status:
             return status if status > 0 else 128 - status
         try:
-            figure = float(json.loads(report.read_text(encoding="utf-8"))["average_bus_bandwidth"]["bandwidth"])
+            figure = float(
+                json.loads(report.read_text(encoding="utf-8"))["average_bus_bandwidth"]["bandwidth"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
-            _log("warning: all_reduce_perf left no figure on this host: see its line `Avg bus bandwidth`")
+            _log(
+                "warning: all_reduce_perf left no figure on this host: see its line `Avg bus bandwidth`"
+            )
             return 0
-    beside = f"; the network of {asked['type']} carries {asked['gigabits'] / 8:g} GB/s" if asked["gigabits"] else ""
+    beside = (
+        f"; the network of {asked['type']} carries {asked['gigabits'] / 8:g} GB/s"
+        if asked["gigabits"]
+        else ""
+    )
     _log(f"all-reduce of {among}: {figure:.2f} GB/s bus bandwidth{beside}")
     if figure < _SLOW * asked["gigabits"] / 8:
         _log(

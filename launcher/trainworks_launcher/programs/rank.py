@@ -26,14 +26,17 @@ import socket
 import sys
 from typing import Mapping
 
-_RUNTIME_DIRECTORY = (
-    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
-)
+_RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _PLACE = "TRAINWORKS_RANK"  # names.PLACE_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
-_PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")  # places.RESULTS
+_PLACES = (
+    "SM_MODEL_DIR",
+    "SM_OUTPUT_DIR",
+    "SM_OUTPUT_DATA_DIR",
+    "SM_OUTPUT_INTERMEDIATE_DIR",
+)  # places.RESULTS
 _SOCKET = "ranks"  # ranks.SOCKET
 _FAILURES = "TORCHELASTIC_RESTART_COUNT"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -65,11 +68,15 @@ def main(arguments: list[str]) -> int:
                 if not os.access(place, os.W_OK | os.X_OK):
                     raise PermissionError(f"it may not be written: {place}")
         except OSError as error:
-            sys.stderr.write(f"trainworks: a directory that the script writes to cannot be used: {error}\n")
+            sys.stderr.write(
+                f"trainworks: a directory that the script writes to cannot be used: {error}\n"
+            )
             return 64
     size = _number(_SIZE)
     if size >= 0 and str(size) != options.get("--size", str(size)):
-        sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
+        sys.stderr.write(
+            f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n"
+        )
         return 66
     environment: Mapping[str, str] = {**os.environ, **restarted(), **place_in_the_plan()}
     place = os.curdir
@@ -79,13 +86,19 @@ def main(arguments: list[str]) -> int:
                 host = json.load(opened)
             environment = {
                 **host["env"],
-                **{name: value for name, value in os.environ.items() if name.startswith(_FROM_MPIRUN) or name in keep},
+                **{
+                    name: value
+                    for name, value in os.environ.items()
+                    if name.startswith(_FROM_MPIRUN) or name in keep
+                },
                 **place_in_the_plan(),
                 _RUNTIME_DIRECTORY: directory,
             }
             place = host["cwd"]
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"trainworks: this rank cannot read the environment of its host: {error}\n")
+        sys.stderr.write(
+            f"trainworks: this rank cannot read the environment of its host: {error}\n"
+        )
         return 70
     try:
         os.chdir(place)
@@ -94,7 +107,9 @@ def main(arguments: list[str]) -> int:
         except OSError as error:
             if error.errno != errno.ENOEXEC or not program[0].endswith(".sh"):
                 raise
-            os.execve("/bin/sh", ("/bin/sh", *program), environment)  # a script without #!, as a shell does it
+            os.execve(
+                "/bin/sh", ("/bin/sh", *program), environment
+            )  # a script without #!, as a shell does it
     except OSError as error:
         sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {place!r}: {error}\n")
         return 126 if isinstance(error, PermissionError) else 127
@@ -149,7 +164,9 @@ def restarted() -> Mapping[str, str]:
         return {}
     found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
     if _CHECKPOINTS in os.environ:
-        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+        sys.path.insert(
+            0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        )  # noqa: PTH100, PTH120
         from trainworks_launcher.contract.checkpoints import newest_complete
 
         found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
@@ -169,7 +186,9 @@ def _starts_before() -> int:
     if not directory:
         return 0
     try:
-        counted = os.open(f"{directory}/starts-{place}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        counted = os.open(
+            f"{directory}/starts-{place}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+        )
     except OSError:
         return 0
     try:

@@ -30,9 +30,17 @@ _ANYWHERE = ("192.0.2.1", 9)
 def main(arguments: list[str]) -> int:
     """Become the program; returns only if that fails, with a shell's status for it, or 66 after the limit."""
     if len(arguments) < 6 or arguments[4] != "--":
-        sys.stderr.write("usage: ray_node.py LEADER PORT SECONDS head|worker|HOSTS -- PROGRAM [ARGUMENT...]\n")
+        sys.stderr.write(
+            "usage: ray_node.py LEADER PORT SECONDS head|worker|HOSTS -- PROGRAM [ARGUMENT...]\n"
+        )
         return 64
-    leader, port, limit, what, program = arguments[0], int(arguments[1]), arguments[2], arguments[3], arguments[5:]
+    leader, port, limit, what, program = (
+        arguments[0],
+        int(arguments[1]),
+        arguments[2],
+        arguments[3],
+        arguments[5:],
+    )
     deadline, env = time.monotonic() + float(limit), dict(os.environ)
     if what == "head":
         own = own_address(leader)
@@ -40,13 +48,17 @@ def main(arguments: list[str]) -> int:
     elif what == "worker":
         why = _listening(leader, port, deadline)
         if why:
-            return _too_late(f"Ray's head on {leader}, port {port}, cannot be reached within {limit} s: {why}")
+            return _too_late(
+                f"Ray's head on {leader}, port {port}, cannot be reached within {limit} s: {why}"
+            )
     else:
         own = own_address(leader) or leader
         why = _listening(own, port, deadline)
         seen = 0 if why else _hosts(f"{own}:{port}", int(what), deadline)
         if seen < int(what):
-            return _too_late(f"{seen} of {what} hosts joined Ray within {limit} s{f': {why}' if why else ''}")
+            return _too_late(
+                f"{seen} of {what} hosts joined Ray within {limit} s{f': {why}' if why else ''}"
+            )
         env[_ADDRESS] = f"{own}:{port}"
     try:
         os.execvpe(program[0], program, env)
@@ -62,11 +74,16 @@ def own_address(name: str) -> str:
     """
     found: list[str] = []
     with contextlib.suppress(OSError):
-        found += [str(row[4][0]) for row in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)]
+        found += [
+            str(row[4][0])
+            for row in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_DGRAM)
+        ]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         way.connect(_ANYWHERE)
         found.append(str(way.getsockname()[0]))
-    return next((address for address in found if not address.startswith("127.") and _is_own(address)), "")
+    return next(
+        (address for address in found if not address.startswith("127.") and _is_own(address)), ""
+    )
 
 
 def _is_own(address: str) -> bool:
@@ -93,11 +110,15 @@ def _listening(host: str, port: int, deadline: float) -> str:
 
 def _hosts(address: str, wanted: int, deadline: float) -> int:
     """Wait, bounded, for so many hosts of Ray. Returns how many there are."""
-    from ray._raylet import GcsClient  # a connection as ray.init() makes it takes seconds, and registers a job
+    from ray._raylet import (
+        GcsClient,
+    )  # a connection as ray.init() makes it takes seconds, and registers a job
 
     client = GcsClient(address=address)
     while True:
-        alive: int = sum(row.state == 0 for row in client.get_all_node_info().values())  # GcsNodeInfo.ALIVE
+        alive: int = sum(
+            row.state == 0 for row in client.get_all_node_info().values()
+        )  # GcsNodeInfo.ALIVE
         if alive >= wanted or time.monotonic() + _BETWEEN_SECONDS > deadline:
             return alive
         select.select((), (), (), _BETWEEN_SECONDS)

@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
     try:
         address = socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0]
     except OSError as error:
-        sys.stderr.write(f"trainworks: {name}={host}: cannot resolve this name: {error.strerror or error}\n")
+        sys.stderr.write(
+            f"trainworks: {name}={host}: cannot resolve this name: {error.strerror or error}\n"
+        )
         return 66
     try:
         os.execvpe(program[0], program, {**os.environ, name: str(address)})

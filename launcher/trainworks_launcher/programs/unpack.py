@@ -43,7 +43,9 @@ class _Tree:
                     os.mkdir(part, 0o755, dir_fd=current)
                 above, current = current, -1
                 try:
-                    current = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+                    current = os.open(
+                        part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above
+                    )
                 finally:
                     os.close(above)
             os.close(self._opened)
@@ -67,7 +69,9 @@ def unpack(archive: str, directory: str) -> None:
             needed = sum(member.size for member in contents.files.values())
             free = shutil.disk_usage(directory).free
             if needed > free:
-                raise ValueError(f"its files have {needed:,} bytes, and {free:,} are free in {directory}")
+                raise ValueError(
+                    f"its files have {needed:,} bytes, and {free:,} are free in {directory}"
+                )
             for path in sorted(contents.directories):
                 tree.open_directory(path)
             for path, member in contents.files.items():
@@ -81,10 +85,14 @@ def unpack(archive: str, directory: str) -> None:
             tree.close()
 
 
-def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree, path: tuple[str, ...]) -> None:
+def _write(
+    opened: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree, path: tuple[str, ...]
+) -> None:
     """Write one regular file, with the execute bits and the time that it has in the archive."""
     parent, name = tree.clear(path)
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
+    descriptor = os.open(
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent
+    )
     with os.fdopen(descriptor, "wb") as target:
         source = opened.extractfile(member)
         if source is not None:
@@ -109,9 +117,13 @@ def main(arguments: list[str]) -> int:
     """Unpack; 0, or 1 with one line on standard error."""
     archive, directory = arguments
     try:
-        unpack(os.path.join(os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, ""), archive), directory)  # noqa: PTH118
+        unpack(
+            os.path.join(os.environ.get(names.RUNTIME_DIRECTORY_VARIABLE, ""), archive), directory
+        )  # noqa: PTH118
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
-        sys.stderr.write(f"trainworks: cannot unpack {archive}: {str(error) or type(error).__name__}\n")
+        sys.stderr.write(
+            f"trainworks: cannot unpack {archive}: {str(error) or type(error).__name__}\n"
+        )
         return 1
     return 0
 

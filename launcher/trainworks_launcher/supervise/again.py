@@ -77,13 +77,19 @@ class Tries:
         self._started_before = plan.env.get(names.RESTARTS_VARIABLE, "")
         self._last: tuple[str, State] | None = None
         self._same = 0  # how often in a row a try ended as the one before, without a step further
-        self._fruitless = 0  # how often in a row a try ended without a step further, whatever its end
+        self._fruitless = (
+            0  # how often in a row a try ended without a step further, whatever its end
+        )
         self.pause = 0.0
         self._shared_memory: frozenset[shared_memory.Key] | None = None
 
     def judge(self, outcome: Outcome, *, started: bool) -> Outcome:
         """Return the outcome of a try, with whether there is another one. started: the program was started."""
-        again = outcome.kind == FAILED and self.restarts < self._limit and (started or self.restarts > 0)
+        again = (
+            outcome.kind == FAILED
+            and self.restarts < self._limit
+            and (started or self.restarts > 0)
+        )
         if again and not outcome.place:
             again = outcome.status in _CURABLE
         elif again and (self._lost_hosts_only or outcome.memory):
@@ -93,7 +99,9 @@ class Tries:
             last, self._last = self._last, (outcome.kind_of_failure, state)
             further = last is None or state != last[1]
             self._fruitless = 0 if further else self._fruitless + 1
-            self.pause = min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1)) if self._fruitless else 0.0
+            self.pause = (
+                min(_LONGEST_PAUSE, 2.0 ** (self._fruitless - 1)) if self._fruitless else 0.0
+            )
             same = not further and None not in state and self._last == last and bool(outcome.place)
             self._same = self._same + 1 if same else 0
             # A kill from outside may be a preemption, which says nothing of the next one; three in a row do.
@@ -127,7 +135,9 @@ class Tries:
 
     def _said_since(self, began: float) -> str:
         """Return what the heartbeat file says, if it was written since then (seconds since 1970)."""
-        return text_of(self._heartbeat).strip() if written_at(self._heartbeat) / 1e9 >= began else ""
+        return (
+            text_of(self._heartbeat).strip() if written_at(self._heartbeat) / 1e9 >= began else ""
+        )
 
     def note_shared_memory(self) -> None:
         """Note what is in /dev/shm before the first try: it is not of this job."""
@@ -142,7 +152,9 @@ class Tries:
         before = self._shared_memory
         if before is None:
             return ""
-        found = in_time(lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS)
+        found = in_time(
+            lambda: shared_memory.clean_up(before, until=until), None, _CLEAN_UP_SECONDS
+        )
         return str(found) if found is not None else ""
 
     def keep_signals(self, numbers: Sequence[int]) -> None:
@@ -158,12 +170,19 @@ class Tries:
     def of_job(self, outcome: Outcome) -> Outcome:
         """Return the outcome of the last try as that of the job."""
         return outcome._replace(
-            restarts=self.restarts, earlier=self.causes, lost_steps=self.lost if self._counted else None
+            restarts=self.restarts,
+            earlier=self.causes,
+            lost_steps=self.lost if self._counted else None,
         )
 
     def fields(self) -> dict[str, Json]:
         """Return what another host is told."""
-        return {"restarts": self.restarts, "causes": list(self.causes), "lost": self.lost, "step": self._step}
+        return {
+            "restarts": self.restarts,
+            "causes": list(self.causes),
+            "lost": self.lost,
+            "step": self._step,
+        }
 
     def learn(self, message: Mapping[str, Json]) -> bool:
         """Take what another host told. Returns whether it was new."""
@@ -206,7 +225,10 @@ class Tries:
         elif self._began:
             kept = min(max(saved, self._began), self._ended)
             said += f"; the last {self._ended - kept:.0f} s of the last try are lost"
-        return {names.RESTARTS_VARIABLE: str(before + self.restarts), names.RESUME_VARIABLE: found}, said
+        return {
+            names.RESTARTS_VARIABLE: str(before + self.restarts),
+            names.RESUME_VARIABLE: found,
+        }, said
 
 
 _DIGITS = 16

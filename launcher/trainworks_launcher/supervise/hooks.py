@@ -18,11 +18,15 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
         "end": True,
-        "leave": plan.ranks_by in ("mpirun", "torchrun") or plan.control is not None,  # it has peers
+        "leave": plan.ranks_by in ("mpirun", "torchrun")
+        or plan.control is not None,  # it has peers
         "ray": plan.mode == "ray",
         "world": plan.ranks_by in ("mpirun", "torchrun"),
     }
     hooks = [name for name, wanted in asked.items() if wanted]
     path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")
     words = (str(Path(environment.launcher_directory, "programs", "python")), path)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, words)), names.PYTHON_HOOKS_VARIABLE: " ".join(hooks)}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, words)),
+        names.PYTHON_HOOKS_VARIABLE: " ".join(hooks),
+    }

@@ -51,7 +51,9 @@ class Loop:
         """Call ``callback`` once, this many seconds from now."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), callback))
 
-    def look(self, look: Callable[[], Seen], seconds: float, then: Callable[[Seen | None], None]) -> None:
+    def look(
+        self, look: Callable[[], Seen], seconds: float, then: Callable[[Seen | None], None]
+    ) -> None:
         """Look at what may never answer, in a thread, and go on here.
 
         Args:
@@ -60,7 +62,9 @@ class Loop:
             then: Called once, with what was found; with None if the look failed, or has not returned in time, or no
                 thread can be started.
         """
-        from trainworks_launcher.contract.looking import Look  # its threads cost a start that needs none
+        from trainworks_launcher.contract.looking import (
+            Look,
+        )  # its threads cost a start that needs none
 
         receiver, sender = os.pipe()
         made: list[Look[Seen]] = []

@@ -23,7 +23,12 @@ class PassingOn:
     """The signals of one host that its ranks have still to get. Every method runs in the loop's thread."""
 
     def __init__(
-        self, loop: Loop, plan: NodePlan, running: Running, phase: Callable[[], Phase], log: Callable[[str], None]
+        self,
+        loop: Loop,
+        plan: NodePlan,
+        running: Running,
+        phase: Callable[[], Phase],
+        log: Callable[[str], None],
     ) -> None:
         """None has come yet. phase: returns how far the run is. log: prints a line."""
         self._loop = loop
@@ -39,7 +44,9 @@ class PassingOn:
             self._given[number] = set()
             self._hand_on(number)
             if number in self._given:
-                self._log(f"{name_of(number)}: kept until each rank of this host has a handler for it")
+                self._log(
+                    f"{name_of(number)}: kept until each rank of this host has a handler for it"
+                )
 
     def _hand_on(self, number: int) -> None:
         """Hand a signal to the ranks that can take it now, and look again while some have not got it."""

@@ -67,7 +67,13 @@ class Stopping:
     """
 
     def __init__(
-        self, loop: Loop, plan: NodePlan, running: Running, verdict: Verdict, runtime: Path, events: Events
+        self,
+        loop: Loop,
+        plan: NodePlan,
+        running: Running,
+        verdict: Verdict,
+        runtime: Path,
+        events: Events,
     ) -> None:
         """Nothing is stopped yet.
 
@@ -118,7 +124,9 @@ class Stopping:
             self._events.tell(NO_MORE_TIME, all=True)
             self.kill()
         elif self._events.phase() < Phase.ENDING:
-            self._events.log(f"{signal.Signals(number).name} again: it changes nothing, the ranks have theirs")
+            self._events.log(
+                f"{signal.Signals(number).name} again: it changes nothing, the ranks have theirs"
+            )
 
     def from_other_host(self) -> None:
         """Another host was stopped. Once only: a second signal would cut short what the first one started."""
@@ -210,7 +218,9 @@ class Stopping:
             if self._plan.ranks_by and self._events.phase() < Phase.ENDING:
                 # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
                 command.signal(signal.SIGTERM)
-                self._loop.after(names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL))
+                self._loop.after(
+                    names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL)
+                )
             else:
                 command.signal_group(signal.SIGKILL)
         self._running.send_to_ranks(signal.SIGKILL)

@@ -52,7 +52,12 @@ from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict import inquiry, outcome_files
-from trainworks_launcher.supervise.verdict.verdict import DAEMON_SECONDS, Verdict, last_words, name_of_program
+from trainworks_launcher.supervise.verdict.verdict import (
+    DAEMON_SECONDS,
+    Verdict,
+    last_words,
+    name_of_program,
+)
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.children.agents import Agents, Daemons
@@ -65,7 +70,10 @@ if TYPE_CHECKING:
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _INDEPENDENT = ("none", "tasks")  # modes whose programs need not talk to each other
-_STORE_MODES = ("torch_distributed", "ray")  # modes that cannot start without the leader's MASTER_PORT
+_STORE_MODES = (
+    "torch_distributed",
+    "ray",
+)  # modes that cannot start without the leader's MASTER_PORT
 _DRAIN_SECONDS = 0.7
 _REMIND_SECONDS = 10.0
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
@@ -73,7 +81,10 @@ _LOG_LIMIT_SECONDS = 1.0  # until it has to be there
 
 
 def run_plan(
-    plan: NodePlan, environment: Environment, refusal: Outcome | None = None, stopped: Sequence[int] = ()
+    plan: NodePlan,
+    environment: Environment,
+    refusal: Outcome | None = None,
+    stopped: Sequence[int] = (),
 ) -> int:
     """Run the plan to the job's end. Writes output/failure or output/success, and log lines.
 
@@ -94,14 +105,22 @@ def run_plan(
 
 
 def _try(
-    plan: NodePlan, environment: Environment, refusal: Outcome | None, stopped: Sequence[int], tries: Tries
+    plan: NodePlan,
+    environment: Environment,
+    refusal: Outcome | None,
+    stopped: Sequence[int],
+    tries: Tries,
 ) -> Outcome | None:
     """Run the plan once, as ``run_plan``. Returns the outcome; None if none is known."""
     runtime: Runtime | NoRuntime = NoRuntime()
     written: output.Output = output.Plain()
     made: tuple[str, ...] = ()
     try:
-        inherited = {name: value for name, value in environment.variables.items() if name not in plan.left_out}
+        inherited = {
+            name: value
+            for name, value in environment.variables.items()
+            if name not in plan.left_out
+        }
         own_ranks = bool(plan.ranks_by) and plan.shell is None
         runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)}, own_ranks)
         made = () if refusal is not None else _make_places(environment, tries)
@@ -157,7 +176,9 @@ class _Supervisor:
         self._output = written
         self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
-        prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
+        prefixed = (
+            several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
+        )
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._running = Running(plan.ranks_by)
         self._verdict = Verdict(plan, self._base, self._masker, self._runtime.path)
@@ -167,7 +188,9 @@ class _Supervisor:
         self._when_ended: Callable[[int], None] = lambda _: None
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         told = runtime.env
-        self._lookout = Lookout(self._loop, plan, environment, told, self._report, self._log, self._masker.text)
+        self._lookout = Lookout(
+            self._loop, plan, environment, told, self._report, self._log, self._masker.text
+        )
         self._inquiry = inquiry.Inquiry(
             self._loop,
             look=self._look_for_records,
@@ -211,7 +234,9 @@ class _Supervisor:
         )
         self._heard[HOLD] = self._told_to_hold
         self._heard[NO_MORE_TIME] = self._told_of_no_more_time
-        self._passing_on = PassingOn(self._loop, plan, self._running, lambda: self._phase, self._log)
+        self._passing_on = PassingOn(
+            self._loop, plan, self._running, lambda: self._phase, self._log
+        )
         self._preparation = Preparation(
             plan,
             environment,
@@ -237,11 +262,16 @@ class _Supervisor:
         # First of all: a signal between the two, of which only the handler here hears, would be lost. The handlers do
         # nothing: the descriptor carries the signal into the loop.
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-        kept_handlers = {number: signal.signal(number, lambda *_: None) for number in (*handled(), signal.SIGCHLD)}
+        kept_handlers = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (*handled(), signal.SIGCHLD)
+        }
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             came = self._tries.new_signals(stopped)
-            self._stopping.signal = next((number for number in came if number in STOP_SIGNALS), 0)  # starts nothing
+            self._stopping.signal = next(
+                (number for number in came if number in STOP_SIGNALS), 0
+            )  # starts nothing
             self._guard(self._begin)
             self._came(came)
             self._loop.run()
@@ -253,7 +283,9 @@ class _Supervisor:
             self._clean_up()
             for number, handler in kept_handlers.items():
                 signal.signal(number, handler)
-            with contextlib.suppress(BlockingIOError):  # what came too late for this try is for the next one
+            with contextlib.suppress(
+                BlockingIOError
+            ):  # what came too late for this try is for the next one
                 self._tries.keep_signals(os.read(receiver, 4096))
             signal.set_wakeup_fd(kept_descriptor)
             os.close(receiver)
@@ -270,7 +302,9 @@ class _Supervisor:
         self._phase = max(self._phase, Phase.ENDING)
         told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
         host = self._plan.host
-        self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace))
+        self._outcome = Outcome(
+            FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace)
+        )
         self._write_outcome(self._outcome)
 
     def _write_outcome(self, outcome: Outcome, seconds: float = names.KILL_LIMIT_SECONDS) -> None:
@@ -281,7 +315,13 @@ class _Supervisor:
 
         def write() -> None:
             with self._writes:  # one that was slow must not come after a later one
-                outcome_files.write(self._reports, outcome, self._masker, self._plan.mode, self._environment.manifest)
+                outcome_files.write(
+                    self._reports,
+                    outcome,
+                    self._masker,
+                    self._plan.mode,
+                    self._environment.manifest,
+                )
 
         try:
             look = Look(write)
@@ -310,14 +350,20 @@ class _Supervisor:
         if self._tries.restarts:
             self._clean_up_shared_memory()
         for name in self._runtime.by_file:
-            self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
+            self._log(
+                f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value"
+            )
         if self._refusal is None:
             try:
                 self._guardian.start(
-                    self._environment.launcher_python, self._environment.launcher_directory, self._runtime.path
+                    self._environment.launcher_python,
+                    self._environment.launcher_directory,
+                    self._runtime.path,
                 )
             except OSError as error:
-                self._log(f"nothing ends this job's processes if the launcher is killed: no guard: {error}")
+                self._log(
+                    f"nothing ends this job's processes if the launcher is killed: no guard: {error}"
+                )
         self._heard[KIND] = self._told_of_tries
         if self._plan.ranks_by in _STARTERS:
             # Its sockets cost a plain script too much.
@@ -325,15 +371,24 @@ class _Supervisor:
             from trainworks_launcher.supervise.verdict.overdue import Overdue
 
             ranks = Ranks(
-                self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
+                self._loop,
+                self._runtime.path,
+                self._output,
+                self._prefix_of,
+                self._rank_started,
+                self._rank_ended,
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
-            self._overdue = Overdue(self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue)
+            self._overdue = Overdue(
+                self._loop, self._plan, self._running, self._verdict, self._starter_is_overdue
+            )
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
                 self._count_rounds()
         self._role = self._make_role()
         plan = self._plan
-        if plan.control is not None and (plan.ranks_by == "mpirun" or (not plan.ranks_by and plan.rank < 0)):
+        if plan.control is not None and (
+            plan.ranks_by == "mpirun" or (not plan.ranks_by and plan.rank < 0)
+        ):
             self._serve_mpirun(self._role)
         self._role.begin()
 
@@ -354,7 +409,9 @@ class _Supervisor:
         )
         if plan.control is None:
             return control.Alone(events)
-        from trainworks_launcher.supervise.control.identity import identity_of  # only a job of several hosts needs it
+        from trainworks_launcher.supervise.control.identity import (
+            identity_of,
+        )  # only a job of several hosts needs it
 
         job = identity_of(self._environment, plan.control, plan.mode)
         secret = self._environment.job_secret
@@ -366,7 +423,9 @@ class _Supervisor:
         from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
-        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, secret, events)
+        return Worker(
+            self._loop, plan.control, plan.limits, job, plan.member or plan.host, secret, events
+        )
 
     def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
         """Another host told something that is not about the start and the end: to the part that knows the kind."""
@@ -379,7 +438,9 @@ class _Supervisor:
 
         It is ours, or one that the program of the leader calls. Only ours has ranks that report to the launchers.
         """
-        from trainworks_launcher.supervise.children import agents  # only mpirun on several hosts needs it
+        from trainworks_launcher.supervise.children import (
+            agents,
+        )  # only mpirun on several hosts needs it
 
         ours, ranks = self._plan.ranks_by == "mpirun", self._running.ranks
         leads = bool(self._plan.argv) if ours else self._plan.role == "leader"
@@ -429,7 +490,9 @@ class _Supervisor:
         """Start what mpirun on the leader asks for, while the ranks run or start."""
         if self._phase is not Phase.RUNNING or self._stopping.signal:
             return None
-        child = Child(argv, self._environment_of(self._plan.argv), self._plan.cwd, self._output, b"")
+        child = Child(
+            argv, self._environment_of(self._plan.argv), self._plan.cwd, self._output, b""
+        )
         self._guardian.tell(child.pid)
         return child
 
@@ -440,7 +503,9 @@ class _Supervisor:
 
         cause = f"mpirun's daemon on host {host} ended before it had started a rank"
         cause = f"{cause}: {describe_status(number(message.get('status')))}"
-        lost = Outcome(FAILED, names.EXIT_HOSTS, host, cause, message=words(message.get("text")).strip())
+        lost = Outcome(
+            FAILED, names.EXIT_HOSTS, host, cause, message=words(message.get("text")).strip()
+        )
 
         def report() -> None:
             if self._running.is_active and not self._stopping.signal:
@@ -467,7 +532,9 @@ class _Supervisor:
             return
         if self._tries.prepared is not None and not again:
             self._prepared(self._tries.prepared)
-        elif not again:  # else the leader started anew: what is prepared, or is being prepared, stays
+        elif (
+            not again
+        ):  # else the leader started anew: what is prepared, or is being prepared, stays
             self._preparation.begin()
 
     def _compare_clocks(self) -> None:
@@ -483,12 +550,16 @@ class _Supervisor:
     def _prepared(self, plan: NodePlan) -> None:
         """This host is prepared, for a plan that knows the code: say so."""
         self._plan = self._tries.prepared = plan
-        if plan.shell is not None:  # the other hosts run sshd, with keys that the platform has mounted
+        if (
+            plan.shell is not None
+        ):  # the other hosts run sshd, with keys that the platform has mounted
             from trainworks_launcher.supervise.ssh import mounted_keys
 
             program = f"{self._environment.launcher_directory}/programs/connect.py"
             connect = (self._environment.launcher_python, "-I", program, f"{plan.limits.join:g}")
-            mounted_keys.write_client_files(self._runtime.path, plan.shell.ssh, mounted_keys.required(), connect)
+            mounted_keys.write_client_files(
+                self._runtime.path, plan.shell.ssh, mounted_keys.required(), connect
+            )
         self._is_prepared = True
         self._maybe_ready()
 
@@ -520,14 +591,18 @@ class _Supervisor:
             own = data_path.Own(
                 host=plan.member or plan.host,
                 place=data_path.place_of(variables, self._environment.devices),
-                store=data_path.Store(int(port), plan.mode in _STORE_MODES) if port.isdecimal() else None,
+                store=data_path.Store(int(port), plan.mode in _STORE_MODES)
+                if port.isdecimal()
+                else None,
                 needs_path=needs_path,
                 may_lose_hosts=plan.control.minimum_hosts > 0,
             )
             events = data_path.Events(
                 done=self._maybe_ready,
                 warn=lambda sentence: self._log(f"warning: {sentence}"),
-                fail=lambda cause: self._report(Outcome(FAILED, names.EXIT_HOSTS, plan.host, cause)),
+                fail=lambda cause: self._report(
+                    Outcome(FAILED, names.EXIT_HOSTS, plan.host, cause)
+                ),
             )
             self._data_path = data_path.DataPath(self._loop, own, plan.control.hosts, role, events)
             self._heard[data_path.KIND] = self._data_path.heard
@@ -551,7 +626,9 @@ class _Supervisor:
         """Look where this try goes on. A slow file system must not let it begin anew: it waits, the loop goes on."""
         self._is_looking = True
         directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        text = f"the newest checkpoint in {directory} cannot be found: the file system does not answer"
+        text = (
+            f"the newest checkpoint in {directory} cannot be found: the file system does not answer"
+        )
 
         def remind() -> None:
             if self._is_looking:
@@ -577,8 +654,12 @@ class _Supervisor:
         self._lookout.end()
         if self._is_looking:
             self._is_looking = False
-            stopped = Outcome(STOPPED, 0, self._plan.host, "stopped before the program was started again")
-            self._loop.after(0.0, lambda: self._report(stopped._replace(status=128 + self._stopping.signal)))
+            stopped = Outcome(
+                STOPPED, 0, self._plan.host, "stopped before the program was started again"
+            )
+            self._loop.after(
+                0.0, lambda: self._report(stopped._replace(status=128 + self._stopping.signal))
+            )
 
     def _start_program(self) -> None:
         """Everything is known: start the command of this host."""
@@ -607,7 +688,9 @@ class _Supervisor:
         """What the job takes is noted from now on."""
         if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
             return
-        from trainworks_launcher.supervise.summary import account  # the program has the first milliseconds
+        from trainworks_launcher.supervise.summary import (
+            account,
+        )  # the program has the first milliseconds
 
         member = self._plan.member or self._plan.host
         hosts = self._plan.control.hosts if self._plan.control is not None else (member,)
@@ -618,10 +701,14 @@ class _Supervisor:
         if devices.gpus > 0 and devices.visible_gpus != ():
             self._account.watch_gpus(program, devices.visible_gpus or ())
 
-    def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
+    def _start(
+        self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int
+    ) -> None:
         self._when_ended = when_ended
         try:
-            raw = (self._running.ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
+            raw = (
+                self._running.ranks is None and not self._plan.auxiliaries
+            ) or argv != self._plan.argv
             prefix = None if raw else b""
             if self._plan.rank >= 0 and argv == self._plan.argv:
                 prefix = self._prefix_of(self._plan.rank)
@@ -629,13 +716,17 @@ class _Supervisor:
             self._running.command = self._lookout.command = command
             self._guardian.tell(command.pid)
         except OSError as error:
-            text = f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
+            text = (
+                f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
+            )
             self._report(Outcome(FAILED, status, self._plan.host, text))
 
     def _start_auxiliary(self, row: Auxiliary) -> Child:
         self._log(f"starting the {row.name}")
         prefix = f"[{row.name}] ".encode()
-        child = Child(row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix)
+        child = Child(
+            row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix
+        )
         self._guardian.tell(child.pid)
         return child
 
@@ -648,7 +739,9 @@ class _Supervisor:
         if argv != self._plan.argv:
             return self._runtime.env
         hidden = self._plan.hidden
-        seen = {name: value for name, value in self._runtime.env.items() if not name.startswith(hidden)}
+        seen = {
+            name: value for name, value in self._runtime.env.items() if not name.startswith(hidden)
+        }
         if self._plan.ranks_by != "mpirun":
             return seen
         # mpirun writes the command of its daemons in the words of this shell where the user has none: sh runs it.
@@ -665,7 +758,9 @@ class _Supervisor:
             died_of = "" if stopped else self._verdict.unheard(self._running.pid)
             if died_of:
                 advice = "in a shell, `set -o pipefail` lets a pipe fail with any part of it"
-                self._log(f"warning: the status is 0, and the last Python died of {died_of}; {advice}")
+                self._log(
+                    f"warning: the status is 0, and the last Python died of {died_of}; {advice}"
+                )
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
@@ -679,7 +774,9 @@ class _Supervisor:
     def _of_command(self, code: int) -> Outcome:
         """Return the end of the command, by what is known of its ranks now."""
         name, running = name_of_program(self._plan), self._running
-        return self._verdict.of_command(name, code, running.tail, self._stopping.signal, running.pid)
+        return self._verdict.of_command(
+            name, code, running.tail, self._stopping.signal, running.pid
+        )
 
     def _report_failure(self, code: int) -> None:
         """The command did not end with status 0."""
@@ -687,7 +784,11 @@ class _Supervisor:
             return
         self._reported = outcome = self._of_command(code)
         self._reported_code = code
-        if self._running.ranks is None and self._plan.control is not None and not self._stopping.signal:
+        if (
+            self._running.ranks is None
+            and self._plan.control is not None
+            and not self._stopping.signal
+        ):
             running = self._running
             self._tell_of(self._verdict.of_program(outcome, code, running.tail, running.pid))
         self._report(outcome)
@@ -735,7 +836,11 @@ class _Supervisor:
         if further is not None:
             failure = self._verdict.forget()
             self._clean_up_shared_memory(until=now)
-            if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
+            if (
+                self._giving_up is not None
+                and self._phase < Phase.ENDING
+                and not self._stopping.signal
+            ):
                 self._giving_up.judged(further, failure)
         if self._stopping.signal or self._phase >= Phase.ENDING:
             processes.send(rank.pid, signal.SIGTERM)
@@ -751,12 +856,21 @@ class _Supervisor:
         ranks = self._running.ranks
         if self._stopping.signal:
             self._stopping.rank_ended(rank)
-        if self._stopping.signal or self._phase >= Phase.ENDING or ranks is None or self._role is None:
+        if (
+            self._stopping.signal
+            or self._phase >= Phase.ENDING
+            or ranks is None
+            or self._role is None
+        ):
             return
         ranks.take()
         self._tell_of(self._verdict.of_rank(rank))
         self._rank_moved()
-        if rank.status is None and self._plan.ranks_by == "torchrun" and self._running.command is not None:
+        if (
+            rank.status is None
+            and self._plan.ranks_by == "torchrun"
+            and self._running.command is not None
+        ):
             self._ask_torchrun(rank, self._running.command.tail)
 
     def _tell_of(self, suspect: Suspect) -> None:
@@ -781,7 +895,11 @@ class _Supervisor:
         if ranks is not None:
             ranks.take_ends()
             ranks.take()
-            found = [(rank.pid, self._verdict.of_running(rank)) for rank in ranks.all if rank.is_running()]
+            found = [
+                (rank.pid, self._verdict.of_running(rank))
+                for rank in ranks.all
+                if rank.is_running()
+            ]
         elif running.is_active and not self._is_copy:
             found = [(running.pid, self._verdict.of_running_program(running.tail, running.pid))]
         else:
@@ -799,7 +917,9 @@ class _Supervisor:
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
         """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
-        from trainworks_launcher.supervise.outcome.starters import torchrun_status  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.starters import (
+            torchrun_status,
+        )  # only a failure needs it
 
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
@@ -835,13 +955,19 @@ class _Supervisor:
     def _judge(self, outcome: Outcome) -> Outcome:
         """The last word on the end of a try, and with it whether there is another one."""
         if outcome is self._reported and not self._stopping.signal:
-            outcome = self._of_command(self._reported_code)  # with what the other hosts have told since
+            outcome = self._of_command(
+                self._reported_code
+            )  # with what the other hosts have told since
         judged = self._verdict.judge(outcome)
         where = self._masker.text(self._lookout.of_start)
         if where and judged.kind != SUCCEEDED:
             self._log(where)
             judged = judged._replace(notes=(*judged.notes, where))
-        return judged if self._stopping.signal else self._tries.judge(judged, started=self._phase >= Phase.RUNNING)
+        return (
+            judged
+            if self._stopping.signal
+            else self._tries.judge(judged, started=self._phase >= Phase.RUNNING)
+        )
 
     def _report(self, outcome: Outcome) -> None:
         """This host's end, to the role that decides the job's."""
@@ -874,7 +1000,10 @@ class _Supervisor:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
         command = self._running.command
         ended = command is not None and command.has_just_ended()
-        for row, child in self._auxiliaries.failures():  # the programs that it served would wait for it for ever
+        for (
+            row,
+            child,
+        ) in self._auxiliaries.failures():  # the programs that it served would wait for it for ever
             self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
         if self._daemons is not None:
             self._daemons.reap()
@@ -917,13 +1046,17 @@ class _Supervisor:
         if self._phase >= Phase.ENDING:
             return
         # A host that refuses, and reaches no other host, still has its own reason.
-        self._outcome = self._refusal if self._refusal is not None and self._phase is Phase.JOINING else outcome
+        self._outcome = (
+            self._refusal if self._refusal is not None and self._phase is Phase.JOINING else outcome
+        )
         if not self._outcome.again:
             self._outcome = self._tries.of_job(self._outcome)
         self._phase = Phase.ENDING
         asked = self._daemons is not None and self._daemons.were_asked
         if self._is_copy and not asked and self._outcome.kind == SUCCEEDED:
-            self._log("warning: mpirun was called on this host alone, not on the first one: it has started nothing")
+            self._log(
+                "warning: mpirun was called on this host alone, not on the first one: it has started nothing"
+            )
         self._lookout.end()
         command = self._running.command
         if command is not None and command.running and self._stopping.leaves_time:
@@ -989,7 +1122,9 @@ class _Supervisor:
             self._data_path.close()
         if self._role is not None:
             self._role.close()
-        outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
+        outcome = self._outcome or Outcome(
+            FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known"
+        )
         limit = names.KILL_LIMIT_SECONDS if outcome.again else processes.REAP_SECONDS
         left = self._family.end(self._guardian.pids, limit)
         self._guardian.end()
@@ -1000,9 +1135,15 @@ class _Supervisor:
         if not self._verdict.started_at:
             places.take_back(self._made)
         if outcome.again and left:
-            self._log(f"not starting again: processes {', '.join(map(str, left))} do not end after KILL")
+            self._log(
+                f"not starting again: processes {', '.join(map(str, left))} do not end after KILL"
+            )
             self._outcome = outcome = self._tries.of_job(outcome._replace(again=False))
         if self._verdict.full:
             self._log(self._verdict.full)
-        self._log(self._tries.count(outcome, self._verdict.started_at) if outcome.again else last_words(outcome))
+        self._log(
+            self._tries.count(outcome, self._verdict.started_at)
+            if outcome.again
+            else last_words(outcome)
+        )
         self._output.close()

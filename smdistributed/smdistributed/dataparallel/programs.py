@@ -27,8 +27,12 @@ def smddprun() -> NoReturn:
 
 def smddpmprun() -> NoReturn:
     """Run a command: ``smddpmprun -i INSTANCE_TYPE --allow-bypass COMMAND...``."""
-    parser = _parser("smddpmprun", "Run a command as one rank of a job with smdistributed.modelparallel.")
-    parser.add_argument("-i", metavar="INSTANCE_TYPE", help="has no effect: every instance type will do")
+    parser = _parser(
+        "smddpmprun", "Run a command as one rank of a job with smdistributed.modelparallel."
+    )
+    parser.add_argument(
+        "-i", metavar="INSTANCE_TYPE", help="has no effect: every instance type will do"
+    )
     parser.add_argument("--allow-bypass", action="store_true", help="has no effect")
     _become(parser.parse_args().command, parser)
 
@@ -38,14 +42,18 @@ def smddpsinglenode() -> NoReturn:
     import torch
 
     parser = _parser("smddpsinglenode", "Run a command on this host, once for each GPU.")
-    parser.add_argument("-x", metavar="NAME=VALUE", action="append", default=[], help="set a variable for all ranks")
+    parser.add_argument(
+        "-x", metavar="NAME=VALUE", action="append", default=[], help="set a variable for all ranks"
+    )
     options = parser.parse_args()
     for setting in options.x:
         name, equals, value = setting.partition("=")
         if equals:
             os.environ[name] = value
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
-    _become([*torchrun, f"--nproc-per-node={torch.cuda.device_count() or 1}", *options.command], parser)
+    _become(
+        [*torchrun, f"--nproc-per-node={torch.cuda.device_count() or 1}", *options.command], parser
+    )
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:

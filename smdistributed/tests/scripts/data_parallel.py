@@ -21,7 +21,9 @@ def main():
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)
     torch.manual_seed(rank)  # the wrapper sends rank 0's values
-    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1)).to(
+        device
+    )
     model = DistributedDataParallel(net, device_ids=[local_rank], output_device=local_rank)
     optimizer = optim.Adadelta(model.parameters(), lr=1.0)
     if os.path.exists(args.model):
@@ -29,7 +31,9 @@ def main():
     dist.barrier()
     x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
     data = torch.utils.data.TensorDataset(x, x[:, :1] - x[:, 1:2])
-    sampler = torch.utils.data.distributed.DistributedSampler(data, num_replicas=dist.get_world_size(), rank=rank)
+    sampler = torch.utils.data.distributed.DistributedSampler(
+        data, num_replicas=dist.get_world_size(), rank=rank
+    )
     loader = torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler, pin_memory=True)
     for epoch in range(8):
         sampler.set_epoch(epoch)

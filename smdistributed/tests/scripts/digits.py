@@ -57,7 +57,9 @@ class Shapes(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(seed)
         patterns = torch.eye(4).view(4, 1, 2, 2).repeat_interleave(4, 2).repeat_interleave(4, 3)
         self.targets = torch.randint(0, 4, (count,), generator=generator)
-        self.images = patterns[self.targets] + 0.2 * torch.randn(count, 1, 8, 8, generator=generator)
+        self.images = patterns[self.targets] + 0.2 * torch.randn(
+            count, 1, 8, 8, generator=generator
+        )
 
     def __len__(self):
         return len(self.targets)
@@ -108,7 +110,9 @@ def test(model, device, loader):
             loss += sum(losses)
             correct += sum(corrects)
     if smp.mp_rank() == 0:
-        print(f"Test loss: {loss / len(loader.dataset):.4f}, accuracy: {correct / len(loader.dataset):.4f}")
+        print(
+            f"Test loss: {loss / len(loader.dataset):.4f}, accuracy: {correct / len(loader.dataset):.4f}"
+        )
     return loss / len(loader.dataset)
 
 
@@ -138,7 +142,13 @@ def main():
     part = slice(smp.dp_rank(), None, smp.dp_size())
     train_data, test_data = Shapes(512, 1), Shapes(64, 2)
     train_data.images, train_data.targets = train_data.images[part], train_data.targets[part]
-    options = {"batch_size": 16, "num_workers": 0, "pin_memory": True, "shuffle": False, "drop_last": True}
+    options = {
+        "batch_size": 16,
+        "num_workers": 0,
+        "pin_memory": True,
+        "shuffle": False,
+        "drop_last": True,
+    }
     train_loader = torch.utils.data.DataLoader(train_data, **options)
     test_loader = torch.utils.data.DataLoader(test_data, **options)
 
@@ -162,11 +172,15 @@ def main():
         if wanted and smp.dp_rank() == 0:
             state = {
                 "model_state_dict": model.local_state_dict() if partial else model.state_dict(),
-                "optimizer_state_dict": optimizer.local_state_dict() if partial else optimizer.state_dict(),
+                "optimizer_state_dict": optimizer.local_state_dict()
+                if partial
+                else optimizer.state_dict(),
             }
             smp.save(state, os.path.join(args.folder, "digits.pt"), partial=partial)
     smp.barrier()
-    assert max(smp.allgather(test_loss, smp.DP_GROUP)) == min(smp.allgather(test_loss, smp.DP_GROUP))
+    assert max(smp.allgather(test_loss, smp.DP_GROUP)) == min(
+        smp.allgather(test_loss, smp.DP_GROUP)
+    )
     smp.barrier()
     print("training finished")
 

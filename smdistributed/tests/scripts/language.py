@@ -60,9 +60,16 @@ def dataloader(seed):
     if smp.pp_rank() == 0:
         data = Counting()
         sampler = torch.utils.data.DistributedSampler(
-            data, shuffle=True, seed=seed, rank=smp.dp_rank(), num_replicas=smp.dp_size(), drop_last=True
+            data,
+            shuffle=True,
+            seed=seed,
+            rank=smp.dp_rank(),
+            num_replicas=smp.dp_size(),
+            drop_last=True,
         )
-        loader = torch.utils.data.DataLoader(data, sampler=sampler, batch_size=BATCH, pin_memory=True, drop_last=True)
+        loader = torch.utils.data.DataLoader(
+            data, sampler=sampler, batch_size=BATCH, pin_memory=True, drop_last=True
+        )
         smp.broadcast(len(loader), smp.PP_GROUP)
         return loader
     length = smp.recv_from(0, smp.RankType.PP_RANK)
@@ -75,7 +82,9 @@ def groups(module):
     for each in module.modules():
         for name, parameter in each._parameters.items():
             if parameter is not None and id(parameter) not in seen:
-                (plain if name == "bias" or isinstance(each, LayerNorm) else decay)["params"].append(parameter)
+                (plain if name == "bias" or isinstance(each, LayerNorm) else decay)[
+                    "params"
+                ].append(parameter)
                 seen.add(id(parameter))
     return decay, plain
 
@@ -116,7 +125,9 @@ def main():
     }
     smp.init(config)
     if smp.rank() == 0:
-        print("transformers", transformers.__version__, "smp", smdistributed.modelparallel.__version__)
+        print(
+            "transformers", transformers.__version__, "smp", smdistributed.modelparallel.__version__
+        )
     set_seed(1)
     settings = GPT2Config(
         vocab_size=TOKENS, n_positions=LENGTH, n_embd=32, n_layer=4, n_head=2, use_cache=False, return_dict=True,
@@ -136,13 +147,22 @@ def main():
     model = smp.DistributedModel(model, trace_device="gpu")
     layers = model.get_module().transformer.h
     assert layers is model.module.module.module.transformer.h
-    optimizer = optim.AdamW(groups(model.get_module()), lr=0.01, betas=(0.9, 0.95), weight_decay=0.01)
-    smp.set_activation_checkpointing(layers, **({"strategy": "each"} if isinstance(layers, nn.Sequential) else {}))
+    optimizer = optim.AdamW(
+        groups(model.get_module()), lr=0.01, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    smp.set_activation_checkpointing(
+        layers, **({"strategy": "each"} if isinstance(layers, nn.Sequential) else {})
+    )
     optimizer = smp.DistributedOptimizer(
         optimizer,
         static_loss_scale=None,
         dynamic_loss_scale=True,
-        dynamic_loss_args={"init_scale": 2**14, "scale_window": 1000, "min_scale": 1, "delayed_shift": 2},
+        dynamic_loss_args={
+            "init_scale": 2**14,
+            "scale_window": 1000,
+            "min_scale": 1,
+            "delayed_shift": 2,
+        },
     )
     steps = 0
     if args.resume == "partial":

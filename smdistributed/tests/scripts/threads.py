@@ -15,7 +15,14 @@ from smdistributed.modelparallel.torch.pipeline.runtime import present
 maps = Path("/proc/self/maps").read_text(encoding="utf-8")
 openmp = ctypes.CDLL(re.search(r"/\S*/lib(?:gomp|omp|iomp5)[-.]\S*", maps)[0])  # type: ignore[index]
 
-smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+smp.init(
+    {
+        "pipeline_parallel_degree": 2,
+        "microbatches": 4,
+        "auto_partition": False,
+        "default_partition": 0,
+    }
+)
 before = openmp.omp_get_max_threads()
 torch.set_num_threads(1)
 first, second = nn.Linear(4, 4), nn.Linear(4, 4)

@@ -35,13 +35,28 @@ def main():
         # Transformers 5 leaves it to the script.
         optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.005))
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=data, eval_dataset=data[:16], optimizers=(optimizer, None)
+        model=model,
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=data[:16],
+        optimizers=(optimizer, None),
     )
     trainer.train(resume_from_checkpoint=True if args.resume else None)
     evaluated = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        print("smp" if is_sagemaker_mp_enabled() else "smddp" if is_sagemaker_dp_enabled() else "plain")
-        print(arguments.parallel_mode, type(trainer.model_wrapped).__name__, "world", arguments.world_size)
+        print(
+            "smp"
+            if is_sagemaker_mp_enabled()
+            else "smddp"
+            if is_sagemaker_dp_enabled()
+            else "plain"
+        )
+        print(
+            arguments.parallel_mode,
+            type(trainer.model_wrapped).__name__,
+            "world",
+            arguments.world_size,
+        )
         for entry in trainer.state.log_history:
             if "loss" in entry:
                 print(f"Loss: {float(entry['loss']):.6f}")

@@ -52,7 +52,9 @@ _CREDENTIALS: Final = re.compile(r"//[^/\s@]+@")
 _LAST_CHARACTERS: Final = 2000
 
 
-def upgrade_outside(image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine) -> str:
+def upgrade_outside(
+    image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
+) -> str:
     """Return what ``apt-get dist-upgrade --simulate`` prints for an image: today's archives are read.
 
     Raises:
@@ -68,7 +70,11 @@ def upgrade_outside(image: ForeignDebian, settings: HostSettings, facts: Facts, 
 
 
 def download_outside(
-    packages: Sequence[str], image: ForeignDebian, settings: HostSettings, facts: Facts, engine: Engine
+    packages: Sequence[str],
+    image: ForeignDebian,
+    settings: HostSettings,
+    facts: Facts,
+    engine: Engine,
 ) -> dict[str, bytes]:
     """Return the files of packages, and of those that an image lacks of what they need, by name.
 
@@ -84,7 +90,9 @@ def download_outside(
         f" -o Dir::Cache::archives=/answer/debs {words}"
     )
     failed = f"{', '.join(packages)} cannot be fetched for the image"
-    answer = _run(asking, failed, _Machine(settings=settings, facts=facts, engine=engine), image, cached=True)
+    answer = _run(
+        asking, failed, _Machine(settings=settings, facts=facts, engine=engine), image, cached=True
+    )
     return {name: content for name, content in answer.items() if name.endswith(".deb")}
 
 
@@ -109,7 +117,11 @@ def _run(
     settings, engine = machine.settings, machine.engine
     base = _our_base(image.suite, machine)
     content = settings.apt_secrets(image.suite)
-    secrets = {"apt.conf": content["apt.conf"], "sources.list": content["sources.list"], "ca.pem": settings.ca}
+    secrets = {
+        "apt.conf": content["apt.conf"],
+        "sources.list": content["sources.list"],
+        "ca.pem": settings.ca,
+    }
     tag = f"trainworks/outside:{uuid4().hex[:12]}"
     mounts = " ".join(f"--mount=type=secret,id={name}" for name in _SECRETS)
     mounts += f" --mount=type=bind,source=foreign,target={FOLDER}"
@@ -186,4 +198,7 @@ def _our_base(suite: str, machine: _Machine) -> str:
             continue
         ensure_base(base, engine, machine.settings, progress)
         return base.name
-    raise HostError(f"no base image of this project runs on {runs}", hint="run this on a machine of another kind")
+    raise HostError(
+        f"no base image of this project runs on {runs}",
+        hint="run this on a machine of another kind",
+    )

@@ -33,7 +33,12 @@ class BakeFile:
 
 
 def write_bake(
-    targets: Sequence[PlannedTarget], session: BuildSession, folder: Path, *, mirror: str | None, strict: bool
+    targets: Sequence[PlannedTarget],
+    session: BuildSession,
+    folder: Path,
+    *,
+    mirror: str | None,
+    strict: bool,
 ) -> BakeFile:
     """Write the file, a context for each target, and this machine's settings as the secrets that the builds mount.
 

@@ -46,7 +46,9 @@ def own_base(plan: ImagePlan) -> OwnBase | None:
     return OwnBase(row=plan.base, name=plan.image, origin=plan.origin, states=plan.archives)
 
 
-def pull_base(base: OwnBase, engine: Engine, progress: BuildProgress, *, again: bool = False) -> bool:
+def pull_base(
+    base: OwnBase, engine: Engine, progress: BuildProgress, *, again: bool = False
+) -> bool:
     """Pull a base image by its digest, unless the engine has it; say whether it is there.
 
     Registries that have the same image are asked in the row's order.
@@ -73,7 +75,12 @@ def pull_base(base: OwnBase, engine: Engine, progress: BuildProgress, *, again: 
 
 
 def ensure_base(
-    base: OwnBase, engine: Engine, settings: HostSettings, progress: BuildProgress, *, again: bool = False
+    base: OwnBase,
+    engine: Engine,
+    settings: HostSettings,
+    progress: BuildProgress,
+    *,
+    again: bool = False,
 ) -> None:
     """Bootstrap a base image, unless the engine has it or it is one to pull; another build of it is waited for.
 
@@ -92,7 +99,9 @@ def ensure_base(
             _bootstrap(base, engine, settings, progress)
 
 
-def _bootstrap(base: OwnBase, engine: Engine, settings: HostSettings, progress: BuildProgress) -> None:
+def _bootstrap(
+    base: OwnBase, engine: Engine, settings: HostSettings, progress: BuildProgress
+) -> None:
     # Only here: a base image is made once on a machine.
     from trainworks.host.bootstrap import bootstrap
 

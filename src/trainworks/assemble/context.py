@@ -21,7 +21,17 @@ from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering
 
 CONTEXT_FOLDERS = frozenset(
-    {"artifacts", "code", "files", "launcher", "requirements", "shells", "smdistributed", "sources", "wheels"}
+    {
+        "artifacts",
+        "code",
+        "files",
+        "launcher",
+        "requirements",
+        "shells",
+        "smdistributed",
+        "sources",
+        "wheels",
+    }
 )
 """Every folder that a context of ours may have at its top."""
 
@@ -91,11 +101,16 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         # The earlier context may be another target's, which has more.
         ours = _top_names(rendering) | CONTEXT_FOLDERS
         dockerfile = folder / "Dockerfile"
-        if there and not (dockerfile.is_file() and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")):
+        if there and not (
+            dockerfile.is_file()
+            and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")
+        ):
             ours = set()
         if others := sorted(there - ours):
             names = ", ".join(others[:3])
-            raise OutputError(f"{folder} has files that trainworks did not write: {names}", hint=hint)
+            raise OutputError(
+                f"{folder} has files that trainworks did not write: {names}", hint=hint
+            )
         for name in there:
             # The folder itself stays: it may be a link, or a mount.
             path = folder / name
@@ -114,7 +129,10 @@ def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[s
         replace_output(rendering, folder)
         write_context(rendering, folder)
     text = rendering.dockerfile if folder is None else f"{folder}\n"
-    return text, {"dockerfile": rendering.dockerfile, "files": [file.path for file in rendering.files]}
+    return text, {
+        "dockerfile": rendering.dockerfile,
+        "files": [file.path for file in rendering.files],
+    }
 
 
 @contextlib.contextmanager
@@ -199,7 +217,9 @@ def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) 
     found = []
     for step in plan.steps:
         for artifact in step.artifacts:
-            file = next((each / artifact.file for each in sources if (each / artifact.file).is_file()), None)
+            file = next(
+                (each / artifact.file for each in sources if (each / artifact.file).is_file()), None
+            )
             if file is not None:
                 link_or_copy(file, folder / "artifacts" / step.component / artifact.file)
                 found.append(artifact.file)

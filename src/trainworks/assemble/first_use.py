@@ -47,13 +47,19 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
     rows = (row_named(plan.target.name, session.facts),)
     fetching = Fetching()
     with Client(session.settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems = lock_artifacts(rows, session.facts, client, session.root, mirror=folder, report=say, missing=True)
+        problems = lock_artifacts(
+            rows, session.facts, client, session.root, mirror=folder, report=say, missing=True
+        )
     with Registries(session.settings, report=say, patience=Patience(attempts=3)) as registries:
-        problems += lock_base_images(rows, session.facts, registries, session.root, report=say, missing=True)
+        problems += lock_base_images(
+            rows, session.facts, registries, session.root, report=say, missing=True
+        )
     facts = load(session.root)
     for url, row in facts.locked_artifact_by_url.items():
         if url not in session.facts.locked_artifact_by_url:
-            say(f"warning: first seen today: {url}, sha256 {row.sha256}, {row.size} bytes; commit images/lock")
+            say(
+                f"warning: first seen today: {url}, sha256 {row.sha256}, {row.size} bytes; commit images/lock"
+            )
     for name, digest in facts.digest_by_image.items():
         if name not in session.facts.digest_by_image:
             say(f"warning: first seen today: base image {name}, {digest}; commit images/lock")

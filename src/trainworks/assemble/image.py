@@ -27,7 +27,13 @@ from trainworks.host.settings import HostSettings
 from trainworks.imagetest.makers import Makers
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
-from trainworks.render.dockerfile import ARCHIVES_LABEL, BASE_LABEL, INPUTS_LABEL, LAYERS_LABEL, Rendering
+from trainworks.render.dockerfile import (
+    ARCHIVES_LABEL,
+    BASE_LABEL,
+    INPUTS_LABEL,
+    LAYERS_LABEL,
+    Rendering,
+)
 from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
@@ -162,8 +168,14 @@ def build_image(
         image = run_build(spec, engine, options, progress)
     _hold_to_lock(spec, image, locked=options.locked)
     seconds = time.monotonic() - started
-    grown = f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
-    how = "nothing changed since this image was built" if unchanged else f"built in {seconds:.1f} s with {engine.name}"
+    grown = (
+        f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
+    )
+    how = (
+        "nothing changed since this image was built"
+        if unchanged
+        else f"built in {seconds:.1f} s with {engine.name}"
+    )
     say(f"{spec.tags[0]}  {image.identifier}  {megabytes(image.size)}{grown}  {how}")
     checked = None
     if options.until == "test":
@@ -214,7 +226,9 @@ def locate_archive(
     """
     found = find_archive(base, states, settings)
     if found.differs:
-        what = "\n  ".join(("the locked state of the package archive is not to be had:", *found.differs))
+        what = "\n  ".join(
+            ("the locked state of the package archive is not to be had:", *found.differs)
+        )
         if locked:
             raise LockError(what, hint=ARCHIVE_HINT)
         say(f"{what}\n  system packages come from the archive of today; {ARCHIVE_HINT}")
@@ -240,9 +254,14 @@ def _label_of(lines: Iterable[str]) -> str:
     return ", ".join(f"{suite} {date} {contents[:12]}" for suite, date, contents in words)
 
 
-def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress) -> BuiltImage:
+def run_build(
+    spec: ImageSpec, engine: Engine, options: BuildOptions, progress: BuildProgress
+) -> BuiltImage:
     """Write the context and let the engine build it; the base image has to be there."""
-    labels = {INPUTS_LABEL: spec.rendering.digest, **({BASE_LABEL: spec.base.origin} if spec.base else {})}
+    labels = {
+        INPUTS_LABEL: spec.rendering.digest,
+        **({BASE_LABEL: spec.base.origin} if spec.base else {}),
+    }
     # The labels also say the layers, and which states of the package archive these were made of. Both are known once
     # they are built: what comes from the cache may be of another day than is expected. So a second build on the image
     # sets these two, and nothing else. The first one has the same labels whatever this machine built before, because
@@ -264,7 +283,11 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
 
 
 def build_context(
-    spec: ImageSpec, labels: Mapping[str, str], engine: Engine, options: BuildOptions, progress: BuildProgress
+    spec: ImageSpec,
+    labels: Mapping[str, str],
+    engine: Engine,
+    options: BuildOptions,
+    progress: BuildProgress,
 ) -> BuiltImage:
     """Write the context and let the engine build it, once, with these labels."""
     information, rendering = engine.probe(), spec.rendering
@@ -282,7 +305,9 @@ def build_context(
             name=spec.name,
             context=folder,
             tags=spec.tags,
-            secrets=tuple(Secret(identifier=name, content=content) for name, content in spec.secrets.items()),
+            secrets=tuple(
+                Secret(identifier=name, content=content) for name, content in spec.secrets.items()
+            ),
             arguments=spec.settings.proxies,
             labels=labels,
             stage_components=rendering.stage_components,
@@ -293,7 +318,9 @@ def build_context(
         return engine.build(request, progress)
 
 
-def _label(spec: ImageSpec, labels: Mapping[str, str], engine: Engine, progress: BuildProgress) -> BuiltImage:
+def _label(
+    spec: ImageSpec, labels: Mapping[str, str], engine: Engine, progress: BuildProgress
+) -> BuiltImage:
     """Give the labels to the image that has the name: another one with the same layers gets it."""
     with private_folder() as folder:
         (folder / "Dockerfile").write_text(f"FROM {spec.tags[0]}\n", encoding="utf-8")
@@ -327,7 +354,13 @@ def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> Passed
 
 
 def test_image(
-    spec: ImageSpec, image: BuiltImage, engine: Engine, *, junit: Path | None, every_line: bool, whole: bool
+    spec: ImageSpec,
+    image: BuiltImage,
+    engine: Engine,
+    *,
+    junit: Path | None,
+    every_line: bool,
+    whole: bool,
 ) -> PassedChecks:
     """Run each check on an image: one line for each that fails as soon as it is known, and a line that sums up.
 

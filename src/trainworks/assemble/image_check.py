@@ -93,15 +93,21 @@ def check_image(
     for each in compared:
         say(line(each))
     if not as_now:
-        say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
+        say(
+            f"{reference} was not built from this checkout as it is now: what changed since may fail"
+        )
     # That it is ours is what its own labels say: its programs run isolated, or none of them does.
     words = engine.isolates()
     if words and not static:
-        say(f"only its files are checked, no program of it is run: {engine.name} cannot isolate one ({words})")
+        say(
+            f"only its files are checked, no program of it is run: {engine.name} cannot isolate one ({words})"
+        )
         static = True
     spec = replace(image_spec(plan, rendering, session), isolated="job")
     if static:
-        spec = replace(spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS)))
+        spec = replace(
+            spec, checks=tuple(check for check in spec.checks if not isinstance(check, PROGRAMS))
+        )
     checked = test_image(spec, image, engine, junit=junit, every_line=True, whole=not static)
     return ImageResult(
         image=image,
@@ -123,7 +129,12 @@ def _name_inside(image: BuiltImage, engine: Engine) -> str:
 
 def _look_at(image: BuiltImage, engine: Engine, promised: tuple[Check, ...]) -> ImageResult:
     """Ask an image without a plan; ``promised`` is what the image that it is made of promises, where it is ours."""
-    removed = [pattern for check in promised if isinstance(check, DeliveredFilesCheck) for pattern in check.removed]
+    removed = [
+        pattern
+        for check in promised
+        if isinstance(check, DeliveredFilesCheck)
+        for pattern in check.removed
+    ]
     what = "made from an image of build.py" if promised else "not built by build.py"
     say(f"{image.reference} is {what}: asking what can be asked without a plan")
     looked = look_at(engine, image, lambda result: say(line(result)), removed=tuple(removed))

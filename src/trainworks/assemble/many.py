@@ -56,7 +56,9 @@ class PlannedTarget:
     error: TrainworksError | None = None
 
 
-def plan_targets(rows: Sequence[TargetRow], facts: Facts, like: Request | None = None) -> list[PlannedTarget]:
+def plan_targets(
+    rows: Sequence[TargetRow], facts: Facts, like: Request | None = None
+) -> list[PlannedTarget]:
     """Plan each row; an error stays with its target. ``like`` says which optional components are asked for."""
     found = []
     for row in rows:
@@ -120,7 +122,9 @@ def build_many(
         OutputError: A folder cannot be made.
     """
     started = time.monotonic()
-    if order.until in ("build", "test") and any(target.plan and not target.plan.unlocked for target in targets):
+    if order.until in ("build", "test") and any(
+        target.plan and not target.plan.unlocked for target in targets
+    ):
         # Once for all: no target gets another engine because this one does not answer for a moment.
         order = replace(order, engine=choose(order.engine, report=say).name)
     _make_folders(order)
@@ -132,7 +136,9 @@ def build_many(
         ThreadPoolExecutor(at_once) as pool,
     ):
         try:
-            futures.extend(pool.submit(_work, target, session, order, interruption) for target in targets)
+            futures.extend(
+                pool.submit(_work, target, session, order, interruption) for target in targets
+            )
             for future in as_completed(futures):
                 counts[future.result().outcome] += 1
                 task.note = said_counts(counts)
@@ -146,7 +152,11 @@ def build_many(
             interrupted = True
     ended = [future.result() for future in futures if not future.cancelled()]
     begun = {summary.target for summary in ended}
-    never = [TargetSummary(target=each.name, outcome="not started") for each in targets if each.name not in begun]
+    never = [
+        TargetSummary(target=each.name, outcome="not started")
+        for each in targets
+        if each.name not in begun
+    ]
     return RunSummary(
         targets=(*ended, *never),
         seconds=time.monotonic() - started,
@@ -155,7 +165,9 @@ def build_many(
     )
 
 
-def _work(target: PlannedTarget, session: BuildSession, order: BuildOrder, interruption: Interruption) -> TargetSummary:
+def _work(
+    target: PlannedTarget, session: BuildSession, order: BuildOrder, interruption: Interruption
+) -> TargetSummary:
     """Do one target; an error is part of the summary."""
     started = time.monotonic()
     with labelled(target.name), interruption.reaches_this_thread():
@@ -168,7 +180,9 @@ def _work(target: PlannedTarget, session: BuildSession, order: BuildOrder, inter
             # stderr is closed: the run as a whole ends.
             raise
         except OSError as error:
-            summary = _failed(target.name, OutputError(f"{error.filename or 'error'}: {error.strerror or error}"))
+            summary = _failed(
+                target.name, OutputError(f"{error.filename or 'error'}: {error.strerror or error}")
+            )
         except TrainworksError as error:
             summary = _failed(target.name, error)
         except Exception as error:  # noqa: BLE001 - a defect in one target's build must not end the others
@@ -185,7 +199,9 @@ def _summary(target: PlannedTarget, session: BuildSession, order: BuildOrder) ->
     if plan.unlocked and order.until in ("build", "test"):
         cause = f"{len(plan.unlocked)} inputs not locked, first {plan.unlocked[0]}"
         if order.strict:
-            return TargetSummary(target=name, outcome="failed", cause=cause, exit_status=LockError.exit_status)
+            return TargetSummary(
+                target=name, outcome="failed", cause=cause, exit_status=LockError.exit_status
+            )
         return TargetSummary(target=name, outcome="skipped", cause=cause)
     own = replace(
         order,
@@ -230,7 +246,8 @@ def _make_folders(order: BuildOrder) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"{folder}: {error.strerror}", hint="with many targets it is a folder, with one entry for each target"
+                f"{folder}: {error.strerror}",
+                hint="with many targets it is a folder, with one entry for each target",
             ) from error
 
 
@@ -252,11 +269,21 @@ def as_text(run: RunSummary) -> str:
     rows = [("target", "outcome", "seconds", "size", "cause")]
     for each in run.targets:
         took = f"{each.seconds:.1f}" if each.seconds else "-"
-        rows.append((each.target, each.outcome, took, megabytes(each.size) if each.size else "-", each.cause))
+        rows.append(
+            (
+                each.target,
+                each.outcome,
+                took,
+                megabytes(each.size) if each.size else "-",
+                each.cause,
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
     said = said_counts(Counter(each.outcome for each in run.targets))
-    lines.append(f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once: {said}")
+    lines.append(
+        f"{len(run.targets)} targets in {run.seconds:.1f} s, {run.at_once} at once: {said}"
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -48,10 +48,15 @@ READ = re.compile(rf"{foreign_apt.READ.pattern}|/.*/pyvenv\.cfg|{re.escape(MANIF
 _PYTHON = re.compile(r"(?P<prefix>.*)/bin/python(?P<version>\d+\.\d+)")
 """An interpreter's own file, to which all its links lead."""
 
-_INFORMATION = re.compile(r"(?P<name>[A-Za-z0-9][\w.]*)-(?P<version>[^-/]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+_INFORMATION = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.]*)-(?P<version>[^-/]+)(?:-py[\d.]+)?\.(?:dist|egg)-info"
+)
 """The folder, or the file, that says which distribution is installed."""
 
-CHANGE = re.compile(r"^Inst (?P<name>\S+) (?:\[(?P<installed>\S+)\] )?\((?P<update>\S+) (?P<suites>.*)\)", re.MULTILINE)
+CHANGE = re.compile(
+    r"^Inst (?P<name>\S+) (?:\[(?P<installed>\S+)\] )?\((?P<update>\S+) (?P<suites>.*)\)",
+    re.MULTILINE,
+)
 """A line of a simulated upgrade (apt-get(8)): the package, its versions, and the suites that have the newer one."""
 
 
@@ -112,11 +117,15 @@ class OutdatedReport:
         """
         found = []
         if self.updates:
-            found.append(f"security updates are missing: {', '.join(each.name for each in self.updates)}")
+            found.append(
+                f"security updates are missing: {', '.join(each.name for each in self.updates)}"
+            )
         if self.ended is not None and not allow_ended:
             found.append(_ended_words(self.ended))
         accepted = FRAMEWORKS.get(self.ended.framework, "") if self.ended and allow_ended else ""
-        told = [f"{each.name} ({each.identifier})" for each in self.advisories if each.name != accepted]
+        told = [
+            f"{each.name} ({each.identifier})" for each in self.advisories if each.name != accepted
+        ]
         if told:
             found.append(f"advisories are published about {', '.join(told)}")
         return found
@@ -128,17 +137,23 @@ class OutdatedReport:
     def as_text(self) -> str:
         """Return the report for people: a line for each package."""
         number = len(self.updates)
-        first = [f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution missing"]
+        first = [
+            f"{number or 'no'} security update{'' if number == 1 else 's'} of the distribution missing"
+        ]
         if self.ended is not None:
             first.append(_ended_words(self.ended))
         if self.advisories:
             count = len(self.advisories)
-            first.append(f"{count} published advisor{'y' if count == 1 else 'ies'} about Python packages")
+            first.append(
+                f"{count} published advisor{'y' if count == 1 else 'ies'} about Python packages"
+            )
         lines = [f"{self.name}: {'; '.join(first)}"]
         for advisory in self.advisories:
             fix = f"fixed in {advisory.fixed}" if advisory.fixed else "without a fix"
             words = f": {advisory.summary}" if advisory.summary else ""
-            lines.append(f"  {advisory.name} {advisory.installed} {advisory.identifier}, {fix}{words}")
+            lines.append(
+                f"  {advisory.name} {advisory.installed} {advisory.identifier}, {fix}{words}"
+            )
         for rows, end in (
             (self.updates, ""),
             (self.others, " (no security update)"),
@@ -146,8 +161,12 @@ class OutdatedReport:
             (self.locked, " (locked)"),
             (self.python, " (newest of the index)"),
         ):
-            lines += [f"  {each.name} {each.installed or 'absent'} -> {each.update}{end}" for each in rows]
-        lines += [f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives]
+            lines += [
+                f"  {each.name} {each.installed or 'absent'} -> {each.update}{end}" for each in rows
+            ]
+        lines += [
+            f"{each}: `build.py lock --upgrade system` moves the lock" for each in self.archives
+        ]
         lines += self.unknown
         if self.days is not None:
             lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
@@ -155,7 +174,9 @@ class OutdatedReport:
         return "\n".join(lines) + "\n"
 
 
-def find_outdated(name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]) -> OutdatedReport:
+def find_outdated(
+    name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]
+) -> OutdatedReport:
     """Compare an image with its package archive, its package index, and today's lock of its target.
 
     Args:
@@ -196,7 +217,9 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
         packages=foreign.packages,
         updates=tuple(_update(each) for each in changes if is_security(each)),
         others=tuple(_update(each) for each in changes if not is_security(each)),
-        python=newest_distributions(python, installed, settings, named.row.wheel_index if named else ""),
+        python=newest_distributions(
+            python, installed, settings, named.row.wheel_index if named else ""
+        ),
         locked=moved_distributions(installed, lock.packages if lock else ()),
         ended=ended_framework(named.row if named else None, installed, facts),
         advisories=advisories,
@@ -212,7 +235,9 @@ def is_security(change: re.Match[str]) -> bool:
     return "-security" in change["suites"].lower()
 
 
-def moved_distributions(installed: Mapping[str, str], locked: Iterable[LockedPackage]) -> tuple[Update, ...]:
+def moved_distributions(
+    installed: Mapping[str, str], locked: Iterable[LockedPackage]
+) -> tuple[Update, ...]:
     """Return the installed distributions of which a lock has another version; what only builds is in no image."""
     return tuple(
         Update(name=each.name, installed=installed[each.name], update=each.version)
@@ -221,7 +246,9 @@ def moved_distributions(installed: Mapping[str, str], locked: Iterable[LockedPac
     )
 
 
-def ended_framework(row: TargetRow | None, installed: Mapping[str, str], facts: Facts) -> EndOfPatch | None:
+def ended_framework(
+    row: TargetRow | None, installed: Mapping[str, str], facts: Facts
+) -> EndOfPatch | None:
     """Return since when the image's framework gets no patches: that of its target, else the one that is installed."""
     if row is not None:
         return facts.end_of_patch(row)
@@ -240,7 +267,10 @@ def _ended_words(end: EndOfPatch) -> str:
 def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> tuple[Update, ...]:
     """Return the components that the image's manifest has in other versions than today's rows, by their names."""
     try:
-        there = {str(name): str(each["version"]) for name, each in json.loads(manifest)["components"].items()}
+        there = {
+            str(name): str(each["version"])
+            for name, each in json.loads(manifest)["components"].items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return ()
     request = request_of(named.row, named.variant, facts) if named else None
@@ -255,7 +285,10 @@ def moved_components(manifest: bytes, named: ImageName | None, facts: Facts) -> 
 
 
 def published_advisories(
-    installed: Mapping[str, str], facts: Facts, settings: HostSettings, environment: Mapping[str, str]
+    installed: Mapping[str, str],
+    facts: Facts,
+    settings: HostSettings,
+    environment: Mapping[str, str],
 ) -> tuple[tuple[Advisory, ...], tuple[str, ...]]:
     """Return the advisories about distributions, and why there are none where no service could be asked."""
     rows = [service.url for service in facts.advisories]
@@ -297,11 +330,16 @@ def _package_folders(tree: ImageTree, program: str, prefix: str, version: str) -
     settings = tree.read(f"{environment}/pyvenv.cfg")
     if settings is not None:
         folders.append(f"{environment}/lib/python{version}/site-packages")
-        if not re.search(rb"^include-system-site-packages *= *true", settings, re.MULTILINE | re.IGNORECASE):
+        if not re.search(
+            rb"^include-system-site-packages *= *true", settings, re.MULTILINE | re.IGNORECASE
+        ):
             return folders
     prefixes = ("/usr/local", "/usr") if prefix == "/usr" else (prefix,)
     for each in prefixes:
-        folders += [f"{each}/lib/python{version}/site-packages", f"{each}/lib/python{version}/dist-packages"]
+        folders += [
+            f"{each}/lib/python{version}/site-packages",
+            f"{each}/lib/python{version}/dist-packages",
+        ]
         folders.append(f"{each}/lib/python3/dist-packages")
     return folders
 
@@ -360,7 +398,11 @@ def moved_archives(base: Base, facts: Facts, settings: HostSettings) -> tuple[st
             today = {each.suite: each for each in todays_states(base, settings, client, locked)}
         except (LockError, HostError) as error:
             return (f"the lock of the archive was not compared: {error.message}",)
-    return tuple(newer_than(each, today[each.suite]) for each in locked if today.get(each.suite, each) != each)
+    return tuple(
+        newer_than(each, today[each.suite])
+        for each in locked
+        if today.get(each.suite, each) != each
+    )
 
 
 def days_since(created: str) -> int | None:

@@ -65,12 +65,16 @@ def _read(image: BuiltImage, engine: Engine) -> tuple[dict[str, Mapping[str, Ent
     return stored, damage
 
 
-def _bytes(image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str) -> CheckResult:
+def _bytes(
+    image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, Entry]], damage: str
+) -> CheckResult:
     """Hold each layer to its digest: a bad disk changes an image, and not its name."""
     lines = [damage] if damage else []
     for number, name in enumerate(image.layers, start=1):
         if name not in stored and not damage:
-            lines.append(f"layer {number} of {len(image.layers)} has other bytes than its digest says, {name}")
+            lines.append(
+                f"layer {number} of {len(image.layers)} has other bytes than its digest says, {name}"
+            )
     if damage:
         # Only the engine's words tell the two apart, and a person reads them in the line above.
         lines.append(
@@ -78,7 +82,9 @@ def _bytes(image: BuiltImage, engine: Engine, stored: Mapping[str, Mapping[str, 
             "if it is not full, remove the image, and pull or build it again"
         )
     elif lines:
-        lines.append(f"the store of {engine.name} is damaged: remove the image, and pull or build it again")
+        lines.append(
+            f"the store of {engine.name} is damaged: remove the image, and pull or build it again"
+        )
     return CheckResult(
         component="content",
         title=f"the bytes of its {len(image.layers)} layers are those of their digests",
@@ -97,7 +103,9 @@ def _layers(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]]) -> Che
     lines = []
     if len(found) != len(built):
         lines.append(f"the image has {len(found)} layers, and was built with {len(built)}")
-    other = [number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]]
+    other = [
+        number for number, name in enumerate(built, start=1) if found[number - 1 : number] != [name]
+    ]
     lines += [f"layer {number} of {len(built)} is not the one that was built" for number in other]
     if not other:
         lines += _on_top(image, stored, len(built))
@@ -119,7 +127,9 @@ class _Change:
     only_time: bool = False
 
 
-def _on_top(image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int) -> Iterator[str]:
+def _on_top(
+    image: BuiltImage, stored: Mapping[str, Mapping[str, Entry]], built: int
+) -> Iterator[str]:
     """Yield what the layers on top of those that were built change: at least a line for each of them."""
     there: dict[str, Entry] = {}
     for number, name in enumerate(image.layers, start=1 - built):

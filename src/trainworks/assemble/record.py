@@ -41,8 +41,12 @@ def refuse_record(plan: ImagePlan, facts: Facts, root: Path) -> None:
             hint="remove --with and --without, or remove --record",
         )
     path = root / "images" / BUILT
-    if not os.access(path if path.exists() else path.parent, os.W_OK) or not os.access(path.parent, os.W_OK):
-        raise OutputError(f"--record: cannot write {path}", hint="use a checkout that you can write (--root)")
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or not os.access(
+        path.parent, os.W_OK
+    ):
+        raise OutputError(
+            f"--record: cannot write {path}", hint="use a checkout that you can write (--root)"
+        )
 
 
 def record_result(
@@ -60,7 +64,9 @@ def record_result(
     return record(built, {facts.name_of(row) for row in facts.targets}, root, environment)
 
 
-def record(built: Built, targets: Collection[str], root: Path, environment: Mapping[str, str]) -> Path:
+def record(
+    built: Built, targets: Collection[str], root: Path, environment: Mapping[str, str]
+) -> Path:
     """Write a build into the file, in the place of the target's last one; others that want to write wait.
 
     Args:
@@ -75,7 +81,11 @@ def record(built: Built, targets: Collection[str], root: Path, environment: Mapp
     path = root / "images" / BUILT
     with one_at_a_time(str(path.resolve()), environment):
         rows = {row.target: row for row in _read(path)} | {built.target: built}
-        write_facts(path, HEADER + rows_as_toml("built", (rows[name] for name in sorted(rows) if name in targets)))
+        write_facts(
+            path,
+            HEADER
+            + rows_as_toml("built", (rows[name] for name in sorted(rows) if name in targets)),
+        )
     return path
 
 

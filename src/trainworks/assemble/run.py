@@ -17,7 +17,9 @@ from trainworks.plan.select import row_named
 from trainworks.render.dockerfile import render
 
 
-def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
+def run_target(
+    request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
+) -> BuildReport:
     """Do with a target what the order says.
 
     Args:
@@ -41,9 +43,13 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
     return build_target(request, plan, session, order)
 
 
-def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
+def _show_plan(
+    request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
+) -> BuildReport:
     facts = session.facts
-    missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
+    missing = missing_sources(
+        plan, Places(folders=session.mirror.folders(sources_folder(os.environ)))
+    )
     # A strict build fails where a source cannot be downloaded.
     until = patches_until(row_named(plan.target.name, facts), facts)
     recorded = facts.built_by_target.get(plan.target.name)
@@ -52,7 +58,8 @@ def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: 
     names = {} if order.strict or order.record else names_without(request, missing, facts)
     return BuildReport(
         report={**json.loads(plan.as_json()), "name_without": names},
-        text=describe_plan(plan, recorded, facts.components, names, until) + describe_sources(missing),
+        text=describe_plan(plan, recorded, facts.components, names, until)
+        + describe_sources(missing),
     )
 
 

@@ -29,7 +29,9 @@ from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
 
-def build_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
+def build_target(
+    request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
+) -> BuildReport:
     """Build a target's image and test it, as far as the order says.
 
     Args:
@@ -164,6 +166,8 @@ def _push(
 
     tags = tags_for(reference, order.fixed_tags, order.moving_tags)
     with Registries(settings, report=say) as registries:
-        pushed = push_image(result.engine, reference, order.repositories, tags, registries, os.environ)
+        pushed = push_image(
+            result.engine, reference, order.repositories, tags, registries, os.environ
+        )
     say_tags(pushed)
     return report_of(pushed), text_of(pushed)

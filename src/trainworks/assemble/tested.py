@@ -51,7 +51,9 @@ def what_decides(
     return hashlib.sha256("\0".join(decides).encode()).hexdigest()
 
 
-def passed_before(image: BuiltImage, environment: Mapping[str, str], *, decided_by: str) -> PassedChecks | None:
+def passed_before(
+    image: BuiltImage, environment: Mapping[str, str], *, decided_by: str
+) -> PassedChecks | None:
     """Return what an image passed on this machine; ``None`` where nothing is known, or the file cannot be read.
 
     Args:
@@ -61,11 +63,15 @@ def passed_before(image: BuiltImage, environment: Mapping[str, str], *, decided_
     """
     with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
         found = json.loads((_folder_of(image, environment) / f"{decided_by}.json").read_bytes())
-        return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
+        return PassedChecks(
+            results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"]
+        )
     return None
 
 
-def remember(image: BuiltImage, passed: PassedChecks, environment: Mapping[str, str], *, decided_by: str) -> None:
+def remember(
+    image: BuiltImage, passed: PassedChecks, environment: Mapping[str, str], *, decided_by: str
+) -> None:
     """Keep the results of all checks of an image, if all passed; a cache that cannot be written keeps nothing."""
     if passed.results and all(each.passed for each in passed.results):
         with suppress(OSError, RuntimeError):
@@ -88,5 +94,7 @@ def _own_code() -> str:
     package = Path(trainworks.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()

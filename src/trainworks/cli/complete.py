@@ -59,7 +59,9 @@ def _add_completers(grammar: Grammar, root: Path) -> None:
                 action.completer = completer  # type: ignore[attr-defined]
 
 
-def _completer(placeholder: str, root: Path, flags: Sequence[str]) -> Callable[..., list[str]] | None:
+def _completer(
+    placeholder: str, root: Path, flags: Sequence[str]
+) -> Callable[..., list[str]] | None:
     """Return what completes the values of a placeholder; ``None`` leaves files, or nothing, to the shell."""
 
     def values(parsed_args: Namespace, **_: Any) -> list[str]:
@@ -72,7 +74,9 @@ def _completer(placeholder: str, root: Path, flags: Sequence[str]) -> Callable[.
             from trainworks.facts.load import load
             from trainworks.plan.select import optional
 
-            return optional("--without" if "--without" in flags else "--with", load(place).components)
+            return optional(
+                "--without" if "--without" in flags else "--with", load(place).components
+            )
         return _values(COLUMNS[placeholder], parsed_args, place)
 
     return values if placeholder in {*COLUMNS, "ENGINE", "COMPONENT"} else None
@@ -83,7 +87,17 @@ def _values(key: str, given: Namespace, root: Path) -> list[str]:
     from trainworks.facts.load import load
     from trainworks.inspect.listing import list_json
 
-    wanted = {row_key: getattr(given, option, None) for option, row_key in FILTERS.items() if row_key != key}
+    wanted = {
+        row_key: getattr(given, option, None)
+        for option, row_key in FILTERS.items()
+        if row_key != key
+    }
     facts = load(root)
     rows = json.loads(list_json(facts.targets, facts, {}))
-    return sorted({row[key] for row in rows if all(value in (None, row[each]) for each, value in wanted.items())})
+    return sorted(
+        {
+            row[key]
+            for row in rows
+            if all(value in (None, row[each]) for each, value in wanted.items())
+        }
+    )

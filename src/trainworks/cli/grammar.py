@@ -73,13 +73,22 @@ class Source:
     meaning: str
 
 
-FACTS = Source("images/, templates/", "rows and recipes: of --root, else of the checkout or of the installed package")
-HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins")
+FACTS = Source(
+    "images/, templates/",
+    "rows and recipes: of --root, else of the checkout or of the installed package",
+)
+HOST_SETTINGS = Source(
+    "pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins"
+)
 APT_SETTINGS = Source("/etc/apt", "this machine's Debian archives")
-OSV_SERVICE = Source("TRAINWORKS_OSV", "service with OSV's interface; default: images/advisories.toml; empty: none")
+OSV_SERVICE = Source(
+    "TRAINWORKS_OSV", "service with OSV's interface; default: images/advisories.toml; empty: none"
+)
 DOCKER_HOST = Source("DOCKER_HOST", "address of the Docker daemon; default: the local one")
 LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/ship.md)")
-MEMORY = Source("XDG_CACHE_HOME", "folder for caches, which can be deleted at any time; default: ~/.cache")
+MEMORY = Source(
+    "XDG_CACHE_HOME", "folder for caches, which can be deleted at any time; default: ~/.cache"
+)
 
 PLANNING_ERRORS = (FactsError, UnknownNameError, LockError, CompatibilityError)
 """The errors of every command that plans a target."""
@@ -172,7 +181,9 @@ class Grammar(argparse.ArgumentParser):
         words = [self.prog, "[options]"]
         for argument in self.arguments():
             if argument["names"]:
-                words += [f"{argument['names'][-1]} {argument['value']}"] if argument["required"] else []
+                words += (
+                    [f"{argument['names'][-1]} {argument['value']}"] if argument["required"] else []
+                )
             else:
                 value = argument["value"] + (" ..." if argument["repeats"] else "")
                 words.append(value if argument["required"] else f"[{value}]")
@@ -186,9 +197,14 @@ class Grammar(argparse.ArgumentParser):
             "details": self.details,
             "usage": self.usage_line(),
             "arguments": self.arguments(),
-            "examples": [{"line": each.line, "does": each.does, "needs": each.needs} for each in self.examples],
+            "examples": [
+                {"line": each.line, "does": each.does, "needs": each.needs}
+                for each in self.examples
+            ],
             "result": self.result,
-            "exit_statuses": [{"status": status, "meaning": meaning} for status, meaning in self.exit_statuses],
+            "exit_statuses": [
+                {"status": status, "meaning": meaning} for status, meaning in self.exit_statuses
+            ],
             "reads": [asdict(source) for source in self.reads],
             "see_also": list(self.see_also),
         }
@@ -197,15 +213,23 @@ class Grammar(argparse.ArgumentParser):
         """Return the help, as wide as the terminal but at most ``WIDTH`` columns."""
         width = _width()
         self.usage = self.usage_line()
-        examples = "\n".join(f"  {_shell_lines(each.line, width)}\n      {each.does}" for each in self.examples)
+        examples = "\n".join(
+            f"  {_shell_lines(each.line, width)}\n      {each.does}" for each in self.examples
+        )
         self.description = f"{_fill(self.details, width)}\n\nexamples:\n{examples}"
-        reads = [_fill(f"  {each.name}: {each.meaning}", width, indent="    ") for each in self.reads]
+        reads = [
+            _fill(f"  {each.name}: {each.meaning}", width, indent="    ") for each in self.reads
+        ]
         statuses = ", ".join(f"{status} {meaning}" for status, meaning in self.exit_statuses)
         parts = [
             _fill(f"result: {self.result}", width),
             *(["\n".join(["reads:", *reads])] if reads else []),
             _fill(f"exit status: {statuses}", width, indent="  "),
-            *([_fill(f"see also: {', '.join(self.see_also)}", width, indent="  ")] if self.see_also else []),
+            *(
+                [_fill(f"see also: {', '.join(self.see_also)}", width, indent="  ")]
+                if self.see_also
+                else []
+            ),
         ]
         self.epilog = "\n\n".join(parts)
         return super().format_help()
@@ -259,7 +283,11 @@ class Grammar(argparse.ArgumentParser):
         self._parsed = parsed[0]
         self._parsed.given = dict(self._given)
         for action in self._actions:
-            if action.choices and action.nargs is None and getattr(self._parsed, action.dest) not in action.choices:
+            if (
+                action.choices
+                and action.nargs is None
+                and getattr(self._parsed, action.dest) not in action.choices
+            ):
                 setattr(self._parsed, action.dest, action.default)
         if self._problems:
             self._fail()
@@ -272,7 +300,9 @@ class Grammar(argparse.ArgumentParser):
 
     def _fail(self) -> NoReturn:
         problems, self._problems = tuple(dict.fromkeys(self._problems)), []
-        raise CommandLineError(problems, hint=f"`python build.py {self.command} --help` shows examples")
+        raise CommandLineError(
+            problems, hint=f"`python build.py {self.command} --help` shows examples"
+        )
 
     def _with_known_options(self, words: Sequence[str]) -> list[str]:
         """Note unknown options, and replace each by the closest known one, so that the other words are checked too."""
@@ -287,17 +317,30 @@ class Grammar(argparse.ArgumentParser):
             if option is None and not name.startswith("--"):
                 option = known.get(name[:2])
             # argparse would silently take the last of two values.
-            once = option is not None and option.nargs is None and not isinstance(option.default, list)
+            once = (
+                option is not None and option.nargs is None and not isinstance(option.default, list)
+            )
             if option is not None:
                 if once and option.dest in given:
                     self._problems.append(f"{name} is given twice; it takes one value")
                 given[option.dest] = option.option_strings[-1]
-            if not word.startswith("-") or word == "-" or " " in name or {name, name[:2]} & known.keys():
+            if (
+                not word.startswith("-")
+                or word == "-"
+                or " " in name
+                or {name, name[:2]} & known.keys()
+            ):
                 result.append(word)
                 continue
             # A single letter has no close word.
-            near = nearest(name, (option for option in known if option.startswith("--"))) if len(name) > 2 else ""
-            self._problems.append(f"unknown option {name}" + (f"; did you mean {near}?" if near else ""))
+            near = (
+                nearest(name, (option for option in known if option.startswith("--")))
+                if len(name) > 2
+                else ""
+            )
+            self._problems.append(
+                f"unknown option {name}" + (f"; did you mean {near}?" if near else "")
+            )
             if near and near != "--help" and bool(equals) <= (known[near].nargs != 0):
                 given[known[near].dest] = near
                 result.append(f"{near}{equals}{value}")
@@ -329,7 +372,9 @@ def _width() -> int:
 
 
 def _fill(text: str, width: int, indent: str = "") -> str:
-    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _shell_lines(line: str, width: int) -> str:
@@ -338,9 +383,17 @@ def _shell_lines(line: str, width: int) -> str:
     return " \\\n    ".join(lines)
 
 
-def _exit_statuses(done: str, fails: Sequence[type[TrainworksError]]) -> tuple[tuple[int, str], ...]:
+def _exit_statuses(
+    done: str, fails: Sequence[type[TrainworksError]]
+) -> tuple[tuple[int, str], ...]:
     """Return each exit status of a command with its meaning: those of every command, and those of these errors."""
-    errors: set[type[TrainworksError]] = {TrainworksError, CommandLineError, OutputError, InterruptionError, *fails}
+    errors: set[type[TrainworksError]] = {
+        TrainworksError,
+        CommandLineError,
+        OutputError,
+        InterruptionError,
+        *fails,
+    }
     return (0, done), *sorted((error.exit_status, error.meaning) for error in errors)
 
 

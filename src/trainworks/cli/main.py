@@ -105,7 +105,11 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
 
     if as_json and not error.reported:
         put_json(error.as_values())
-    said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
+    said = (
+        f"\ninterrupted: {error.message}"
+        if isinstance(error, InterruptionError)
+        else describe(error)
+    )
     try:
         DISPLAY.write(said)
     except BrokenPipeError:

@@ -14,15 +14,21 @@ Container = argparse._ActionsContainer  # noqa: SLF001 - the only name for "a pa
 
 
 def add_format(
-    container: Container, choices: Sequence[str] = ("text", "json"), note: str = "write the result in this format"
+    container: Container,
+    choices: Sequence[str] = ("text", "json"),
+    note: str = "write the result in this format",
 ) -> None:
     """Add ``--format``; the first choice is the default."""
-    container.add_argument("--format", choices=choices, default=choices[0], help=f"{note} (default: {choices[0]})")
+    container.add_argument(
+        "--format", choices=choices, default=choices[0], help=f"{note} (default: {choices[0]})"
+    )
 
 
 def add_engine(container: Container) -> None:
     """Add the choice of an engine."""
-    container.add_argument("--engine", metavar="ENGINE", help="use docker or buildah; default: the first that answers")
+    container.add_argument(
+        "--engine", metavar="ENGINE", help="use docker or buildah; default: the first that answers"
+    )
 
 
 def add_only(container: Container) -> None:
@@ -37,19 +43,31 @@ def add_only(container: Container) -> None:
 
 
 def add_components(
-    container: Container, chosen: str = "add an optional component", left: str = "leave out a component"
+    container: Container,
+    chosen: str = "add an optional component",
+    left: str = "leave out a component",
 ) -> None:
     """Add the choice of optional components."""
     for option, note in (("with", chosen), ("without", left)):
         container.add_argument(
-            f"--{option}", dest=f"{option}_components", action="append", default=[], metavar="COMPONENT", help=note
+            f"--{option}",
+            dest=f"{option}_components",
+            action="append",
+            default=[],
+            metavar="COMPONENT",
+            help=note,
         )
 
 
 def add_artifact(container: Container, help_: str) -> None:
     """Add wheels in the place of those of a target's row."""
     container.add_argument(
-        "--artifact", action="append", default=[], type=_artifact, metavar="NAME=URL#sha256=HASH", help=help_
+        "--artifact",
+        action="append",
+        default=[],
+        type=_artifact,
+        metavar="NAME=URL#sha256=HASH",
+        help=help_,
     )
 
 
@@ -65,24 +83,34 @@ def _artifact(text: str) -> OwnArtifact:
 def add_until(container: Container, stages: Sequence[str]) -> None:
     """Add ``--until``; the last stage is the default."""
     container.add_argument(
-        "--until", choices=stages, default=stages[-1], help=f"stop after this stage (default: {stages[-1]})"
+        "--until",
+        choices=stages,
+        default=stages[-1],
+        help=f"stop after this stage (default: {stages[-1]})",
     )
 
 
 def add_build_options(container: Container) -> None:
     """Add the options of every build."""
-    container.add_argument("--output", type=Path, metavar="DIR", help="write the build context to this folder")
+    container.add_argument(
+        "--output", type=Path, metavar="DIR", help="write the build context to this folder"
+    )
     add_junit(container)
     container.add_argument("--no-cache", action="store_true", help="build every step again")
     container.add_argument(
-        "--verbose", action="store_true", help="show every line, and every step and check that passes"
+        "--verbose",
+        action="store_true",
+        help="show every line, and every step and check that passes",
     )
 
 
 def add_junit(container: Container) -> None:
     """Add ``--junit``, for what runs image tests."""
     container.add_argument(
-        "--junit", type=Path, metavar="FILE", help="write the results of the image tests as JUnit XML"
+        "--junit",
+        type=Path,
+        metavar="FILE",
+        help="write the results of the image tests as JUnit XML",
     )
 
 

@@ -58,9 +58,14 @@ def write_archive(
     partial = destination.with_name(f".{destination.name}.{uuid.uuid4().hex[:12]}")
     try:
         try:
-            with tempfile.TemporaryFile(dir=destination.parent) as layer, partial.open("xb") as file:
+            with (
+                tempfile.TemporaryFile(dir=destination.parent) as layer,
+                partial.open("xb") as file,
+            ):
                 with tarfile.open(fileobj=layer, mode="w|", format=tarfile.PAX_FORMAT) as content:
-                    content.add(rootfs, ".", filter=lambda member: _as_in_a_layer(member, rootfs, created))
+                    content.add(
+                        rootfs, ".", filter=lambda member: _as_in_a_layer(member, rootfs, created)
+                    )
                 layer.seek(0)
                 difference = hashlib.file_digest(layer, "sha256").hexdigest()
                 moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -68,19 +73,29 @@ def write_archive(
                     "architecture": architecture,
                     "os": "linux",
                     "created": moment,
-                    "config": {"Env": [f"{key}={value}" for key, value in environment.items()], "Cmd": list(command)},
+                    "config": {
+                        "Env": [f"{key}={value}" for key, value in environment.items()],
+                        "Cmd": list(command),
+                    },
                     "history": [{"created": moment, "created_by": "trainworks: root file system"}],
                     "rootfs": {"type": "layers", "diff_ids": [f"sha256:{difference}"]},
                 }
-                described = json.dumps(configuration, sort_keys=True, separators=(",", ":")).encode()
+                described = json.dumps(
+                    configuration, sort_keys=True, separators=(",", ":")
+                ).encode()
                 identifier = hashlib.sha256(described).hexdigest()
                 layer_name = f"{difference}.tar"
-                manifest = [{"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}]
+                manifest = [
+                    {"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}
+                ]
                 with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as outer:
                     for member_name, member_content in (
                         (layer_name, layer),
                         (f"{identifier}.json", io.BytesIO(described)),
-                        ("manifest.json", io.BytesIO(json.dumps(manifest, separators=(",", ":")).encode())),
+                        (
+                            "manifest.json",
+                            io.BytesIO(json.dumps(manifest, separators=(",", ":")).encode()),
+                        ),
                     ):
                         member = tarfile.TarInfo(member_name)
                         member.size, member.mtime = member_content.seek(0, os.SEEK_END), created
@@ -91,7 +106,9 @@ def write_archive(
             partial.unlink(missing_ok=True)
     except OSError as error:
         where = error.filename or destination
-        raise OutputError(f"cannot write {destination}: {where} ({error.strerror or error})") from error
+        raise OutputError(
+            f"cannot write {destination}: {where} ({error.strerror or error})"
+        ) from error
     return f"sha256:{identifier}"
 
 
@@ -106,7 +123,9 @@ def _as_in_a_layer(member: tarfile.TarInfo, rootfs: Path, created: int) -> tarfi
     with contextlib.suppress(OSError):
         value = os.getxattr(rootfs / member.name, _CAPABILITY, follow_symlinks=False)
         # PAX values are text to tarfile; surrogate escapes carry the bytes through.
-        member.pax_headers = {f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")}
+        member.pax_headers = {
+            f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")
+        }
     return member
 
 

@@ -66,7 +66,9 @@ class IdleContainer:
 
             def run(self, command: str, *args: str, **_options: Any) -> CommandResult:
                 line = self.get_command(command, *args)
-                status, output, errors = execute(("/bin/sh", "-c", line), timeout=_TESTINFRA_SECONDS, split=True)
+                status, output, errors = execute(
+                    ("/bin/sh", "-c", line), timeout=_TESTINFRA_SECONDS, split=True
+                )
                 return self.result(status, line.encode(), output, errors)
 
         return Backend(self.identifier)

@@ -60,7 +60,9 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
         elif word == "RUN":
             mounted = "".join(_mounted(instruction, context, stages, identify))
             if mounted:
-                before[instruction.line] = f"ARG {ARGUMENT}={hashlib.sha256(mounted.encode()).hexdigest()[:16]}"
+                before[instruction.line] = (
+                    f"ARG {ARGUMENT}={hashlib.sha256(mounted.encode()).hexdigest()[:16]}"
+                )
     result = []
     for number, line in enumerate(lines):
         if number in before:

@@ -55,10 +55,10 @@ from trainworks.plan.model import IMAGE_TIME
 _OLDEST: Final = (1, 24)
 """``RUN --mount=type=cache`` came with this version."""
 
-_HINT: Final = "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
-_AGAIN: Final = (
-    "this is not a fault of the image: run the command again; if it fails again, try `buildah run` with another image"
+_HINT: Final = (
+    "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
 )
+_AGAIN: Final = "this is not a fault of the image: run the command again; if it fails again, try `buildah run` with another image"
 _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
@@ -71,7 +71,9 @@ _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 
 # These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
 # configuration holds the name of the working container and hence differs from build to build.
-_DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE)
+_DOCKER_ONLY: Final = re.compile(
+    r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE
+)
 
 _RUNTIMES: Final = ("crun", "runc")
 
@@ -140,14 +142,21 @@ class BuildahEngine:
     def names(self) -> tuple[str, ...]:
         """Return the names of all images in the store."""
         found = json.loads(self._do("listing images", "images", "--json"))
-        return tuple(name.removeprefix("localhost/") for image in found or () for name in image["names"] or ())
+        return tuple(
+            name.removeprefix("localhost/")
+            for image in found or ()
+            for name in image["names"] or ()
+        )
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         for number, names in enumerate(images_in(archive)):
             # By position: an archive of several images is refused otherwise. buildah then leaves the names out.
             loaded = self._do(
-                f"loading {archive.name}", "pull", "--quiet", f"docker-archive:{archive.resolve()}:@{number}"
+                f"loading {archive.name}",
+                "pull",
+                "--quiet",
+                f"docker-archive:{archive.resolve()}:@{number}",
             )
             if names:
                 self._do(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
@@ -172,8 +181,21 @@ class BuildahEngine:
             dockerfile = folder / "Dockerfile"
             dockerfile.write_text(self._keyed(request.context))
             argv = [
-                *("build", *self._steps_isolation(request.network), "--layers", "--force-rm", "--pull=false"),
-                *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
+                *(
+                    "build",
+                    *self._steps_isolation(request.network),
+                    "--layers",
+                    "--force-rm",
+                    "--pull=false",
+                ),
+                *(
+                    "--file",
+                    str(dockerfile),
+                    "--format",
+                    _format(request.context),
+                    "--timestamp",
+                    str(IMAGE_TIME),
+                ),
                 *("--iidfile", str(identifier_file)),
                 *_own_limits(),
                 # Written by buildah into every working container's description: it distinguishes ours from others'.
@@ -222,14 +244,18 @@ class BuildahEngine:
         """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image."""
         identifier = self._existing(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
-            argv = self._argv("push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout")
+            argv = self._argv(
+                "push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout"
+            )
             with processes.piped(argv, environment, _SHORT_CALL) as (stream, failed):
                 yield stream
                 if words := failed():
                     raise self._fault("reading an image's layers", words)
 
     @contextlib.contextmanager
-    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:
+    def push_command(
+        self, image: BuiltImage, name: str, *, plain: bool
+    ) -> Iterator[tuple[str, ...]]:
         """Give the command that pushes an image under a name in a registry."""
         tls = ("--tls-verify=false",) if plain else ()
         yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
@@ -256,7 +282,9 @@ class BuildahEngine:
 
     def _try_runtime(self, runtime: str) -> str:
         """Run a program of this machine in an empty isolated container; return why that failed, or ``""``."""
-        folders = [folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()]
+        folders = [
+            folder for folder in map(Path, ("/usr", "/bin", "/lib", "/lib64")) if folder.exists()
+        ]
         name = container_name()
         argv = ["run", *(f"--volume={folder.resolve()}:{folder}:ro" for folder in folders)]
         try:
@@ -270,8 +298,14 @@ class BuildahEngine:
                 if made.status != 0:
                     return made.words
                 argv += [*_isolating(runtime, folder, "asked"), name, "--", "/bin/sh", "-c", ":"]
-                done = processes.run(self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True)
-            return "" if done.status == 0 else (done.words or f"exit status {done.status}").splitlines()[0]
+                done = processes.run(
+                    self._argv(*argv), timeout=_SHORT_CALL, environment=environment, merge=True
+                )
+            return (
+                ""
+                if done.status == 0
+                else (done.words or f"exit status {done.status}").splitlines()[0]
+            )
         finally:
             with processes.uninterrupted():
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
@@ -291,7 +325,9 @@ class BuildahEngine:
                 f"buildah needs {' or '.join(_RUNTIMES)} for steps that run code of others without a network: {words}",
                 hint="`apt-get install crun`, or use `--engine docker`",
             )
-        isolation_ = ("--isolation=chroot",) if words else ("--isolation=oci", f"--runtime={self._runtime}")
+        isolation_ = (
+            ("--isolation=chroot",) if words else ("--isolation=oci", f"--runtime={self._runtime}")
+        )
         return (*isolation_, "--network", "none" if network == "none" else "host")
 
     def _must_isolate(self) -> None:
@@ -307,7 +343,9 @@ class BuildahEngine:
         if isolated:
             self._must_isolate()
         with self._working_container(reference) as (identifier, _):
-            yield IdleContainer(identifier, functools.partial(self.execute, identifier, isolated=isolated))
+            yield IdleContainer(
+                identifier, functools.partial(self.execute, identifier, isolated=isolated)
+            )
 
     def run(
         self,
@@ -324,16 +362,29 @@ class BuildahEngine:
             self._must_isolate()
         options: list[str] = []
         for mount in mounts:
-            options += ["--volume", f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else "")]
+            options += [
+                "--volume",
+                f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else ""),
+            ]
         for name, value in (environment or {}).items():
             options += ["--env", f"{name}={value}"]
         with self._working_container(reference) as (identifier, description):
             configuration = description["OCIv1"].get("config") or {}
-            whole = (*(configuration.get("Entrypoint") or ()), *(command or configuration.get("Cmd") or ()))
+            whole = (
+                *(configuration.get("Entrypoint") or ()),
+                *(command or configuration.get("Cmd") or ()),
+            )
             if not whole:
-                raise BuildError(f"{reference} has neither an entry point nor a command, and none was given")
+                raise BuildError(
+                    f"{reference} has neither an entry point nor a command, and none was given"
+                )
             status, output, _ = self.execute(
-                identifier, whole, options=tuple(options), timeout=timeout, job=True, isolated=isolated
+                identifier,
+                whole,
+                options=tuple(options),
+                timeout=timeout,
+                job=True,
+                isolated=isolated,
             )
         return Completed(status=status, output=output.decode(errors="replace"))
 
@@ -364,15 +415,23 @@ class BuildahEngine:
         how = _Running(options=options, timeout=timeout, split=split, job=job, isolated=isolated)
         return again(lambda: self._execute(container, command, how))
 
-    def _execute(self, container: str, command: tuple[str, ...], how: _Running) -> tuple[int, bytes, bytes]:
+    def _execute(
+        self, container: str, command: tuple[str, ...], how: _Running
+    ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command, job=how.job)
         limit = isolation.OUTPUT_BYTES if how.isolated else 0
         with self._temporary_files() as (folder, environment):
             for name in PROXIES:
                 environment.pop(name, None)
             emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
-            closed = _isolating(self._runtime, folder, how.isolated) if how.isolated else ["--isolation=chroot"]
-            argv = self._argv("run", *closed, *emulation, *how.options, container, "--", *marked.argv)
+            closed = (
+                _isolating(self._runtime, folder, how.isolated)
+                if how.isolated
+                else ["--isolation=chroot"]
+            )
+            argv = self._argv(
+                "run", *closed, *emulation, *how.options, container, "--", *marked.argv
+            )
             done = processes.run(
                 argv,
                 timeout=how.timeout,
@@ -382,7 +441,11 @@ class BuildahEngine:
                 limit=limit,
             )
         if done.over(limit):
-            return processes.TOO_MUCH, done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit), b""
+            return (
+                processes.TOO_MUCH,
+                done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit),
+                b"",
+            )
         told = marked.read(done, split=how.split)
         texts = [_EXITS.sub(b"", text) for text in (told.output, told.errors)]
         note = b""
@@ -390,7 +453,11 @@ class BuildahEngine:
             note = f"\n(stopped after {how.timeout:g} seconds)\n".encode()
         elif not told.whole:
             if not how.job or (told.status is None and done.status != 0 and done.words):
-                said = _EXITS.sub(b"", (done.errors or done.output)).decode(errors="replace").splitlines()
+                said = (
+                    _EXITS.sub(b"", (done.errors or done.output))
+                    .decode(errors="replace")
+                    .splitlines()
+                )
                 words = next((line for line in said if told.status is None and line), "")
                 words = words or "the end of what it printed was lost"
                 raise self._fault(f"running {command[0]} in a container", words)
@@ -399,7 +466,11 @@ class BuildahEngine:
         return done.status if told.status is None else told.status, texts[0], texts[1]
 
     def _run_build(
-        self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
+        self,
+        argv: tuple[str, ...],
+        environment: Mapping[str, str],
+        request: BuildRequest,
+        receive: Progress,
     ) -> None:
         built = run_build(
             argv,
@@ -424,7 +495,9 @@ class BuildahEngine:
             said = processes.run((program, "--version"), timeout=_SHORT_CALL)
             opened = processes.run((program, *self._options, "info"), timeout=_SHORT_CALL)
         except OSError as error:
-            raise EngineUnavailableError(f"cannot run {program}: {error.strerror}", hint=_HINT) from error
+            raise EngineUnavailableError(
+                f"cannot run {program}: {error.strerror}", hint=_HINT
+            ) from error
         text = said.output.decode(errors="replace")
         found = re.search(r"version (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\S*)", text)
         if found is None:
@@ -432,10 +505,13 @@ class BuildahEngine:
         if (int(found["major"]), int(found["minor"])) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
             raise EngineUnavailableError(
-                f"{program} is version {found['version']}, and cache mounts need {oldest}", hint=_HINT
+                f"{program} is version {found['version']}, and cache mounts need {oldest}",
+                hint=_HINT,
             )
         if opened.status != 0:
-            raise EngineUnavailableError(f"{program} cannot open its store: {opened.words}", hint=_HINT)
+            raise EngineUnavailableError(
+                f"{program} cannot open its store: {opened.words}", hint=_HINT
+            )
         store = json.loads(opened.output)["store"]
         return (
             EngineInformation(name=self.name, version=found["version"], program=program),
@@ -450,9 +526,13 @@ class BuildahEngine:
             return "" if description is None else str(description["FromImageID"])
 
         try:
-            return with_content_keys((context / "Dockerfile").read_text(), context, identify=identify)
+            return with_content_keys(
+                (context / "Dockerfile").read_text(), context, identify=identify
+            )
         except OSError as error:
-            raise OutputError(f"cannot read {error.filename or context}: {error.strerror or error}") from error
+            raise OutputError(
+                f"cannot read {error.filename or context}: {error.strerror or error}"
+            ) from error
 
     def _argv(self, *arguments: str) -> tuple[str, ...]:
         return (self.probe().program, *self._options, *arguments)
@@ -460,7 +540,9 @@ class BuildahEngine:
     def _do(self, doing: str, *arguments: str) -> str:
         """Run a short command and return its output; raises its text as an error if it fails."""
         with self._temporary_files() as (_, environment):
-            done = processes.run(self._argv(*arguments), timeout=_LONG_CALL, environment=environment)
+            done = processes.run(
+                self._argv(*arguments), timeout=_LONG_CALL, environment=environment
+            )
         if done.status != 0:
             fault = self._fault(doing, done.words)
             raise fault if isinstance(fault, OutputError) else BuildError(fault.message)
@@ -470,11 +552,15 @@ class BuildahEngine:
         """Return the error for a failure of buildah itself, not of the command that it ran."""
         last = words.strip().rpartition("\n")[2].removeprefix("Error: ")
         if DISK_FULL.search(words):
-            return OutputError(f"the disk is full: buildah failed {doing} ({last}). {self._space()}")
+            return OutputError(
+                f"the disk is full: buildah failed {doing} ({last}). {self._space()}"
+            )
         return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
     def _describe(self, reference: str) -> dict[str, Any] | None:
-        done = processes.run(self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL)
+        done = processes.run(
+            self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL
+        )
         if done.status == 0:
             description: dict[str, Any] = json.loads(done.output)
             return description
@@ -485,7 +571,9 @@ class BuildahEngine:
     def _existing(self, reference: str) -> dict[str, Any]:
         description = self._describe(reference)
         if description is None:
-            raise BuildError(f"buildah has no image {reference}", hint="`buildah images` lists them")
+            raise BuildError(
+                f"buildah has no image {reference}", hint="`buildah images` lists them"
+            )
         return description
 
     def _built(self, reference: str, description: dict[str, Any]) -> BuiltImage:
@@ -567,7 +655,9 @@ class BuildahEngine:
         """Remove the working containers that this build left, and no others."""
         with processes.uninterrupted():
             assert self._store is not None
-            listed = processes.run(self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL)
+            listed = processes.run(
+                self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL
+            )
             for identifier in listed.output.decode().split():
                 try:
                     description = self._store.container_file(identifier).read_text()
@@ -596,7 +686,9 @@ def _isolating(runtime: str, folder: Path, isolated: Isolation) -> list[str]:
 def _own_limits() -> list[str]:
     """Return options that keep this process's limits: root in a container may not raise them (CAP_SYS_RESOURCE)."""
     found = {name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()}
-    hard = {name: _RAISED if each == resource.RLIM_INFINITY else each for name, each in found.items()}
+    hard = {
+        name: _RAISED if each == resource.RLIM_INFINITY else each for name, each in found.items()
+    }
     with contextlib.suppress(OSError):
         # buildah itself lowers its limit of processes to this.
         hard["nproc"] = min(hard["nproc"], int(_MOST_PROCESSES.read_text()))
@@ -628,7 +720,9 @@ def _with_mounts_of(child: int) -> Iterator[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             # The name of the program, in brackets, may have spaces and brackets itself.
-            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(process.name)] = int(
+                (process / "stat").read_text().rpartition(")")[2].split()[1]
+            )
             namespaces[int(process.name)] = str((process / "ns" / "mnt").readlink())
     family = {child}
     while more := {each for each, parent in parents.items() if parent in family} - family:

@@ -80,7 +80,9 @@ def run_build(
     try:
         status = processes.stream(argv, take, environment=environment, strays=strays)
     except OSError as error:
-        raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=hint) from error
+        raise EngineUnavailableError(
+            f"cannot run {argv[0]}: {error.strerror}", hint=hint
+        ) from error
     if status == 0:
         hand_on(parser.finish())
     return Built(status=status, log=log, lines=tuple(last))

@@ -71,9 +71,7 @@ _LONG_CALL: Final = 1800.0
 _FIRST_ANSWER: Final = 10.0
 """Seconds that a daemon on this machine has to answer the first request; after a fifth of them a line reports it."""
 
-_DENIED: Final = (
-    "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
-)
+_DENIED: Final = "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
 
 _SHOWN_BYTES: Final = 2000
 """How much is kept of an output that was too long."""
@@ -124,20 +122,26 @@ class DockerEngine:
             return None
         built = _built(reference, image)
         # A question of its own takes as long as a whole plan: Docker's older store shows itself by its driver.
-        if (image.attrs.get("GraphDriver") or {}).get("Name") == "overlay2" or not self._in_containerd():
+        if (image.attrs.get("GraphDriver") or {}).get(
+            "Name"
+        ) == "overlay2" or not self._in_containerd():
             return built
         with self._asking("reading an image's history"):
             # What containerd's store says of the image is the size of the compressed layers.
             steps = cast("list[dict[str, Any]]", image.history())
         # It has a digest for every name, also of an image that no registry has: no build could start from that.
-        return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps), digests=())
+        return dataclasses.replace(
+            built, size=sum(int(entry["Size"]) for entry in steps), digests=()
+        )
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all images in the store."""
         with self._asking("listing images"):
             # Not the SDK's objects: it asks the daemon about each image again.
             found = cast("list[dict[str, Any]]", self._client().api.images())
-        return tuple(name for image in found for name in image["RepoTags"] or () if "<none>" not in name)
+        return tuple(
+            name for image in found for name in image["RepoTags"] or () if "<none>" not in name
+        )
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
@@ -224,7 +228,9 @@ class DockerEngine:
 
         BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has not: containerd's has.
         """
-        return int(self.probe().version.partition(".")[0]) >= _DATED_BUILDKIT and self._in_containerd()
+        return (
+            int(self.probe().version.partition(".")[0]) >= _DATED_BUILDKIT and self._in_containerd()
+        )
 
     def _in_containerd(self) -> bool:
         """Return whether containerd's store has the images; the result is cached."""
@@ -240,7 +246,8 @@ class DockerEngine:
         with self._asking("reading an image's history"):
             entries = cast("list[dict[str, Any]]", image.history())
         return tuple(
-            HistoryEntry(created_by=str(entry["CreatedBy"]), size=int(entry["Size"])) for entry in reversed(entries)
+            HistoryEntry(created_by=str(entry["CreatedBy"]), size=int(entry["Size"]))
+            for entry in reversed(entries)
         )
 
     @contextlib.contextmanager
@@ -251,7 +258,9 @@ class DockerEngine:
         """
         folders = layer_folders(self._existing(reference).attrs)
         if readable(list(folders.values())):
-            yield (Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items())
+            yield (
+                Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items()
+            )
             return
         with self.archive(reference) as stream:
             yield layers_of(stream)
@@ -270,7 +279,9 @@ class DockerEngine:
                 raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
 
     @contextlib.contextmanager
-    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:
+    def push_command(
+        self, image: BuiltImage, name: str, *, plain: bool
+    ) -> Iterator[tuple[str, ...]]:
         """Give the command that pushes an image: skopeo's where it is better, or else docker's own.
 
         skopeo compresses on all processors; docker takes twice as long for an image that no registry has. docker pushes
@@ -281,13 +292,25 @@ class DockerEngine:
         if skopeo:
             host = ("--src-daemon-host", self._host()) if self._host() else ()
             tls = ("--dest-tls-verify=false",) if plain else ()
-            words = ("--insecure-policy", "copy", *host, *tls, f"docker-daemon:{image.identifier}", f"docker://{name}")
+            words = (
+                "--insecure-policy",
+                "copy",
+                *host,
+                *tls,
+                f"docker-daemon:{image.identifier}",
+                f"docker://{name}",
+            )
             yield (skopeo, *words)
             return
         before = self.inspect(name)
         try:
             self.tag(image.identifier, name)
-            yield (self.probe().program, *(("--host", self._host()) if self._host() else ()), "push", name)
+            yield (
+                self.probe().program,
+                *(("--host", self._host()) if self._host() else ()),
+                "push",
+                name,
+            )
         finally:
             with processes.uninterrupted():
                 if before is None:
@@ -325,11 +348,15 @@ class DockerEngine:
         """Read the layers from the daemon's storage, or else what the daemon exports of a container never started."""
         folders = layer_folders(self._existing(reference).attrs)
         if readable(list(folders.values())):
-            yield (Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items())
+            yield (
+                Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items()
+            )
             return
         with self._temporary(reference) as name:
             # An image without a command asks for one; no such program has to be there.
-            made = self._call("create", "--network=none", "--name", name, reference, "/never-started")
+            made = self._call(
+                "create", "--network=none", "--name", name, reference, "/never-started"
+            )
             if made.status:
                 raise self._fault(f"making a container of {reference}", made.words)
             argv = (self.probe().program, "export", name)
@@ -358,7 +385,13 @@ class DockerEngine:
             yield IdleContainer(name, functools.partial(self.execute, name, limit=limit))
 
     def execute(
-        self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int = 0
+        self,
+        container: str,
+        command: tuple[str, ...],
+        *,
+        timeout: float,
+        split: bool,
+        limit: int = 0,
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a container and return status, stdout and stderr (merged into one unless split).
 
@@ -369,16 +402,24 @@ class DockerEngine:
             EngineError: The daemon could not start it, or its output was lost, three times.
             EngineUnavailableError: The daemon does not answer.
         """
-        return again(lambda: self._execute(container, command, timeout=timeout, split=split, limit=limit))
+        return again(
+            lambda: self._execute(container, command, timeout=timeout, split=split, limit=limit)
+        )
 
     def _execute(
         self, container: str, command: tuple[str, ...], *, timeout: float, split: bool, limit: int
     ) -> tuple[int, bytes, bytes]:
         marked = Marked(command=command)
-        done = self._call("exec", container, *marked.argv, timeout=timeout, merge=not split, limit=limit)
+        done = self._call(
+            "exec", container, *marked.argv, timeout=timeout, merge=not split, limit=limit
+        )
         if done.over(limit):
             self._call("restart", "--time", "0", container)
-            return processes.TOO_MUCH, done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit), b""
+            return (
+                processes.TOO_MUCH,
+                done.output[-_SHOWN_BYTES:] + processes.stopped_after_bytes(limit),
+                b"",
+            )
         told = marked.read(done, split=split)
         if told.status is not None and told.whole:
             return told.status, told.output, told.errors
@@ -386,8 +427,16 @@ class DockerEngine:
             # A restart ends every process and keeps the files.
             self._call("restart", "--time", "0", container)
             note = f"\n(stopped after {timeout:g} seconds)\n".encode()
-            return done.status, told.output + (b"" if split else note), told.errors + (note if split else b"")
-        words = "the end of what it printed was lost" if told.status is not None or not done.status else done.words
+            return (
+                done.status,
+                told.output + (b"" if split else note),
+                told.errors + (note if split else b""),
+            )
+        words = (
+            "the end of what it printed was lost"
+            if told.status is not None or not done.status
+            else done.words
+        )
         raise self._fault(f"running {command[0]} in a container", words)
 
     def run(
@@ -405,10 +454,17 @@ class DockerEngine:
         options = ["--log-driver", "json-file"]
         if isolated:
             # The log of an endless output would fill the disk.
-            options += ["--log-opt", f"max-size={isolation.OUTPUT_BYTES}", *isolation.docker_options(isolated)]
+            options += [
+                "--log-opt",
+                f"max-size={isolation.OUTPUT_BYTES}",
+                *isolation.docker_options(isolated),
+            ]
         for mount in mounts:
             mode = ",readonly" if mount.read_only else ""
-            options += ["--mount", f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}"]
+            options += [
+                "--mount",
+                f"type=bind,source={mount.source.resolve()},target={mount.target}{mode}",
+            ]
         for variable, value in (environment or {}).items():
             options += ["--env", f"{variable}={value}"]
         with self._temporary(reference) as name:
@@ -445,7 +501,8 @@ class DockerEngine:
                 engine=self.name,
                 daemon=True,
                 status=built.status,
-                step=built.log.failed or (built.log.broken_off("the build ended here") if self._silence() else None),
+                step=built.log.failed
+                or (built.log.broken_off("the build ended here") if self._silence() else None),
                 lines=built.lines,
             )
             raise explain(failure, alive=self._silence, space=self._space)
@@ -507,7 +564,9 @@ class DockerEngine:
                 )
             self._knock(host)
             # The client asks for the daemon's version at once.
-            timeout = int(self._first_answer if not host or host.startswith("unix://") else _SHORT_CALL)
+            timeout = int(
+                self._first_answer if not host or host.startswith("unix://") else _SHORT_CALL
+            )
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
                 # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
                 self._connection = docker.DockerClient.from_env(
@@ -537,7 +596,9 @@ class DockerEngine:
                 listener.connect(path)
             except OSError as error:
                 words = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
-                raise _silent(host, f"{path}: {words}", denied=isinstance(error, PermissionError)) from error
+                raise _silent(
+                    host, f"{path}: {words}", denied=isinstance(error, PermissionError)
+                ) from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the command line's environment: this process's, with the daemon's address and BuildKit."""
@@ -565,19 +626,26 @@ class DockerEngine:
             raise EngineUnavailableError(
                 "the docker daemon answers, but there is no `docker` program on PATH", hint=_HINT
             )
-        raise EngineUnavailableError("no `docker` on PATH can use BuildKit: " + "; ".join(tried), hint=_HINT)
+        raise EngineUnavailableError(
+            "no `docker` on PATH can use BuildKit: " + "; ".join(tried), hint=_HINT
+        )
 
     def _unfit(self, program: str) -> str:
         """Return why a client cannot build with BuildKit; ``""`` if it can."""
         try:
-            client = processes.run((program, "--version"), timeout=_SHORT_CALL, environment=self._environment({}))
+            client = processes.run(
+                (program, "--version"), timeout=_SHORT_CALL, environment=self._environment({})
+            )
             found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
             if found is None:
                 return client.words or "prints no version"
             if int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
                 return ""
             words = (program, "buildx", "version")
-            if processes.run(words, timeout=_SHORT_CALL, environment=self._environment({})).status == 0:
+            if (
+                processes.run(words, timeout=_SHORT_CALL, environment=self._environment({})).status
+                == 0
+            ):
                 return ""
         except OSError as error:
             return str(error.strerror)
@@ -603,14 +671,18 @@ class DockerEngine:
     ) -> processes.Finished:
         """Run the command line."""
         argv = (self.probe().program, *words)
-        return processes.run(argv, timeout=timeout, environment=self._environment({}), merge=merge, limit=limit)
+        return processes.run(
+            argv, timeout=timeout, environment=self._environment({}), merge=merge, limit=limit
+        )
 
     def _fault(self, doing: str, words: str) -> EngineError | EngineUnavailableError | OutputError:
         """Return the error for a command that docker failed at."""
         if silence := self._silence():
             return EngineUnavailableError(silence, hint=_HINT)
         if DISK_FULL.search(words):
-            return OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}")
+            return OutputError(
+                f"the disk is full: docker failed {doing} ({words}). {self._space()}"
+            )
         return EngineError(f"docker failed {doing}: {words}", hint=_AGAIN)
 
     @contextlib.contextmanager
@@ -619,7 +691,9 @@ class DockerEngine:
         self._existing(reference)
         if not self._swept:
             self._swept = True
-            listed = self._call("ps", "--all", "--filter", f"name={PREFIX}", "--format", "{{.Names}}")
+            listed = self._call(
+                "ps", "--all", "--filter", f"name={PREFIX}", "--format", "{{.Names}}"
+            )
             remove_left_containers(listed.output.decode().split(), self._remove)
         name = container_name()
         try:
@@ -634,7 +708,9 @@ class DockerEngine:
 
     def _start(self, name: str, *words: str) -> str:
         """Start a container; return the daemon's error if its program does not exist or is none, else ``""``."""
-        emulation = [f"--env={variable}={value}" for variable, value in processes.emulation().items()]
+        emulation = [
+            f"--env={variable}={value}" for variable, value in processes.emulation().items()
+        ]
 
         def attempt() -> str:
             # An interrupted client would let the daemon finish the container after it was removed.
@@ -660,7 +736,9 @@ class DockerEngine:
         except APIError as error:
             words = str(error.explanation or error).strip()
             if DISK_FULL.search(words):
-                raise OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}") from error
+                raise OutputError(
+                    f"the disk is full: docker failed {doing} ({words}). {self._space()}"
+                ) from error
             if error.is_server_error():
                 raise EngineError(f"docker failed {doing}: {words}", hint=_AGAIN) from error
             raise BuildError(f"docker failed {doing}: {words}") from error
@@ -672,7 +750,9 @@ class DockerEngine:
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:
     where = host or "its default address"
     return EngineUnavailableError(
-        f"the docker daemon at {where} does not answer: {words}", hint=_DENIED if denied else _HINT, denied=denied
+        f"the docker daemon at {where} does not answer: {words}",
+        hint=_DENIED if denied else _HINT,
+        denied=denied,
     )
 
 
@@ -714,4 +794,8 @@ def layer_folders(image: Mapping[str, Any]) -> dict[str, Path]:
     folders = [top, *(data.get("LowerDir") or "").split(":")][::-1]
     names = (image.get("RootFS") or {}).get("Layers") or []
     folders = [folder for folder in folders if folder]
-    return dict(zip(names, map(Path, folders), strict=True)) if top and len(names) == len(folders) else {}
+    return (
+        dict(zip(names, map(Path, folders), strict=True))
+        if top and len(names) == len(folders)
+        else {}
+    )

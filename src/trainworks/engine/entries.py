@@ -62,7 +62,11 @@ class Entry:
 
     def differences(self, before: Entry) -> list[str]:
         """Return the names of the facts that are other ones than before."""
-        return [each.name for each in fields(self) if getattr(self, each.name) != getattr(before, each.name)]
+        return [
+            each.name
+            for each in fields(self)
+            if getattr(self, each.name) != getattr(before, each.name)
+        ]
 
 
 def path_of(member: tarfile.TarInfo) -> str:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainworks.engine.progress import FailedStep
-from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
+from trainworks.errors import (
+    BuildError,
+    EngineError,
+    EngineUnavailableError,
+    OutputError,
+    TrainworksError,
+)
 
 _SHORT: Final = 160
 
@@ -61,7 +67,9 @@ class Failure:
     daemon: bool = False
 
 
-def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], str]) -> TrainworksError:
+def explain(
+    failure: Failure, *, alive: Callable[[], str], space: Callable[[], str]
+) -> TrainworksError:
     """Return the error to raise.
 
     Args:
@@ -72,7 +80,9 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
     # If the command's own status is known, its output is the evidence: the engine's text quotes the whole command.
     evidence = failure.lines
     if step is not None:
-        evidence = step.lines if step.status is not None else (*step.lines, step.reason, *failure.lines)
+        evidence = (
+            step.lines if step.status is not None else (*step.lines, step.reason, *failure.lines)
+        )
     if failure.daemon and (step is None or step.status is None) and (silence := alive()):
         return EngineUnavailableError(
             f"the {failure.engine} daemon stopped answering during {_during(failure)}: {silence}",
@@ -118,14 +128,18 @@ def _paragraph(failure: Failure) -> str:
     component = f" in component {step.component}" if step is not None and step.component else ""
     first = f"building {failure.target} failed{component}"
     if step is None:
-        return f"{first} ({failure.engine} ended with status {failure.status})" + _indented(failure.lines)
+        return f"{first} ({failure.engine} ended with status {failure.status})" + _indented(
+            failure.lines
+        )
     if step.status is not None:
         end = f"exit status {step.status}"
     else:
         end = step.reason.strip() or f"{failure.engine} ended with status {failure.status}"
     last = f"\n  its last lines:{_indented(step.lines)}" if step.lines else "\n  it printed nothing"
     if step.errors:
-        last = f"\n  the compiler's first errors:{_indented(tuple(map(str.strip, step.errors)))}{last}"
+        last = (
+            f"\n  the compiler's first errors:{_indented(tuple(map(str.strip, step.errors)))}{last}"
+        )
     return f"{first}\n  step: {shorten(step.step)}\n  end: {end}{last}"
 
 

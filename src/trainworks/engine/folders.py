@@ -115,4 +115,6 @@ def _is_opaque(folder: Path) -> bool:
 
 def readable(folders: list[Path]) -> bool:
     """Whether this user can read all of these folders, which belong to root."""
-    return bool(folders) and all(os.access(folder, os.R_OK | os.X_OK) and folder.is_dir() for folder in folders)
+    return bool(folders) and all(
+        os.access(folder, os.R_OK | os.X_OK) and folder.is_dir() for folder in folders
+    )

@@ -33,7 +33,15 @@ OUTPUT_BYTES: Final = 128 << 20
 NAMESPACES: Final = ("pid", "network", "ipc", "uts", "mount")
 
 
-JOB_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SYS_CHROOT")
+JOB_CAPABILITIES: Final = (
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SYS_CHROOT",
+)
 """What a container's root may do to the files and users of its own container; sshd needs it."""
 
 
@@ -85,11 +93,19 @@ def docker_options(isolated: str) -> list[str]:
     """
     if not isolated:
         return []
-    options = ["--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--no-healthcheck"]
+    options = [
+        "--network=none",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--no-healthcheck",
+    ]
     options += [f"--pids-limit={MOST_PROCESSES}", f"--memory={MEMORY_BYTES}"]
     if isolated == "job":
         return [*options, *(f"--cap-add={name}" for name in JOB_CAPABILITIES)]
-    options += ["--read-only", f"--tmpfs={TEMPORARY}:exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}"]
+    options += [
+        "--read-only",
+        f"--tmpfs={TEMPORARY}:exec,nosuid,nodev,mode=1777,size={TEMPORARY_BYTES}",
+    ]
     return [*options, *environment_options(isolated)]
 
 

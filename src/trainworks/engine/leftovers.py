@@ -38,7 +38,11 @@ def owner() -> str:
     """Return this process as words of a name: kernel, namespace, number, start. Without /proc it is nobody."""
     kernel = _kernel()
     started = _start_of(os.getpid())
-    return f"{kernel}.{os.getpid()}.{started}" if kernel and started else f"{uuid.uuid4().hex[:8]}.0.0.0"
+    return (
+        f"{kernel}.{os.getpid()}.{started}"
+        if kernel and started
+        else f"{uuid.uuid4().hex[:8]}.0.0.0"
+    )
 
 
 def is_left(of: str) -> bool:
@@ -65,7 +69,9 @@ def end_left_children() -> None:
             if folder.stat().st_uid != os.geteuid():
                 continue
             words = (folder / "environ").read_bytes().split(b"\0")
-            of = next((word.removeprefix(mark).decode() for word in words if word.startswith(mark)), "")
+            of = next(
+                (word.removeprefix(mark).decode() for word in words if word.startswith(mark)), ""
+            )
             if of and is_left(of):
                 os.kill(int(folder.name), signal.SIGINT)
 

@@ -47,7 +47,13 @@ class Marked:
     @property
     def argv(self) -> tuple[str, ...]:
         """The words to run in the container."""
-        return ("/bin/sh", "-c", _SCRIPT.format(_DRAIN if self.job else ""), self._mark, *self.command)
+        return (
+            "/bin/sh",
+            "-c",
+            _SCRIPT.format(_DRAIN if self.job else ""),
+            self._mark,
+            *self.command,
+        )
 
     def read(self, done: Finished, *, split: bool) -> Told:
         """Take the marks out of what an engine handed on, and what the engine printed after the last one."""

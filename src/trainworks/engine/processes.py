@@ -300,7 +300,11 @@ class Child:
     def pipes(self) -> tuple[IO[bytes], ...]:
         """Return the reading ends of stdout and, unless it is merged into that, of stderr."""
         process = self._process
-        return () if process is None else tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+        return (
+            ()
+            if process is None
+            else tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+        )
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the exit status (128 + N for signal N), or ``None`` when it still runs after ``timeout`` seconds."""
@@ -451,7 +455,11 @@ def piped(
 
         def failed() -> str:
             status = child.wait(timeout)
-            return (errors.read().decode(errors="replace").strip() or f"exit status {status}") if status else ""
+            return (
+                (errors.read().decode(errors="replace").strip() or f"exit status {status}")
+                if status
+                else ""
+            )
 
         yield output, failed
 

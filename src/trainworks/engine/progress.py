@@ -36,7 +36,9 @@ class BuildKitParser:
 
     _LINE: Final = re.compile(r"#(?P<number>\d+) (?P<rest>.*)")
     _NAMED: Final = re.compile(r"\[(?:\S+/\S+ )?(?:(?P<stage>[^\s\]]+) +)?\d+/\d+\] (?P<step>.+)")
-    _INTERNAL: Final = re.compile(r"\[internal\] .+|\[auth\] .+|exporting .+|importing .+|resolve image config .+")
+    _INTERNAL: Final = re.compile(
+        r"\[internal\] .+|\[auth\] .+|exporting .+|importing .+|resolve image config .+"
+    )
     _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}$")
     _OUTPUT: Final = re.compile(r"\d+\.\d+ ?(?P<text>.*)")
     _END: Final = re.compile(
@@ -62,7 +64,9 @@ class BuildKitParser:
         vertex = self._vertices.get(number)
         if vertex is None:
             vertex = self._vertices[number] = self._vertex(rest)
-            yield StepEvent(component=vertex.component, step=vertex.step, stage=vertex.stage, state="started")
+            yield StepEvent(
+                component=vertex.component, step=vertex.step, stage=vertex.stage, state="started"
+            )
             return
         # Output without a newline at its end is followed by the step's own end on the same line.
         glued = self._GLUED.search(rest)
@@ -105,7 +109,11 @@ class BuildKitParser:
             elif end["error"] is not None:
                 yield event("failed", end["error"])
             return
-        if self._DIGEST.match(text) or self._NAMED.fullmatch(text) or self._INTERNAL.fullmatch(text):
+        if (
+            self._DIGEST.match(text)
+            or self._NAMED.fullmatch(text)
+            or self._INTERNAL.fullmatch(text)
+        ):
             return
         output = self._OUTPUT.fullmatch(text)
         if output is not None:
@@ -187,7 +195,9 @@ class BuildahParser:
         number = found["stage"] or ""
         if text.upper().startswith("FROM "):
             stage = self._FROM.fullmatch(text)
-            self._component_of_stage[number] = self._components.get(stage["stage"] if stage else "", "")
+            self._component_of_stage[number] = self._components.get(
+                stage["stage"] if stage else "", ""
+            )
         return found.start(), self._component_of_stage.get(number, ""), text
 
     def _foreign(self) -> bool:
@@ -227,7 +237,9 @@ def _one_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-COMPILER_ERROR: Final = re.compile(r"(?:^|\s)\S+(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal |catastrophic )?error\b")
+COMPILER_ERROR: Final = re.compile(
+    r"(?:^|\s)\S+(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal |catastrophic )?error\b"
+)
 """A line of gcc 12 (``x.cpp:21:10: fatal error: ...``) or nvcc 13 (``x.cu(21): error: ...``)."""
 
 MOST_ERRORS: Final = 3
@@ -276,7 +288,10 @@ class StepLog:
             case "output":
                 self.running = event
                 self._tails.setdefault(key, deque(maxlen=TAIL)).append(event.text)
-                if COMPILER_ERROR.search(event.text) and len(said := self._errors.setdefault(key, [])) < MOST_ERRORS:
+                if (
+                    COMPILER_ERROR.search(event.text)
+                    and len(said := self._errors.setdefault(key, [])) < MOST_ERRORS
+                ):
                     said.append(event.text)
             case "started":
                 self.running = event
@@ -295,7 +310,9 @@ class StepLog:
 
     def _failed(self, component: str, step: str, reason: str) -> FailedStep:
         lines = tuple(self._tails.get((component, step), ()))
-        errors = tuple(line for line in self._errors.get((component, step), ()) if line not in lines)
+        errors = tuple(
+            line for line in self._errors.get((component, step), ()) if line not in lines
+        )
         return FailedStep(component=component, step=step, reason=reason, lines=lines, errors=errors)
 
 
@@ -337,5 +354,7 @@ class StepTally:
         ]
         word = text.partition(" ")[0].upper()
         same = [number for number in mine if self._steps[number].text == text]
-        like = [number for number in mine if self._steps[number].text.partition(" ")[0].upper() == word]
+        like = [
+            number for number in mine if self._steps[number].text.partition(" ")[0].upper() == word
+        ]
         return next(iter((*same, *like)), None)

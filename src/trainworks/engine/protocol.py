@@ -273,7 +273,9 @@ class Engine(Protocol):
     def archive(self, reference: str) -> AbstractContextManager[IO[bytes]]:
         """Stream an image in ``docker save`` form, without a copy on disk; ``engine.archive`` reads it."""
 
-    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> AbstractContextManager[tuple[str, ...]]:
+    def push_command(
+        self, image: BuiltImage, name: str, *, plain: bool
+    ) -> AbstractContextManager[tuple[str, ...]]:
         """Give the command that pushes an image as ``HOST/NAME:TAG``, with its configuration unchanged.
 
         Args:
@@ -289,7 +291,9 @@ class Engine(Protocol):
     def isolates(self) -> str:
         """Return why ``isolated`` containers cannot be started here, in the system's words; ``""`` if they can."""
 
-    def container(self, reference: str, *, isolated: Isolation = "") -> AbstractContextManager[Container]:
+    def container(
+        self, reference: str, *, isolated: Isolation = ""
+    ) -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block.
 
         Args:

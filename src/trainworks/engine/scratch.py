@@ -50,7 +50,8 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
     except OSError as error:
         where = folder.name if folder is not None else parent or tempfile.gettempdir()
         raise OutputError(
-            f"cannot write below {where} ({error.strerror or error})", hint="set TMPDIR to a folder with space"
+            f"cannot write below {where} ({error.strerror or error})",
+            hint="set TMPDIR to a folder with space",
         ) from error
     finally:
         if folder is not None:

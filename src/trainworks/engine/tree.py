@@ -112,7 +112,8 @@ def read_tree(engine: Engine, reference: str, wanted: re.Pattern[str]) -> ImageT
             return tree_of(layers, wanted)
     except tarfile.TarError as error:
         raise EngineError(
-            f"the files of {reference} cannot be read: {error}", hint="pull or build the image again"
+            f"the files of {reference} cannot be read: {error}",
+            hint="pull or build the image again",
         ) from error
 
 
@@ -132,7 +133,12 @@ def tree_of(layers: Iterable[Layer], wanted: re.Pattern[str]) -> ImageTree:
                     _remove(tree, folder, but=added, itself=False)
                     emptied.add(folder)
             elif name.startswith(_WHITEOUT):
-                _remove(tree, posixpath.join(folder, name.removeprefix(_WHITEOUT)), but=added, itself=True)
+                _remove(
+                    tree,
+                    posixpath.join(folder, name.removeprefix(_WHITEOUT)),
+                    but=added,
+                    itself=True,
+                )
             elif path != "/":
                 _add(tree, path, member)
                 added.add(path)

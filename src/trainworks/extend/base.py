@@ -51,7 +51,9 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
     if image is None:
         say(f"  pulling {reference}")
         with DISPLAY.task("pulling", log=False):
-            image = engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
+            image = (
+                engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
+            )
     if image is None:
         raise UnknownNameError(
             f"no image {reference}: {engine.name} does not have it, and it cannot be pulled from a registry",
@@ -71,13 +73,19 @@ def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage,
         user=image.user,
         distributions=distributions,
         kept=kept_of(found["protected"], distributions, patterns),
-        **{name: value for name, value in found.items() if name not in ("distributions", "protected")},  # type: ignore[arg-type]
+        **{
+            name: value
+            for name, value in found.items()
+            if name not in ("distributions", "protected")
+        },  # type: ignore[arg-type]
     )
 
 
 def _known_python(engine: Engine, image: BuiltImage, reference: str) -> interpreter.Interpreter:
     """Return what was answered before for the same image by the same program, or ask; raises as below."""
-    program = b"".join(path.read_bytes() for path in sorted(Path(interpreter.__file__).parent.glob("*.py")))
+    program = b"".join(
+        path.read_bytes() for path in sorted(Path(interpreter.__file__).parent.glob("*.py"))
+    )
     key = hashlib.sha256(image.identifier.encode() + program).hexdigest()
     file = cache_folder(os.environ, "bases", f"{key}.json")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -95,10 +103,14 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
     files = JobFiles(tree=read_tree(engine, image.reference, READ), image=image)
     python = files.program("python") or files.program("python3")
     if not python:
-        raise ExtendError([f"--base {reference}: no python is on its PATH"], hint="take a training image")
+        raise ExtendError(
+            [f"--base {reference}: no python is on its PATH"], hint="take a training image"
+        )
     words = engine.isolates()
     if words:
-        say(f"  {reference} is asked and extended without isolation, its programs see this machine: {words}")
+        say(
+            f"  {reference} is asked and extended without isolation, its programs see this machine: {words}"
+        )
     try:
         with engine.container(image.reference, isolated=closed(engine)) as container:
             found = ask_program(
@@ -110,7 +122,9 @@ def _ask_python(engine: Engine, image: BuiltImage, reference: str) -> interprete
                 timeout=INTERPRETER_SECONDS,
             )
     except ImageTestError as error:
-        raise ExtendError([f"--base {reference}: {python} does not answer: {error.message}"]) from error
+        raise ExtendError(
+            [f"--base {reference}: {python} does not answer: {error.message}"]
+        ) from error
     if wrong := _malformed(found):
         raise ExtendError([f"--base {reference}: {python} answers with {wrong}"])
     return found
@@ -120,7 +134,10 @@ def _malformed(found: interpreter.Interpreter) -> str:
     """Return what of an answer may not stand in a Dockerfile, a lock or a list of constraints; ``""`` if all may."""
     words = {name: value for name, value in found.items() if isinstance(value, str)}
     for row in found["distributions"]:
-        words |= {f"distribution {row['name']!r:.60}": row["name"], f"version {row['version']!r:.60}": row["version"]}
+        words |= {
+            f"distribution {row['name']!r:.60}": row["name"],
+            f"version {row['version']!r:.60}": row["version"],
+        }
     for names in (found["protected"], found["components"]):
         words |= {f"component {name!r:.60}": f"{name}{value}" for name, value in names.items()}
     words |= {f"component {name!r:.60}": name for name in found["missing"]}
@@ -135,18 +152,30 @@ def _malformed(found: interpreter.Interpreter) -> str:
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
     """Refuse an extension that does not fit its base; raises ``ExtendError`` with every problem."""
     problems, entry = [], inputs.entry_point
-    if entry is not None and entry.kind in ("module", "package") and not (base.launcher or entry.file):
-        problems.append(f"--entry-point {entry.name}: {base.reference} does not have our launcher; name a file")
+    if (
+        entry is not None
+        and entry.kind in ("module", "package")
+        and not (base.launcher or entry.file)
+    ):
+        problems.append(
+            f"--entry-point {entry.name}: {base.reference} does not have our launcher; name a file"
+        )
     if inputs.apt and not base.apt:
-        problems.append(f"--apt: {base.reference} is {base.distribution or 'unknown'}, and not Debian or Ubuntu")
+        problems.append(
+            f"--apt: {base.reference} is {base.distribution or 'unknown'}, and not Debian or Ubuntu"
+        )
     where, oldest = f"--base {base.reference}", ".".join(map(str, interpreter.OLDEST))
     if not inputs.wanted and not inputs.project:
         pass
     elif tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
-        problems.append(f"{where} has Python {base.version}: requirements need Python {oldest} or newer")
+        problems.append(
+            f"{where} has Python {base.version}: requirements need Python {oldest} or newer"
+        )
     elif not base.pip:
         problems.append(f"{where}: {base.python} has no pip to install requirements with")
     elif not base.glibc:
         problems.append(f"{where} does not have glibc, which training wheels are made for")
     if problems:
-        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
+        raise ExtendError(
+            problems, hint=f"{base.reference} has Python {base.version}; nothing was built"
+        )

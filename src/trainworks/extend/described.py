@@ -56,7 +56,9 @@ class Environment:
         """Yield what is in it."""
         return iter(list(self._there.values()))
 
-    def releases(self, folder: Path, tag: str, *, without: Collection[str] = (), archives: bool = False) -> Path:
+    def releases(
+        self, folder: Path, tag: str, *, without: Collection[str] = (), archives: bool = False
+    ) -> Path:
         """Return a folder with a release of each that is in it: it has metadata, and nothing else.
 
         Args:
@@ -101,7 +103,11 @@ class Environment:
             with zipfile.ZipFile(wheel) as archive:
                 for entry in archive.infolist():
                     parts = entry.filename.split("/")
-                    wanted = len(parts) == 2 and parts[0].endswith(".dist-info") and parts[1] in ("METADATA", "RECORD")
+                    wanted = (
+                        len(parts) == 2
+                        and parts[0].endswith(".dist-info")
+                        and parts[1] in ("METADATA", "RECORD")
+                    )
                     if wanted and entry.file_size <= _LARGEST_METADATA:
                         found[parts[1]] = archive.read(entry)
         except (OSError, zipfile.BadZipFile) as error:
@@ -122,8 +128,15 @@ class Environment:
         stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
         folder = self.folder / f"{stem}.dist-info"
         folder.mkdir()
-        own = "".join(f"{folder.name}/{each},,\n" for each in ("METADATA", "RECORD", "INSTALLER", "WHEEL"))
-        for file, content in {"RECORD": own.encode(), "INSTALLER": b"uv", "WHEEL": _WHEEL, **files}.items():
+        own = "".join(
+            f"{folder.name}/{each},,\n" for each in ("METADATA", "RECORD", "INSTALLER", "WHEEL")
+        )
+        for file, content in {
+            "RECORD": own.encode(),
+            "INSTALLER": b"uv",
+            "WHEEL": _WHEEL,
+            **files,
+        }.items():
             (folder / file).write_bytes(content)
         self._there[canonicalize_name(name)] = _Distribution(folder)
 

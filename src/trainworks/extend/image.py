@@ -26,7 +26,14 @@ from trainworks.extend.apt import AddFiles, packages_for
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, hidden_by
-from trainworks.extend.lock import inputs_digest, lock_before, lock_path_of, locked_commits, read_lock, write_lock
+from trainworks.extend.lock import (
+    inputs_digest,
+    lock_before,
+    lock_path_of,
+    locked_commits,
+    read_lock,
+    write_lock,
+)
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import INSTALLER, RECIPES, Recipes, render_extension
 from trainworks.extend.request import ExtendRequest
@@ -100,11 +107,18 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
                 extension.packages(request.output)
             return BuildReport(report={**report, **values}, text=text)
         result = build_image(extension.spec, extension.engine, request)
-        return BuildReport(report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result)
+        return BuildReport(
+            report={**report, **result.as_values()}, text=f"{request.tag}\n", image=result
+        )
 
 
 def plan_extension(
-    request: ExtendRequest, root: Path, environment: Mapping[str, str], stack: ExitStack, *, resolving: bool = False
+    request: ExtendRequest,
+    root: Path,
+    environment: Mapping[str, str],
+    stack: ExitStack,
+    *,
+    resolving: bool = False,
 ) -> Extension:
     """Plan and render an extension; raises as ``extend`` does.
 
@@ -124,7 +138,9 @@ def plan_extension(
     engine, facts, texts = choose(request.engine, report=say), load(root), _recipes(root)
     if request.build_network and engine.name == "buildah":
         raise ExtendError(
-            ["--build-network: buildah has only this machine's own network, which shows builds what listens on it"],
+            [
+                "--build-network: buildah has only this machine's own network, which shows builds what listens on it"
+            ],
             hint="use `--engine docker`, or put what the build downloads into the folder of the project",
         )
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
@@ -132,11 +148,19 @@ def plan_extension(
     program = data_folder(root, "launcher") / INSTALLER
     check_python(inputs.for_python, base, program, facts)
     named = image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
-    bench = workbench_of(request.with_components, request.build_environment, base, named.row if named else None, facts)
+    bench = workbench_of(
+        request.with_components,
+        request.build_environment,
+        base,
+        named.row if named else None,
+        facts,
+    )
     whole = {canonicalize_name(name) for name in (*request.built_whole, *inputs.wanted.built_whole)}
     bench = replace(bench, whole=(*bench.whole, *sorted(whole)))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
-    sources, commits = _sources_of(request, inputs, base, locked_commits(path), environment, resolving=resolving)
+    sources, commits = _sources_of(
+        request, inputs, base, locked_commits(path), environment, resolving=resolving
+    )
     ours = _plan_of_base(named, facts)
     if resolving and inputs.apt and ours is not None:
         settings = locate_archive(ours.base, ours.archives, settings).settings
@@ -181,7 +205,12 @@ def plan_extension(
     )
     lock, resolved = NO_LOCK, None
     if path is not None and (inputs.wanted or sources):
-        chosen = {"only_binary": request.only_binary, "strict": request.strict, "apt": plan.apt, "bench": bench.lines}
+        chosen = {
+            "only_binary": request.only_binary,
+            "strict": request.strict,
+            "apt": plan.apt,
+            "bench": bench.lines,
+        }
         chosen["whole"] = sorted(whole)
         digest = inputs_digest(inputs.wanted, sources, chosen, base)
         known = read_lock(path, digest)
@@ -199,7 +228,9 @@ def plan_extension(
             say(f"  resolving the requirements for {base.reference}")
             resolver = _resolver(base, settings, request, stack)
             before = lock_before(path)
-            resolved = resolve(order, base, resolver, workshop, program, facts, forbidden=forbidden, before=before)
+            resolved = resolve(
+                order, base, resolver, workshop, program, facts, forbidden=forbidden, before=before
+            )
             lock = resolved.lock
             for line in resolved.moved:
                 say(f"  {line}")
@@ -216,7 +247,9 @@ def plan_extension(
         _ = workshop.start
         if not lock.locked:
             return ()
-        found = resolved or gather(lock, order, base, _resolver(base, settings, request, stack), workshop, program)
+        found = resolved or gather(
+            lock, order, base, _resolver(base, settings, request, stack), workshop, program
+        )
         put_wheels(found.wheels, context / "wheels")
         return found.own
 
@@ -231,7 +264,10 @@ def plan_extension(
         add_files=add_wheels,
         checks=(*plan.checks, *checks_again(ours, base, plan.moves, locked=dict(lock.locked))),
         # What a variable has is not in the file, and must not be in the image either.
-        forbidden=(*settings.forbidden_texts(""), *(environment[name] for name in inputs.wanted.variables)),
+        forbidden=(
+            *settings.forbidden_texts(""),
+            *(environment[name] for name in inputs.wanted.variables),
+        ),
         extends=image,
         # It runs programs of its base, which may be another maker's.
         isolated="" if engine.isolates() else "job",
@@ -249,9 +285,13 @@ def plan_extension(
     )
 
 
-def _resolver(base: ExtendedBase, settings: HostSettings, request: ExtendRequest, stack: ExitStack) -> Resolver:
+def _resolver(
+    base: ExtendedBase, settings: HostSettings, request: ExtendRequest, stack: ExitStack
+) -> Resolver:
     client = stack.enter_context(Client(settings))
-    return Resolver(base, stack.enter_context(private_folder(large_folder())), client, fresh=request.no_cache)
+    return Resolver(
+        base, stack.enter_context(private_folder(large_folder())), client, fresh=request.no_cache
+    )
 
 
 def _sources_of(
@@ -264,15 +304,22 @@ def _sources_of(
     resolving: bool,
 ) -> tuple[list[WheelSource], Mapping[str, str]]:
     """Return what wheels are built of: repositories, folders and the code itself, which comes last; and the commits."""
-    wanted, own = inputs.wanted, request.source.resolve() if inputs.project and request.source is not None else None
+    wanted, own = (
+        inputs.wanted,
+        request.source.resolve() if inputs.project and request.source is not None else None,
+    )
     repositories = [each for each in wanted.repositories if holds(each.marker, base)]
     sources, commits = git_sources(repositories, known, environment, resolving=resolving)
     extras = set(inputs.extras)
     for each in [each for each in wanted.folders if holds(each.marker, base)]:
         if each.folder.resolve() == own:
-            extras |= {extra.strip() for extra in each.extras.strip("[]").split(",") if extra.strip()}
+            extras |= {
+                extra.strip() for extra in each.extras.strip("[]").split(",") if extra.strip()
+            }
         else:
-            sources.append(folder_source(each.tree.files, each.folder, origin=each.origin, extras=each.extras))
+            sources.append(
+                folder_source(each.tree.files, each.folder, origin=each.origin, extras=each.extras)
+            )
     if own is not None:
         chosen = f"[{','.join(sorted(extras))}]" if extras else ""
         sources.append(folder_source(inputs.source.files, own, extras=chosen))
@@ -283,7 +330,9 @@ def _plan_of_base(named: ImageName | None, facts: Facts) -> ImagePlan | None:
     """Return what this checkout makes of the target that a base's label names; ``None`` for another maker's image."""
     if named is None:
         return None
-    return make_plan(request_of(named.row, named.variant, facts) or request_for(named.row, facts), facts)
+    return make_plan(
+        request_of(named.row, named.variant, facts) or request_for(named.row, facts), facts
+    )
 
 
 def _report(extension: Extension) -> dict[str, object]:
@@ -311,7 +360,10 @@ def _report(extension: Extension) -> dict[str, object]:
 
 def _recipes(root: Path) -> dict[str, str]:
     try:
-        return {name: (data_folder(root, "templates") / name).read_text(encoding="utf-8") for name in RECIPES}
+        return {
+            name: (data_folder(root, "templates") / name).read_text(encoding="utf-8")
+            for name in RECIPES
+        }
     except OSError as error:
         raise OutputError(
             f"{error.filename or root}: {error.strerror}",

@@ -19,7 +19,16 @@ from trainworks.extend.plan import (
 )
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.source import SourceTree, read_source, some
-from trainworks.extend.wanted import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, Wanted, is_for_uv, is_lock, read_wanted
+from trainworks.extend.wanted import (
+    OF_OTHER_TOOLS,
+    PROJECT,
+    PYLOCK,
+    UV_LOCK,
+    Wanted,
+    is_for_uv,
+    is_lock,
+    read_wanted,
+)
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
@@ -56,7 +65,9 @@ class ExtensionInputs:
     for_python: tuple[Path, ...] = ()
 
 
-def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment: Mapping[str, str]) -> ExtensionInputs:
+def read_inputs(
+    request: ExtendRequest, forbidden: tuple[str, ...], environment: Mapping[str, str]
+) -> ExtensionInputs:
     """Read the files of a request.
 
     Args:
@@ -76,7 +87,12 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         problems.append("nothing to extend the base with: give --requirements, --source or --apt")
     pyproject = folder / PROJECT if folder is not None and (folder / PROJECT).is_file() else None
     wanted = read_wanted(
-        file, environment, extras=request.extras, groups=request.groups, project=pyproject, forbidden=forbidden
+        file,
+        environment,
+        extras=request.extras,
+        groups=request.groups,
+        project=pyproject,
+        forbidden=forbidden,
     )
     problems += wanted.problems
     if request.requirements is not None and not wanted and not wanted.problems:
@@ -86,7 +102,11 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         own = file is not None and file.resolve() == (folder / REQUIREMENTS).resolve()
         places = [file] if file is not None and file.parent.resolve() == folder.resolve() else []
         # Locks are ours: they come and go, and must not make another image each time.
-        ignored = [lock for place in (*places, *(folder / name for name in PROJECT_FILES)) for lock in locks_of(place)]
+        ignored = [
+            lock
+            for place in (*places, *(folder / name for name in PROJECT_FILES))
+            for lock in locks_of(place)
+        ]
         source = read_source(folder, ignored=ignored, forbidden=forbidden)
         problems += source.problems
     project = _project_file(source)
@@ -98,12 +118,20 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         elif source.files:
             executable = {each.path: each.mode == 0o755 for each in source.files}
             try:
-                entry_point = find_entry_point(request.entry_point, executable, project=bool(project))
+                entry_point = find_entry_point(
+                    request.entry_point, executable, project=bool(project)
+                )
             except ValueError as error:
-                problems.append(f"--entry-point: {error} (--source {folder}, {CODE_FOLDER} in the image)")
+                problems.append(
+                    f"--entry-point: {error} (--source {folder}, {CODE_FOLDER} in the image)"
+                )
     if problems:
         secrets = any("secret" in problem or "key" in problem for problem in source.problems)
-        advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
+        advice = (
+            "name files that must stay outside in a .trainworksignore in the root of --source; "
+            if secrets
+            else ""
+        )
         raise ExtendError(problems, hint=f"{advice}nothing was started")
     if entry_point is not None and entry_point.kind not in ("module", "package"):
         # As the launcher does: a shell script may install the project in its own way.

@@ -34,7 +34,9 @@ import imports  # type: ignore[import-not-found]
 
 sys.path.remove(str(FOLDER))
 
-INPUTS, WHEELS, SOURCE, TOOLS = map(Path, ("/run/inputs", "/run/wheels", "/run/source", "/run/compiler"))
+INPUTS, WHEELS, SOURCE, TOOLS = map(
+    Path, ("/run/inputs", "/run/wheels", "/run/source", "/run/compiler")
+)
 LOCK = "extension.lock"
 RESULT = Path("/opt/trainworks") / LOCK
 """Stays in the image: from what it was made."""
@@ -82,7 +84,15 @@ def main(arguments: Sequence[str]) -> int:
         started, before = time.time(), versions()
         lock = (INPUTS / LOCK).read_text(encoding="utf-8")
         pins = WHEELS / PINS
-        words = ["--no-deps", "--no-build", "--require-hashes", "--find-links", str(WHEELS), "-r", str(pins)]
+        words = [
+            "--no-deps",
+            "--no-build",
+            "--require-hashes",
+            "--find-links",
+            str(WHEELS),
+            "-r",
+            str(pins),
+        ]
         status = uv.install(*words) if pins.read_text(encoding="utf-8").strip() else 0
         if status:
             return status
@@ -115,7 +125,9 @@ class Uv:
 
     def call(self, *words: str, **more: str) -> int:
         """Call it with these variables, and return its status."""
-        return subprocess.run((self._program, *words), env={**self._environment, **more}, check=False).returncode
+        return subprocess.run(
+            (self._program, *words), env={**self._environment, **more}, check=False
+        ).returncode
 
     def install(self, *words: str, python: str = sys.executable) -> int:
         """Install for a Python, and return the status."""
@@ -180,19 +192,27 @@ def import_error(modules: Sequence[str]) -> str:
     words = (sys.executable, "-I", "-B", "-c", "import " + ", ".join(modules))
     try:
         with tempfile.TemporaryDirectory() as home:
-            own: Any = {"stdin": subprocess.DEVNULL, "timeout": _IMPORT_SECONDS, "env": elsewhere(home)}
+            own: Any = {
+                "stdin": subprocess.DEVNULL,
+                "timeout": _IMPORT_SECONDS,
+                "env": elsewhere(home),
+            }
             done = subprocess.run(words, capture_output=True, check=False, **own)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     if done.returncode == 0:
         return ""
-    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    said = [
+        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
+    ]
     return str((said or [f"import ended with status {done.returncode}"])[-1])
 
 
 def compile_imports(names: Collection[str]) -> None:
     """Compile what an import of distributions loads."""
-    with tempfile.TemporaryDirectory() as home:  # packages write their settings when they are first imported
+    with (
+        tempfile.TemporaryDirectory() as home
+    ):  # packages write their settings when they are first imported
         own = {**elsewhere(home), "PYTHONHASHSEED": "0"}
         words, quiet = (sys.executable, __file__, "import"), subprocess.DEVNULL
         # Not as many as there are processors: which modules are loaded may depend on what was loaded before.
@@ -209,7 +229,12 @@ def compile_imports(names: Collection[str]) -> None:
 def import_and_compile(names: Sequence[str]) -> NoReturn:
     """Import distributions, and end; their bytecode is valid by the source's hash, as times are the engine's."""
     found = [metadata.distribution(name) for name in names]
-    paths = {str(each.locate_file(file)) for each in found for file in each.files or () if file.suffix == ".py"}
+    paths = {
+        str(each.locate_file(file))
+        for each in found
+        for file in each.files or ()
+        if file.suffix == ".py"
+    }
 
     def keep(loader: Any, source: str, target: str, content: bytes) -> None:
         if source in paths:

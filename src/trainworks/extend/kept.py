@@ -20,7 +20,14 @@ from trainworks.facts.rows import Facts, SourceFile
 from trainworks.plan.checks import Check, CommandCheck, PythonImportsCheck
 from trainworks.plan.model import ImagePlan
 
-PROBED = ("command", "import", "loaded-library", "loadable-library", "python-imports", "single-library")
+PROBED = (
+    "command",
+    "import",
+    "loaded-library",
+    "loadable-library",
+    "python-imports",
+    "single-library",
+)
 """Kinds of checks that say whether a component works, not how the image was made."""
 
 
@@ -36,9 +43,13 @@ def kept_of(
     """
     installed = {canonicalize_name(row.name): row for row in distributions}
     kept: dict[str, str] = {canonicalize_name(name): version for name, version in protected.items()}
-    kept |= {name: row.version for name, row in installed.items() if name in kept or not row.removable}
+    kept |= {
+        name: row.version for name, row in installed.items() if name in kept or not row.removable
+    }
     if not protected:
-        matching = [name for name in installed if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        matching = [
+            name for name in installed if any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
         kept |= {name: installed[name].version for name in matching}
     return kept
 
@@ -58,7 +69,8 @@ def moves_of(locked: Iterable[tuple[str, str]], base: ExtendedBase) -> tuple[Mov
     return tuple(
         Move(name=name, old=row.version, new=version)
         for name, version in locked
-        if (row := installed.get(canonicalize_name(name))) and not same_version(row.version, version)
+        if (row := installed.get(canonicalize_name(name)))
+        and not same_version(row.version, version)
     )
 
 
@@ -73,10 +85,18 @@ def same_version(one: str, other: str) -> bool:
 def hidden_by(files: Iterable[SourceFile], base: ExtendedBase) -> str:
     """Return the warning for code that is imported instead of a module that the image keeps, or of Python's own."""
     tops = {
-        path.partition("/")[0].removesuffix(".py") for path in (file.path for file in files) if path.endswith(".py")
+        path.partition("/")[0].removesuffix(".py")
+        for path in (file.path for file in files)
+        if path.endswith(".py")
     }
-    named = sorted(tops & {*(name.replace("-", "_") for name in base.kept), *sys.stdlib_module_names})
-    return f"warning: the code's own {', '.join(named)} would be imported instead of the image's" if named else ""
+    named = sorted(
+        tops & {*(name.replace("-", "_") for name in base.kept), *sys.stdlib_module_names}
+    )
+    return (
+        f"warning: the code's own {', '.join(named)} would be imported instead of the image's"
+        if named
+        else ""
+    )
 
 
 def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Facts) -> list[str]:
@@ -94,12 +114,17 @@ def targets_for(asked: Sequence[tuple[str, str]], base: ExtendedBase, facts: Fac
     found: dict[bool, list[str]] = {True: [], False: []}
     for row in facts.targets:
         lock = facts.locks.get(facts.name_of(row))
-        versions = {each.name: each.version for each in (lock.packages if lock else ()) if not each.build}
+        versions = {
+            each.name: each.version for each in (lock.packages if lock else ()) if not each.build
+        }
         framework = row.framework.replace("pytorch", "torch")
         versions[framework] = row.version
         versions["python"] = facts.python_of(row)
         fits = all(
-            name in versions and Specification(f"{name}{wanted}").specifier.contains(versions[name], prereleases=True)
+            name in versions
+            and Specification(f"{name}{wanted}").specifier.contains(
+                versions[name], prereleases=True
+            )
             for name, wanted in asked
         )
         is_ours = facts.base_by_name[row.base].architecture == base.architecture
@@ -133,7 +158,10 @@ def checks_again(
     same = {
         name
         for name, version in versions.items()
-        if version and base.components.get(name) == version and name not in base.missing and name not in gone
+        if version
+        and base.components.get(name) == version
+        and name not in base.missing
+        and name not in gone
     }
     found: list[Check] = []
     for check in plan.checks:
@@ -145,7 +173,9 @@ def checks_again(
                 expect = move.new if expect == move.old else expect
             found.append(replace(check, expect=expect))
         elif isinstance(check, PythonImportsCheck):
-            names = tuple(name for name in check.distributions if name not in locked and name not in gone)
+            names = tuple(
+                name for name in check.distributions if name not in locked and name not in gone
+            )
             found += [replace(check, distributions=names)] if names else []
         else:
             found.append(check)

@@ -27,7 +27,10 @@ def lock_path_of(requirements: Path, base: str) -> Path:
 
 def locks_of(requirements: Path) -> list[str]:
     """Return the names of all locks that lie beside a requirements file, whatever their base."""
-    return [path.name for path in requirements.parent.glob(f"{glob.escape(requirements.stem)}.*.locked.txt")]
+    return [
+        path.name
+        for path in requirements.parent.glob(f"{glob.escape(requirements.stem)}.*.locked.txt")
+    ]
 
 
 def locked_commits(path: Path | None) -> dict[str, str]:
@@ -47,7 +50,9 @@ def read_lock(path: Path | None, digest: str) -> ExtensionLock | None:
     """
     text = _text(path)
     if text and not text.startswith(HEADER):
-        raise ExtendError([f"{path} exists and was not written by extend: the lock would replace it"])
+        raise ExtendError(
+            [f"{path} exists and was not written by extend: the lock would replace it"]
+        )
     try:
         return _parsed(text) if f"# inputs: {digest}\n" in text else None
     except (TypeError, ValueError) as error:
@@ -77,7 +82,9 @@ def write_lock(path: Path, lock: ExtensionLock, digest: str, base: ExtendedBase)
     try:
         path.write_text(f"{head}# inputs: {digest}\n{lock.text}", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}", hint="name a folder with --output") from error
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}", hint="name a folder with --output"
+        ) from error
 
 
 def inputs_digest(
@@ -91,22 +98,37 @@ def inputs_digest(
         chosen: Options of the command.
         base: The base image.
     """
-    files = sorted((name, hashlib.sha256(file.content).hexdigest()) for name, file in wanted.files.items())
+    files = sorted(
+        (name, hashlib.sha256(file.content).hexdigest()) for name, file in wanted.files.items()
+    )
     parts = (
         wanted.lines,
         wanted.constraints,
         (sorted(wanted.read.items()), [word.rpartition(":")[2] for word in wanted.chosen]),
         files,
-        [(source.origin, source.subdirectory, source.extras, source.identity) for source in sources],
+        [
+            (source.origin, source.subdirectory, source.extras, source.identity)
+            for source in sources
+        ],
         chosen,
         [each.name for each in fields(ExtensionLock)],  # a lock that has others is resolved anew
-        (base.full_version, base.glibc, base.machine, [asdict(row) for row in base.distributions], dict(base.kept)),
+        (
+            base.full_version,
+            base.glibc,
+            base.machine,
+            [asdict(row) for row in base.distributions],
+            dict(base.kept),
+        ),
     )
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
 def _spoiled(path: Path | None) -> ExtendError:
-    return ExtendError([f"the data of {path} cannot be read: take back what changed it, or delete it to resolve again"])
+    return ExtendError(
+        [
+            f"the data of {path} cannot be read: take back what changed it, or delete it to resolve again"
+        ]
+    )
 
 
 def _text(path: Path | None) -> str:

@@ -160,17 +160,27 @@ def check_names(base: str, tag: str) -> list[str]:
     """Return what is wrong with the names of two images."""
     problems = []
     if not _REFERENCE.fullmatch(base):
-        problems.append(f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:...")
+        problems.append(
+            f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:..."
+        )
     if not _TAGGED.fullmatch(tag):
-        problems.append(f"--tag {tag!r} is not the name of an image with its tag, in lower case, such as my/image:1")
+        problems.append(
+            f"--tag {tag!r} is not the name of an image with its tag, in lower case, such as my/image:1"
+        )
     if base == tag:
-        problems.append(f"--tag {tag} is the base image's own name: it would be extended again by the next build")
+        problems.append(
+            f"--tag {tag} is the base image's own name: it would be extended again by the next build"
+        )
     return problems
 
 
 def check_packages(packages: Iterable[str]) -> list[str]:
     """Return what is wrong with the names of Debian packages."""
-    return [f"--apt {name!r} is not the name of a Debian package" for name in packages if not _PACKAGE.fullmatch(name)]
+    return [
+        f"--apt {name!r} is not the name of a Debian package"
+        for name in packages
+        if not _PACKAGE.fullmatch(name)
+    ]
 
 
 def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
@@ -195,7 +205,9 @@ def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) 
             raise ValueError(_missing(f"{stem}.py", files))
         return EntryPoint(kind="module", name=program, file=file)
     if not _PATH.fullmatch(program):
-        raise ValueError(f"{program!r} is not a path below --source, of letters, digits and . _ + -")
+        raise ValueError(
+            f"{program!r} is not a path below --source, of letters, digits and . _ + -"
+        )
     kind = {"py": "script", "sh": "shell"}.get(program.rpartition(".")[2], "command")
     is_module = _MODULE.fullmatch(program.removesuffix(".py").replace("/", "."))
     if project and is_module and (kind == "script" or (kind == "command" and program not in files)):
@@ -291,17 +303,27 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
         title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
-        yield _command(f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words)
+        yield _command(
+            f"{title}, and nothing is left of what was there", python, "-c", _INSTALLED, *words
+        )
         gone = {move.name for move in plan.moves}
-        words = [f"{row.name}=={row.version}" for row in base.distributions if canonicalize_name(row.name) not in gone]
-        title = f"the base's {'other' if gone else 'own'} {len(words)} distributions are as they were"
+        words = [
+            f"{row.name}=={row.version}"
+            for row in base.distributions
+            if canonicalize_name(row.name) not in gone
+        ]
+        title = (
+            f"the base's {'other' if gone else 'own'} {len(words)} distributions are as they were"
+        )
         yield _command(title, python, "-c", _INSTALLED, *words)
         # The user's own code is not imported: that may start a training.
         names = tuple(name for name, _ in locked if name != plan.lock.project)
         if names:
             yield PythonImportsCheck(component=COMPONENT, python=python, distributions=names)
         words = [canonicalize_name(name) for name, _ in locked]
-        yield _command("pip check finds nothing wrong with what is installed", python, "-c", _PIP_CHECK, *words)
+        yield _command(
+            "pip check finds nothing wrong with what is installed", python, "-c", _PIP_CHECK, *words
+        )
     yield _command(
         f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
         *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),
@@ -309,7 +331,11 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
     )
     yield _command(
         f"{CODE_FOLDER} is on PATH, once",
-        *("/bin/sh", "-c", f'echo "$PATH" | tr : "\\n" | grep -c -x {CODE_FOLDER} | sed "s/.*/times=&./"'),
+        *(
+            "/bin/sh",
+            "-c",
+            f'echo "$PATH" | tr : "\\n" | grep -c -x {CODE_FOLDER} | sed "s/.*/times=&./"',
+        ),
         expect="times=1.",
     )
     if plan.files:
@@ -326,9 +352,19 @@ def _promises(plan: ExtensionPlan) -> Iterable[Check]:
 def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase) -> Iterable[Check]:
     path = f"{CODE_FOLDER}/{entry_point.file}"
     if entry_point.file:
-        yield PathCheck(component=COMPONENT, path=path, state="executable" if entry_point.kind == "command" else "file")
+        yield PathCheck(
+            component=COMPONENT,
+            path=path,
+            state="executable" if entry_point.kind == "command" else "file",
+        )
     if path.endswith(".py"):
-        yield _command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
+        yield _command(
+            f"{entry_point.file} compiles with the image's Python",
+            base.python,
+            "-c",
+            _COMPILES,
+            path,
+        )
     elif entry_point.kind == "shell":
         yield _command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
     if entry_point.kind == "module":

@@ -48,7 +48,10 @@ class Recipes:
     @property
     def installer(self) -> list[SourceFile]:
         """The files that each step mounts."""
-        found = [SourceFile(path=f"installer/{name}", content=text) for name, text in self.programs.items()]
+        found = [
+            SourceFile(path=f"installer/{name}", content=text)
+            for name, text in self.programs.items()
+        ]
         if self.uv:
             found.append(SourceFile(path="installer/uv", content=self.uv, mode=0o755))
         return found
@@ -103,7 +106,9 @@ def render_question(plan: ExtensionPlan, recipes: Recipes, question: Question) -
         origin=re.sub(r"[^ -~]", "?", question.origin),
     )
     # Folders must exist to be mounted; downloads are put there before a build.
-    folders = [SourceFile(path=f"{name}/.keep", content=b"") for name in ("links", "wheels", "compiler")]
+    folders = [
+        SourceFile(path=f"{name}/.keep", content=b"") for name in ("links", "wheels", "compiler")
+    ]
     return _rendering(dockerfile, [*recipes.installer, *folders, *question.files])
 
 
@@ -115,11 +120,16 @@ def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
     installs = bool(plan.lock.locked)
     start = packages_image(plan, recipes)
     dockerfile = recipes.render(IMAGE, plan=plan, base=plan.base, start=start, installs=installs)
-    files = [SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode) for file in plan.files]
+    files = [
+        SourceFile(path=f"code/{file.path}", content=file.content, mode=file.mode)
+        for file in plan.files
+    ]
     if plan.installed:
         files.append(SourceFile(path=f"code/{INSTALLED_FILE}", content=_marker(plan)))
     if installs:
-        made_of = {source.origin: hashlib.sha256(source.archive).hexdigest() for source in plan.sources}
+        made_of = {
+            source.origin: hashlib.sha256(source.archive).hexdigest() for source in plan.sources
+        }
         made_of |= {file.path: hashlib.sha256(file.content).hexdigest() for file in plan.inputs}
         files.append(SourceFile(path=f"inputs/{LOCK}", content=plan.lock.text.encode()))
         files.append(SourceFile(path="inputs/made-of.json", content=_json(made_of)))
@@ -127,7 +137,9 @@ def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
         files += recipes.installer
     if plan.apt:
         packages = render_packages(plan, recipes)
-        files.append(SourceFile(path="files/packages/Dockerfile", content=packages.dockerfile.encode()))
+        files.append(
+            SourceFile(path="files/packages/Dockerfile", content=packages.dockerfile.encode())
+        )
         files += packages.files
     return _rendering(dockerfile, files)
 
@@ -135,8 +147,12 @@ def render_extension(plan: ExtensionPlan, recipes: Recipes) -> Rendering:
 def _rendering(dockerfile: str, files: Sequence[SourceFile]) -> Rendering:
     return Rendering(
         dockerfile=dockerfile,
-        files=tuple(sorted({file.path: file for file in files}.values(), key=lambda file: file.path)),
-        stage_components=dict.fromkeys(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT),
+        files=tuple(
+            sorted({file.path: file for file in files}.values(), key=lambda file: file.path)
+        ),
+        stage_components=dict.fromkeys(
+            re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE), COMPONENT
+        ),
     )
 
 

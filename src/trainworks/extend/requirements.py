@@ -106,7 +106,9 @@ class ExtendedBase:
     @property
     def architecture(self) -> Architecture:
         """What its programs run on, by the name that images give it."""
-        return next((name for name, machine in MACHINES.items() if machine == self.machine), "amd64")
+        return next(
+            (name for name, machine in MACHINES.items() if machine == self.machine), "amd64"
+        )
 
     @property
     def source(self) -> str:
@@ -181,12 +183,21 @@ class ExtensionLock:
     @property
     def locked(self) -> tuple[tuple[str, str], ...]:
         """Name and version of everything that is installed, sorted."""
-        return tuple(sorted([*((name, version) for name, version, _ in PIN.findall(self.pins)), *self.local.items()]))
+        return tuple(
+            sorted(
+                [
+                    *((name, version) for name, version, _ in PIN.findall(self.pins)),
+                    *self.local.items(),
+                ]
+            )
+        )
 
     @property
     def all_commits(self) -> Mapping[str, str]:
         """The commits of lines, and those of projects' own sources, by what names them."""
-        named = {address: address.partition("#")[0].rpartition("@")[2] for address in self.repositories}
+        named = {
+            address: address.partition("#")[0].rpartition("@")[2] for address in self.repositories
+        }
         return {**self.commits, **named}
 
     @property

@@ -42,11 +42,15 @@ from trainworks.plan.shares import library_names
 OLD = timedelta(days=730)
 """What was replaced by a newer release so long ago is named."""
 
-OPTIONS = re.compile(r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*")
+OPTIONS = re.compile(
+    r"--(?:index-url|extra-index-url|find-links|no-index|pre|no-binary|only-binary)\b.*|-[if]\s.*"
+)
 """Lines that say where packages come from: the lock has them too."""
 
 
-def manifest_of(base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts) -> dict[str, object]:
+def manifest_of(
+    base: ExtendedBase, bench: Workbench, row: TargetRow | None, facts: Facts
+) -> dict[str, object]:
     """Return what the installer reads of the base: what is kept, and what goes with that."""
     there = {canonicalize_name(row.name) for row in base.distributions}
     frameworks = [each for each in facts.components if {*each.python, *each.python_cpu} & there]
@@ -201,13 +205,17 @@ class Session:
         nothing = Path(self.resolver.file("nothing/none", ())).parent
         found = self.resolver.selected(nothing, words, installation.environment)
         if found is None:
-            raise self.installer.RefusedError(f"uv cannot use {words[1]}: {_last(self.resolver.log)}")
+            raise self.installer.RefusedError(
+                f"uv cannot use {words[1]}: {_last(self.resolver.log)}"
+            )
         return found
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
         """Whether no wheel fits what words ask for; False where an index does not answer."""
         log = self.resolver.log
-        done = self.resolver.ask("pip", "install", *self.words, *words, environment=installation.environment)
+        done = self.resolver.ask(
+            "pip", "install", *self.words, *words, environment=installation.environment
+        )
         self.resolver.log = log
         return done.returncode == 1
 
@@ -285,7 +293,9 @@ def supply_of(resolver: Resolver, workshop: Workshop, installer: Any) -> Supply:
             raise LockError(f"what a build requires cannot be resolved:\n{_last(resolver.log)}")
         found = resolver.fetch(lock)
         return [
-            each.file if each.file.name.endswith(".whl") else workshop.wheel_of(source_of_archive(each.file))
+            each.file
+            if each.file.name.endswith(".whl")
+            else workshop.wheel_of(source_of_archive(each.file))
             for each in found
         ]
 
@@ -324,7 +334,11 @@ def resolve(
     session = _session(base, resolver, workshop, program, said, forbidden)
     installer = session.installer
     folder = resolver.folder / "inputs"
-    session.before = {} if order.wanted.hashed else {name: version for name, version, _ in PIN.findall(before.pins)}
+    session.before = (
+        {}
+        if order.wanted.hashed
+        else {name: version for name, version, _ in PIN.findall(before.pins)}
+    )
     session.folders |= {Path(source.folder): source for source in order.sources if source.folder}
     hashed = order.wanted.hashed
     folders = {} if hashed else {_address_at(each): each for each in order.sources if each.folder}
@@ -336,10 +350,15 @@ def resolve(
         task = installer.Task(given, words, folder)
         built += [workshop.wheel_of(source) for source in order.sources]
         # uv has to be told the name of a project that says it only when it is built.
-        names = {word: parse_wheel_filename(workshop.wheel_of(each).name)[0] for word, each in folders.items()}
+        names = {
+            word: parse_wheel_filename(workshop.wheel_of(each).name)[0]
+            for word, each in folders.items()
+        }
         task.reading.words = [_named(word, names.get(word, "")) for word in task.reading.words]
         repositories = [
-            f"{wheel}{source.extras}" for wheel, source in zip(built, order.sources, strict=True) if not source.folder
+            f"{wheel}{source.extras}"
+            for wheel, source in zip(built, order.sources, strict=True)
+            if not source.folder
         ]
         status = task.run(*(() if hashed else repositories))
         if status == 0 and hashed and built:
@@ -348,7 +367,9 @@ def resolve(
         ways = targets_for(list(error.newer.items()), base, facts) if error.newer else []
         raise ExtendError(list(error.problems), hint=_way_out(ways)) from None
     if status:
-        raise LockError(f"the requirements cannot be installed in {base.reference}:\n{_last(resolver.log)}")
+        raise LockError(
+            f"the requirements cannot be installed in {base.reference}:\n{_last(resolver.log)}"
+        )
     for source, wheel in zip(order.sources, built, strict=True):
         name = parse_wheel_filename(wheel.name)[0]
         if source.name and canonicalize_name(source.name) != name:
@@ -361,14 +382,18 @@ def resolve(
     ]
     lock = _lock_of(session, order, built, task.answer.left)
     indexes = "".join(f"{line}\n" for line in task.reading.indexes)
-    lock = replace(lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins)
+    lock = replace(
+        lock, notes=tuple(said), project=next(iter(projects), ""), pins=indexes + lock.pins
+    )
     now = dict(lock.locked)
     moved = [
         f"{name}: the lock moves from {old} to {now[name]}"
         for name, old in before.locked
         if now.get(name, old) != old and name not in projects
     ]
-    return replace(_resolved(lock, order, session.fetched.values(), session, built), moved=tuple(moved))
+    return replace(
+        _resolved(lock, order, session.fetched.values(), session, built), moved=tuple(moved)
+    )
 
 
 def _address_at(source: WheelSource) -> str:
@@ -383,7 +408,12 @@ def _named(word: str, name: str) -> str:
 
 
 def gather(
-    lock: ExtensionLock, order: Order, base: ExtendedBase, resolver: Resolver, workshop: Workshop, program: Path
+    lock: ExtensionLock,
+    order: Order,
+    base: ExtendedBase,
+    resolver: Resolver,
+    workshop: Workshop,
+    program: Path,
 ) -> Resolved:
     """Return what a lock says: each file by its hash; without a network where all are known.
 
@@ -411,7 +441,9 @@ def gather(
             missing.add(name)
     folder = resolver.folder / "inputs"
     local = [
-        path for path in _own_files(order.wanted, folder) if canonicalize_name(path.name.split("-")[0]) in lock.local
+        path
+        for path in _own_files(order.wanted, folder)
+        if canonicalize_name(path.name.split("-")[0]) in lock.local
     ]
     if missing:
         lines = [line for name, line in pins.items() if name in missing]
@@ -447,7 +479,9 @@ def _wheels(files: Sequence[Path], session: Session) -> list[Path]:
 
 def _as_fetched(name: str, version: str, file: Path, sha256: str, *, direct: bool) -> Fetched:
     name = name or canonicalize_name(file.name.split("-")[0])
-    return Fetched(name=name, version=version, file=file, sha256=sha256, direct=direct, local=direct)
+    return Fetched(
+        name=name, version=version, file=file, sha256=sha256, direct=direct, local=direct
+    )
 
 
 def _session(
@@ -495,7 +529,9 @@ def _own_files(wanted: Wanted, folder: Path) -> list[Path]:
     return found
 
 
-def _lock_of(session: Session, order: Order, built: Sequence[Path], left: Sequence[str]) -> ExtensionLock:
+def _lock_of(
+    session: Session, order: Order, built: Sequence[Path], left: Sequence[str]
+) -> ExtensionLock:
     own = {wheel.resolve() for wheel in built}
     here = session.resolver.folder.resolve()
     asked_for = {Path(source.folder) for source in order.sources if source.folder}
@@ -549,14 +585,24 @@ def _with_names(address: str, variables: Iterable[str]) -> str:
 
 
 def _resolved(
-    lock: ExtensionLock, order: Order, fetched: Iterable[Fetched], session: Session, built: Sequence[Path]
+    lock: ExtensionLock,
+    order: Order,
+    fetched: Iterable[Fetched],
+    session: Session,
+    built: Sequence[Path],
 ) -> Resolved:
     files = list(fetched)
     wheels = [session.wheel_of(each) for each in files]
     folders = {each.resolve() for each in (*order.links, *order.wanted.links)}
-    own = [each.file.name for each in files if each.local and each.file.resolve().parent in folders and each.sha256]
+    own = [
+        each.file.name
+        for each in files
+        if each.local and each.file.resolve().parent in folders and each.sha256
+    ]
     unique = {wheel.name: wheel for wheel in (*wheels, *built)}
-    return Resolved(lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own)))
+    return Resolved(
+        lock=lock, wheels=tuple(unique[name] for name in sorted(unique)), own=tuple(sorted(own))
+    )
 
 
 def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
@@ -564,7 +610,9 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     local = {parse_wheel_filename(name)[0] for name in own}
     folder = Environment(session.resolver.folder / "new")
     moment = datetime.now(UTC) - OLD
-    found = [name for name in session.fetched if name not in local and name not in installation.pinned]
+    found = [
+        name for name in session.fetched if name not in local and name not in installation.pinned
+    ]
     # What was released since then cannot have been replaced before it.
     uploaded = {name: session.fetched[name].uploaded for name in found}
     names = [name for name, when in uploaded.items() if when is None or when < moment]
@@ -586,7 +634,8 @@ def _old(session: Session, installation: Any, own: Sequence[str]) -> list[str]:
     done = session.resolver.ask("pip", *words, *python, environment=installation.environment)
     rows = json.loads(done.stdout) if done.returncode == 0 else ()
     return [
-        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years" for row in rows
+        f"{row['name']} {row['version']} is old: {row['latest_version']} has been there for two years"
+        for row in rows
     ]
 
 

@@ -135,22 +135,43 @@ class Resolver:
         self._known: list[str] = []
         self._counted = 0
         trap = folder / "trap"
-        self._run("venv", "--quiet", "--no-project", "--python", sys.executable, str(trap), environment=os.environ)
+        self._run(
+            "venv",
+            "--quiet",
+            "--no-project",
+            "--python",
+            sys.executable,
+            str(trap),
+            environment=os.environ,
+        )
         (packages,) = trap.glob("lib/python*/site-packages")
         text = _TRAP.format(home=str(self._home.resolve()), notes=str(self._notes))
         (packages / "trainworks_trap.py").write_text(text, encoding="utf-8")
         (packages / "trainworks_trap.pth").write_text("import trainworks_trap\n", encoding="utf-8")
         version = base.full_version or f"{base.version}.0"
-        self.words: tuple[str, ...] = ("--python", str(trap / "bin" / "python"), "--python-version", version)
+        self.words: tuple[str, ...] = (
+            "--python",
+            str(trap / "bin" / "python"),
+            "--python-version",
+            version,
+        )
         self.words += ("--python-platform", _platform(base))
         python = f"cp{base.version.replace('.', '')}"
         machine, _, level = _platform(base).partition("-")
         self._best_tag = f"{python}-{python}-{level}_{machine}"
-        self.tags = [str(tag) for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)]
+        self.tags = [
+            str(tag)
+            for tag in wheel_tags(python=base.version, machine=base.machine, glibc=base.glibc)
+        ]
 
     def environment_of(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return variables with what is known of projects that cannot say it without a build."""
-        own = {**given, "UV_CACHE_DIR": str(self.cache), "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+        own = {
+            **given,
+            "UV_CACHE_DIR": str(self.cache),
+            "UV_PYTHON_DOWNLOADS": "never",
+            "UV_NO_PROGRESS": "1",
+        }
         if self._known:
             text = "".join(each.read_text(encoding="utf-8") for each in _settings_in(given))
             file = self.file("uv/uv.toml", [text, *self._known])
@@ -175,10 +196,18 @@ class Resolver:
         while True:
             self._notes.unlink(missing_ok=True)
             done = self._run(*words, environment=self.environment_of(environment))
-            noted = self._notes.read_text(encoding="utf-8").splitlines() if self._notes.is_file() else []
+            noted = (
+                self._notes.read_text(encoding="utf-8").splitlines()
+                if self._notes.is_file()
+                else []
+            )
             if done.returncode == 0:
                 return done
-            new = [Path(each) for each in dict.fromkeys(noted) if each not in seen and Path(each).is_dir()]
+            new = [
+                Path(each)
+                for each in dict.fromkeys(noted)
+                if each not in seen and Path(each).is_dir()
+            ]
             if not new:
                 self.log = done.stderr
                 return done
@@ -186,7 +215,11 @@ class Resolver:
             self._known += [_table(self.learn(each)) for each in new]
 
     def lock(
-        self, environment: Environment, words: Sequence[str], given: Mapping[str, str], before: Mapping[str, str] = NONE
+        self,
+        environment: Environment,
+        words: Sequence[str],
+        given: Mapping[str, str],
+        before: Mapping[str, str] = NONE,
     ) -> Lock | None:
         """Resolve an installation to a lock; ``None`` where uv refuses it, whose words are in ``log``.
 
@@ -198,32 +231,54 @@ class Resolver:
             given: Variables of uv.
             before: Versions of an older lock, by name.
         """
-        there: dict[str, str] = {canonicalize_name(row.metadata["Name"]): row.version for row in environment}
+        there: dict[str, str] = {
+            canonicalize_name(row.metadata["Name"]): row.version for row in environment
+        }
         again = [word.partition("=")[2] for word in words if word.startswith(_FOR_FILES[0])]
-        preferred = {name: version for name, version in {**there, **before}.items() if name not in again}
+        preferred = {
+            name: version for name, version in {**there, **before}.items() if name not in again
+        }
         rather = list(starmap(_row, preferred.items())) or ["packages = []"]
         file = Path(self.file("pylock.toml", [_HEAD, *rather]))
         archives = any(word.startswith("--no-binary") for word in words)
-        releases = environment.releases(file.with_name("releases"), self._best_tag, without=again, archives=archives)
+        releases = environment.releases(
+            file.with_name("releases"), self._best_tag, without=again, archives=archives
+        )
         # No index is asked for what is kept: the version is certain, and an index without hashes would have to send it.
-        files = {canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())}
-        kept = [f"{name} @ {path.as_uri()}" for name, path in files.items() if name in self._base.kept]
+        files = {
+            canonicalize_name(path.name.split("-")[0]): path for path in sorted(releases.iterdir())
+        }
+        kept = [
+            f"{name} @ {path.as_uri()}" for name, path in files.items() if name in self._base.kept
+        ]
         form = ("--format", "pylock.toml", "--output-file", str(file), "--no-header", "--quiet")
         limits = ("-c", self.file("kept.txt", kept)) if kept else ()
-        own = ("--no-build-isolation", "--find-links", str(releases), *limits, *self._sources_of(words))
+        own = (
+            "--no-build-isolation",
+            "--find-links",
+            str(releases),
+            *limits,
+            *self._sources_of(words),
+        )
         done = self.ask("pip", "compile", *self.words, *form, *own, environment=given)
         if done.returncode != 0:
             return None
         rows = tomllib.loads(file.read_text(encoding="utf-8")).get("packages", ())
         of_base = {each for each in self._base.kept if each in files}
-        rows = [row for row in rows if row["name"] in again or (row["name"] not in of_base and _is_new(row, there))]
+        rows = [
+            row
+            for row in rows
+            if row["name"] in again or (row["name"] not in of_base and _is_new(row, there))
+        ]
         lines = _lines_of(words)
         hashes = _hashes_in(lines)
         bare = [row["name"] for row in rows if row["name"] not in hashes]
         if bare and _FOR_FILES[1] in words:
             self.log = f"error: --require-hashes: no line has a hash of {', '.join(bare)}"
             return None
-        return Lock(rows=rows, folder=file.parent, lines=[*lines, *_addresses_in(given)], hashes=hashes)
+        return Lock(
+            rows=rows, folder=file.parent, lines=[*lines, *_addresses_in(given)], hashes=hashes
+        )
 
     def _sources_of(self, words: Sequence[str]) -> list[str]:
         """Return the words of an installation for a lock, whose requirements are files."""
@@ -241,7 +296,9 @@ class Resolver:
                 found.append(word)
         return [*found, self.file("asked.txt", asked)]
 
-    def selected(self, folder: Path, words: Sequence[str], given: Mapping[str, str]) -> dict[str, str] | None:
+    def selected(
+        self, folder: Path, words: Sequence[str], given: Mapping[str, str]
+    ) -> dict[str, str] | None:
         """Return the versions that uv takes of a lock of the user's own; ``None`` where it cannot use it.
 
         Args:
@@ -249,10 +306,19 @@ class Resolver:
             words: They name the lock.
             given: Variables of uv.
         """
-        form = ("--target", str(folder), "--dry-run", "--output-format", "json", "--no-build-isolation")
+        form = (
+            "--target",
+            str(folder),
+            "--dry-run",
+            "--output-format",
+            "json",
+            "--no-build-isolation",
+        )
         done = self.ask("pip", "install", *self.words, *form, *words, environment=given)
         rows = json.loads(done.stdout)["changes"] if done.returncode == 0 else ()
-        return {row["name"]: row.get("version", "") for row in rows} if done.returncode == 0 else None
+        return (
+            {row["name"]: row.get("version", "") for row in rows} if done.returncode == 0 else None
+        )
 
     def fetch(self, lock: Lock) -> list[Fetched]:
         """Download the file of each package of a lock, the one that the base would install.
@@ -275,7 +341,9 @@ class Resolver:
             return without
         file = row.get("archive") or self._best(row.get("wheels", ())) or row.get("sdist")
         if file is None:
-            raise LockError(f"{name} {row.get('version', '')} has no file for Python {self._base.version} of the base")
+            raise LockError(
+                f"{name} {row.get('version', '')} has no file for Python {self._base.version} of the base"
+            )
         address = file.get("url") or str(folder / file["path"])
         if not file.get("url"):
             address = Path(os.path.normpath(address)).as_uri()
@@ -290,8 +358,13 @@ class Resolver:
         given = lock.hashes.get(name, set())
         fits = not given or any(_hash_of(there, kind) == value for kind, value in given)
         if (expected and found != expected) or not fits:
-            wanted = ", ".join(f"{kind}:{value}" for kind, value in sorted(given)) or f"sha256:{expected}"
-            raise LockError(f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{found}")
+            wanted = (
+                ", ".join(f"{kind}:{value}" for kind, value in sorted(given))
+                or f"sha256:{expected}"
+            )
+            raise LockError(
+                f"Hash mismatch for {there.name}: expected {wanted}, found sha256:{found}"
+            )
         version = str(row.get("version") or _version_of(there.name))
         return Fetched(
             name=name,
@@ -334,7 +407,12 @@ class Resolver:
     def _run(self, *words: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         command = (uv_program(), *words)
         return subprocess.run(
-            command, cwd=self._home, env=dict(environment), capture_output=True, text=True, check=False
+            command,
+            cwd=self._home,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
 
@@ -447,7 +525,13 @@ def _without_file(name: str, row: Mapping[str, Any], folder: Path) -> Fetched | 
         address = source.get("url") or Path(os.path.normpath(folder / source["path"])).as_uri()
         repository = f"{source['type']}+{address}@{source['commit-id']}{inner}"
         return Fetched(
-            name=name, version=version, file=folder, sha256="", direct=True, local=True, repository=repository
+            name=name,
+            version=version,
+            file=folder,
+            sha256="",
+            direct=True,
+            local=True,
+            repository=repository,
         )
     return None
 
@@ -456,7 +540,11 @@ def _settings_in(given: Mapping[str, str]) -> list[Path]:
     """Return the file of uv's settings that variables name: its one file, or else that of a system."""
     if given.get("UV_CONFIG_FILE"):
         return [Path(given["UV_CONFIG_FILE"])]
-    files = [Path(each, "uv", "uv.toml") for each in given.get("XDG_CONFIG_DIRS", "").split(os.pathsep) if each]
+    files = [
+        Path(each, "uv", "uv.toml")
+        for each in given.get("XDG_CONFIG_DIRS", "").split(os.pathsep)
+        if each
+    ]
     return [file for file in files if file.is_file()][:1]
 
 
@@ -477,7 +565,9 @@ def indexes_in(given: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     for row in [row for table in _tables_in(given) for row in table.get("index", ())]:
         name = re.sub(r"[^A-Z0-9]", "_", str(row.get("name", "")).upper())
-        user, password = (given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD"))
+        user, password = (
+            given.get(f"UV_INDEX_{name}_{each}", "") for each in ("USERNAME", "PASSWORD")
+        )
         login = ":".join(quote(each, safe="") for each in (user, password) if each)
         address = str(row.get("url", ""))
         found.append(address.replace("://", f"://{login}@", 1) if login else address)
@@ -486,7 +576,10 @@ def indexes_in(given: Mapping[str, str]) -> list[str]:
 
 def _addresses_in(given: Mapping[str, str]) -> list[str]:
     """Return the addresses in uv's settings that may have a login: of indexes, and of pages."""
-    return [*indexes_in(given), *(link for table in _tables_in(given) for link in table.get("find-links", ()))]
+    return [
+        *indexes_in(given),
+        *(link for table in _tables_in(given) for link in table.get("find-links", ())),
+    ]
 
 
 def _whole_login(address: str, login: str) -> str:
@@ -495,7 +588,9 @@ def _whole_login(address: str, login: str) -> str:
     if ":" in login or not program:
         return login
     words = (program, "get", address, unquote(login))
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     return f"{login}:{quote(done.stdout.strip(), safe='')}" if done.returncode == 0 else login
 
 
@@ -503,8 +598,12 @@ def _with_login(address: str, lines: Sequence[str]) -> str:
     """Return an address with the login that an index of its host has; a file's own address has none."""
     parts = urlsplit(address)
     for line in lines:
-        for scheme, login, host in re.findall(r"(\w+)://([^/@\s]+)@([^/\s]+)", os.path.expandvars(line)):
+        for scheme, login, host in re.findall(
+            r"(\w+)://([^/@\s]+)@([^/\s]+)", os.path.expandvars(line)
+        ):
             if (scheme.removeprefix("git+"), host) == (parts.scheme, parts.netloc):
                 login = _whole_login(f"{scheme}://{host}", login)
-                return urljoin(address, f"//{login}@{host}{parts.path}") + (f"?{parts.query}" if parts.query else "")
+                return urljoin(address, f"//{login}@{host}{parts.path}") + (
+                    f"?{parts.query}" if parts.query else ""
+                )
     return address

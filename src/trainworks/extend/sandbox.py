@@ -92,7 +92,11 @@ class Workshop:
             network: Whether builds of wheels have a network.
         """
         self._plan, self._recipes, self._bench, self._engine = plan, recipes, bench, engine
-        self._settings, self._options, self._folder = settings, replace(options, output=None), folder
+        self._settings, self._options, self._folder = (
+            settings,
+            replace(options, output=None),
+            folder,
+        )
         self._packages, self._network = packages, network
         self._progress = BuildProgress(verbose=options.verbose)
         self._started = False
@@ -139,11 +143,20 @@ class Workshop:
         """
         base = self._plan.base
         is_whole = self._is_whole(source)
-        parts = (source.digest, base.identifier, self._bench.lines, self._plan.apt, self._network, is_whole)
+        parts = (
+            source.digest,
+            base.identifier,
+            self._bench.lines,
+            self._plan.apt,
+            self._network,
+            is_whole,
+        )
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         if key in self._built:
             return self._built[key]
-        place = self._folder / "built" if self._options.no_cache else cache_folder(os.environ, "built")
+        place = (
+            self._folder / "built" if self._options.no_cache else cache_folder(os.environ, "built")
+        )
         found = [*(place / key).glob("*.whl")]
         if not found:
             if key in self._building:
@@ -212,7 +225,9 @@ class Workshop:
             if set(asked) <= set(more):
                 break
             more = [*more, *(each for each in asked if each not in more)]
-        raise BuildError(f"{source.origin}: its build gives no wheel, and asks for {', '.join(more) or 'nothing'}")
+        raise BuildError(
+            f"{source.origin}: its build gives no wheel, and asks for {', '.join(more) or 'nothing'}"
+        )
 
     def _ask(self, question: Question, add: Callable[[Path], tuple[str, ...]]) -> dict[str, bytes]:
         """Return the files of an answer, by their names."""
@@ -258,7 +273,9 @@ class Workshop:
         base = self._plan.base
         words = []
         if isolated:
-            words.append(f"If the build imports torch or another package of the base: --no-build-isolation {isolated}.")
+            words.append(
+                f"If the build imports torch or another package of the base: --no-build-isolation {isolated}."
+            )
         if not base.compiler:
             how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
             words.append(f"{base.reference} has no C compiler. If a build needs one: {how}.")
@@ -294,7 +311,9 @@ def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     try:
         built, _, _, _ = parse_wheel_filename(name)
     except InvalidWheelFilename as error:
-        raise BuildError(f"{source.origin}: its build gives {name!r}, which is not a wheel's name") from error
+        raise BuildError(
+            f"{source.origin}: its build gives {name!r}, which is not a wheel's name"
+        ) from error
     if source.name and built != canonicalize_name(source.name):
         raise BuildError(f"{source.origin} is not {source.name}, which the requirement names")
     draft = target.with_name(f"{target.name}.{os.getpid()}")
@@ -303,7 +322,9 @@ def _kept(name: str, content: bytes, target: Path, source: WheelSource) -> Path:
     (draft / name).write_bytes(content)
     said = canonicalize_name(str(metadata_of(draft / name)["Name"]))
     if said != built:
-        raise BuildError(f"{source.origin}: its build gives {name}, whose metadata are those of {said}")
+        raise BuildError(
+            f"{source.origin}: its build gives {name}, whose metadata are those of {said}"
+        )
     shutil.rmtree(target, ignore_errors=True)
     draft.rename(target)
     return target / name
@@ -329,7 +350,9 @@ def _names_of(source: WheelSource) -> list[str]:
     place = source.origin.partition("@")[0].removesuffix(".git").rstrip("/").rpartition("/")[2]
     own = [source.name, str(_project_of(source)["name"]), *_names_in_setup(source)]
     found = [*own, Path(source.folder).name, place.partition(" ")[0]]
-    return list(dict.fromkeys(canonicalize_name(name) for name in found if name and name[0].isalnum()))
+    return list(
+        dict.fromkeys(canonicalize_name(name) for name in found if name and name[0].isalnum())
+    )
 
 
 def _names_in_setup(source: WheelSource) -> list[str]:
@@ -360,7 +383,9 @@ def _project_of(source: WheelSource) -> dict[str, Any]:
                     system = content.get("build-system", {})
                     name = str(content.get("project", {}).get("name", ""))
                 except tomllib.TOMLDecodeError as error:
-                    raise BuildError(f"{source.origin}: pyproject.toml is not TOML: {error}") from error
+                    raise BuildError(
+                        f"{source.origin}: pyproject.toml is not TOML: {error}"
+                    ) from error
     if not isinstance(system, dict):
         raise BuildError(f"{source.origin}: build-system in pyproject.toml is not a table")
     return {
@@ -372,14 +397,22 @@ def _project_of(source: WheelSource) -> dict[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, (list, tuple)) else []
+    return (
+        [each for each in value if isinstance(each, str)]
+        if isinstance(value, (list, tuple))
+        else []
+    )
 
 
 def metadata_of(wheel: Path) -> Message:
     """Return the metadata of a wheel; raises ``BuildError`` for what is none."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)]
+            names = [
+                each
+                for each in archive.namelist()
+                if re.fullmatch(r"[^/]+\.dist-info/METADATA", each)
+            ]
             text = archive.read(names[0]).decode("utf-8", "replace")
     except (OSError, zipfile.BadZipFile, IndexError) as error:
         raise BuildError(f"{wheel.name} is not a wheel with metadata: {error}") from error
@@ -418,7 +451,9 @@ def source_of_archive(file: Path) -> WheelSource:
         else:
             with tarfile.open(file) as packed_tar:
                 for member in packed_tar:
-                    stream = packed_tar.extractfile(member) if member.isreg() or member.islnk() else None
+                    stream = (
+                        packed_tar.extractfile(member) if member.isreg() or member.islnk() else None
+                    )
                     if stream is not None:
                         member.type, member.linkname = tarfile.REGTYPE, ""
                         entries.append((member, stream.read()))
@@ -459,7 +494,9 @@ def _named(archive: bytes, origin: str) -> WheelSource:
         if file is None:
             return found
         said = HeaderParser().parsestr(file.read().decode("utf-8", "replace"))
-    name, version = (re.sub(r"[^\w.+!-]", "", str(said[each] or "")) for each in ("Name", "Version"))
+    name, version = (
+        re.sub(r"[^\w.+!-]", "", str(said[each] or "")) for each in ("Name", "Version")
+    )
     return replace(found, name=name, origin=f"{name} {version}") if name else found
 
 

@@ -23,8 +23,27 @@ IGNORE_FILES = (".trainworksignore", ".dockerignore")
 
 NEVER = frozenset(
     {
-        *(".git", ".hg", ".svn", "__pycache__", ".venv", ".tox", ".nox", ".ipynb_checkpoints", ".idea", ".vscode"),
-        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache", ".DS_Store", INSTALLED_FILE, *IGNORE_FILES),
+        *(
+            ".git",
+            ".hg",
+            ".svn",
+            "__pycache__",
+            ".venv",
+            ".tox",
+            ".nox",
+            ".ipynb_checkpoints",
+            ".idea",
+            ".vscode",
+        ),
+        *(
+            ".mypy_cache",
+            ".pytest_cache",
+            ".ruff_cache",
+            ".cache",
+            ".DS_Store",
+            INSTALLED_FILE,
+            *IGNORE_FILES,
+        ),
     }
 )
 """Names that no program needs: history, environments and caches of this machine."""
@@ -103,7 +122,9 @@ def read_source(
                 left_out.append(f"{relative}/")
                 folders.remove(each)
             elif Path(parent, each).is_symlink():
-                problems.append(f"{relative} is a link to a folder: copy the folder, or ignore the link")
+                problems.append(
+                    f"{relative} is a link to a folder: copy the folder, or ignore the link"
+                )
                 folders.remove(each)
         for each in names:
             relative = _relative(Path(parent, each), folder)
@@ -119,14 +140,18 @@ def read_source(
         if not path.resolve().is_relative_to(root):
             problems.append(f"{relative} is a link that leads out of {folder}")
         elif not path.is_file():
-            problems.append(f"{relative} is {'a broken link' if path.is_symlink() else 'not a regular file'}")
+            problems.append(
+                f"{relative} is {'a broken link' if path.is_symlink() else 'not a regular file'}"
+            )
         elif SECRET_NAME.fullmatch(relative):
             problems.append(f"{relative} is a file that holds secrets")
         else:
             total += path.stat().st_size
             if total > LARGEST_BYTES:
                 size = f"{LARGEST_BYTES / 1e6:,.0f} MB"
-                problems.append(f"it has more than {size} (with {relative}): pass data to the job as a channel")
+                problems.append(
+                    f"it has more than {size} (with {relative}): pass data to the job as a channel"
+                )
                 break
             try:
                 content = path.read_bytes()
@@ -153,7 +178,10 @@ def _patterns(folder: Path) -> list[str]:
     for name in IGNORE_FILES:
         path = folder / name
         if path.is_file():
-            lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+            lines = (
+                line.strip()
+                for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+            )
             return [line for line in lines if line and not line.startswith("#")]
     return []
 
@@ -175,8 +203,16 @@ def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list
     buffer.seek(0)
     with tarfile.open(fileobj=buffer) as archive:
         found = scan_layers([Layer(name="code", archive=archive)], forbidden)
-    tokens = [f"{file.path}: {what}" for file in files for what, form in _TOKENS if form.search(file.content)]
-    return [*(f"{finding.path.removeprefix('opt/ml/code/')}: {finding.rule}" for finding in found), *tokens]
+    tokens = [
+        f"{file.path}: {what}"
+        for file in files
+        for what, form in _TOKENS
+        if form.search(file.content)
+    ]
+    return [
+        *(f"{finding.path.removeprefix('opt/ml/code/')}: {finding.rule}" for finding in found),
+        *tokens,
+    ]
 
 
 def some(paths: tuple[str, ...]) -> str:

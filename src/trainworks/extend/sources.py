@@ -21,12 +21,18 @@ from trainworks.host.cache import cache_folder
 from trainworks.host.git import archival_of, source_archive
 from trainworks.terminal.output import say
 
-_SAYS_REQUIREMENTS = re.compile(r"pyproject\.toml|setup\.(py|cfg)|requirements[^/]*|\.git_archival\.txt")
+_SAYS_REQUIREMENTS = re.compile(
+    r"pyproject\.toml|setup\.(py|cfg)|requirements[^/]*|\.git_archival\.txt"
+)
 """Files at the root of a project that may decide what it requires, and which version it is."""
 
 
 def git_sources(
-    wanted: Iterable[GitRequirement], known: Mapping[str, str], environment: Mapping[str, str], *, resolving: bool
+    wanted: Iterable[GitRequirement],
+    known: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    resolving: bool,
 ) -> tuple[list[WheelSource], dict[str, str]]:
     """Return the files of git repositories and their commits, by requirement.
 
@@ -45,7 +51,8 @@ def git_sources(
         pinned = commits.get(str(requirement)) or known.get(str(requirement), "")
         if not pinned and not resolving:
             raise LockError(
-                f"{requirement} has no commit in the lock", hint="`build.py extend` with the same choice writes it"
+                f"{requirement} has no commit in the lock",
+                hint="`build.py extend` with the same choice writes it",
             )
         commit, archive = _archive(requirement, pinned, environment)
         commits[str(requirement)] = commit
@@ -62,7 +69,9 @@ def git_sources(
     return sources, commits
 
 
-def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str, str]) -> tuple[str, bytes]:
+def _archive(
+    requirement: GitRequirement, commit: str, environment: Mapping[str, str]
+) -> tuple[str, bytes]:
     """Return the commit and its files, from the cache where the commit is known: no network is needed then."""
     folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
@@ -83,8 +92,12 @@ def repository_source(address: str, name: str, environment: Mapping[str, str]) -
     """Return a git repository at a commit, as uv names it: ``git+URL@COMMIT#subdirectory=PATH``; raises as above."""
     place, _, inner = address.removeprefix("git+").partition("#subdirectory=")
     url, _, commit = place.rpartition("@")
-    requirement = GitRequirement(place=address, url=url, reference=commit, subdirectory=inner, name=name)
-    (source,), _ = git_sources([requirement], {str(requirement): commit}, environment, resolving=False)
+    requirement = GitRequirement(
+        place=address, url=url, reference=commit, subdirectory=inner, name=name
+    )
+    (source,), _ = git_sources(
+        [requirement], {str(requirement): commit}, environment, resolving=False
+    )
     return source
 
 
@@ -92,11 +105,15 @@ def source_at(folder: Path, forbidden: tuple[str, ...]) -> WheelSource:
     """Return a project's folder, which another project names. Raises ``ExtendError`` with its problems."""
     tree = read_source(folder, name=str(folder), forbidden=forbidden)
     if tree.problems:
-        raise ExtendError(list(tree.problems), hint="a .trainworksignore in that folder leaves files out")
+        raise ExtendError(
+            list(tree.problems), hint="a .trainworksignore in that folder leaves files out"
+        )
     return folder_source(tree.files, folder, origin=str(folder))
 
 
-def named_sources(lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...]) -> tuple[list[WheelSource], bool]:
+def named_sources(
+    lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...]
+) -> tuple[list[WheelSource], bool]:
     """Return what a lock's folders and repositories are, and whether the folders require what they required then.
 
     Args:
@@ -115,7 +132,10 @@ def named_sources(lock: ExtensionLock, beside: Path, forbidden: tuple[str, ...])
         if source is None or source.identity != identity:
             return [], False
         found.append(source)
-    return [*found, *(repository_source(each, name, os.environ) for each, name in lock.repositories.items())], True
+    return [
+        *found,
+        *(repository_source(each, name, os.environ) for each, name in lock.repositories.items()),
+    ], True
 
 
 def folder_source(
@@ -125,7 +145,10 @@ def folder_source(
     files = list(files)
     if said := archival_of(folder):
         name = ".git_archival.txt"
-        files = [*(file for file in files if file.path != name), SourceFile(path=name, content=said.encode())]
+        files = [
+            *(file for file in files if file.path != name),
+            SourceFile(path=name, content=said.encode()),
+        ]
     buffer = io.BytesIO()
     identity = hashlib.sha256()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

@@ -36,7 +36,10 @@ class Workbench:
     @property
     def lines(self) -> tuple[str, ...]:
         """What it is made of, a line each: what is built with another one may ask for other packages."""
-        return (*self.requirements.splitlines(), *(f"{name}={value}" for name, value in self.variables.items()))
+        return (
+            *self.requirements.splitlines(),
+            *(f"{name}={value}" for name, value in self.variables.items()),
+        )
 
 
 BARE = Workbench()
@@ -44,7 +47,11 @@ BARE = Workbench()
 
 
 def workbench_of(
-    names: Iterable[str], variables: Mapping[str, str], base: ExtendedBase, row: TargetRow | None, facts: Facts
+    names: Iterable[str],
+    variables: Mapping[str, str],
+    base: ExtendedBase,
+    row: TargetRow | None,
+    facts: Facts,
 ) -> Workbench:
     """Return what wheels are built with.
 
@@ -68,17 +75,24 @@ def workbench_of(
     if not named:
         for name in dict.fromkeys(names):
             if name not in compilers:
-                raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
+                raise ExtendError(
+                    [f"--with {name}: builds of wheels can have {', '.join(compilers)}"]
+                )
             if row is None:
                 what = f"--with {name}: {base.reference} is not an image of ours"
                 raise ExtendError([what], hint="take a base that has a compiler")
             if not facts.cuda_by_name[row.cuda].version:
-                raise ExtendError([f"--with {name}: {base.reference} has no CUDA"], hint="take a base image with CUDA")
+                raise ExtendError(
+                    [f"--with {name}: {base.reference} has no CUDA"],
+                    hint="take a base image with CUDA",
+                )
             plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
             files = next(step.python for step in plan.steps if step.component == name)
             component = named = name
     if not named or row is None:
-        return Workbench(whole=compilers[named].compiles if named else (), variables=dict(variables))
+        return Workbench(
+            whole=compilers[named].compiles if named else (), variables=dict(variables)
+        )
     # Where it is in the base: without a GPU a build does not know what to compile for, and images lack build tools.
     return Workbench(
         component=component,
@@ -90,7 +104,9 @@ def workbench_of(
 
 def _tools(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
     """Return what builds import and no image has, as a target's lock has it for its own builds."""
-    return tuple(each for each in context_of(row, facts).lock or () if each.build and each.name == BUILD_TOOL)
+    return tuple(
+        each for each in context_of(row, facts).lock or () if each.build and each.name == BUILD_TOOL
+    )
 
 
 def _pins(files: Iterable[LockedPackage]) -> str:
@@ -100,13 +116,20 @@ def _pins(files: Iterable[LockedPackage]) -> str:
 def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
     """Return the variable by which PyTorch's builds are told the architectures of a target's CUDA cell."""
     cell = facts.cuda_by_name[row.cuda]
-    return {"TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)}
+    return {
+        "TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)
+    }
 
 
 def lacking(bench: Workbench, base: ExtendedBase, facts: Facts) -> dict[str, dict[str, str]]:
     """Return which distributions lack their compiler, as a manifest has it."""
     there = {bench.component, *base.components}
-    absent = [(name, each) for each in facts.components if each.name not in there for name in each.compiles]
+    absent = [
+        (name, each)
+        for each in facts.components
+        if each.name not in there
+        for name in each.compiles
+    ]
     has_cuda = base.launcher and any(name.startswith("nvidia-") for name in base.kept)
     return {
         "compiled_by": {name: each.name for name, each in absent if has_cuda},

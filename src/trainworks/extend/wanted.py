@@ -105,7 +105,9 @@ class Wanted:
     @property
     def hashed(self) -> bool:
         """Whether everything that is installed is named: with hashes, or in a lock."""
-        return any("--hash" in line for line in self.lines) or (self.file is not None and is_lock(self.file))
+        return any("--hash" in line for line in self.lines) or (
+            self.file is not None and is_lock(self.file)
+        )
 
     @property
     def words(self) -> list[str]:
@@ -163,7 +165,9 @@ def read_wanted(
             if project is None:
                 raise ValueError(f"--group {groups[0]}: there is no {PROJECT} in --source")
             wanted.read[PROJECT] = _text_for_uv(project, wanted)
-            wanted.chosen += [word for name in groups for word in ("--group", f"{project.absolute()}:{name}")]
+            wanted.chosen += [
+                word for name in groups for word in ("--group", f"{project.absolute()}:{name}")
+            ]
     except ValueError as error:
         wanted.problems.append(str(error))
     return wanted
@@ -183,10 +187,16 @@ def _give_to_uv(file: Path, extras: Sequence[str], groups: Sequence[str], wanted
         content = _toml(file)
         own = content.get("tool", {}).get("uv", {})
         wanted.built_whole += map(str, own.get("no-build-isolation-package", ()))
-        if file.name == PROJECT and "project" not in content and "poetry" in content.get("tool", {}):
+        if (
+            file.name == PROJECT
+            and "project" not in content
+            and "poetry" in content.get("tool", {})
+        ):
             raise ValueError(f"{file} is {OF_OTHER_TOOLS['poetry.lock']} writes what pip reads")
         if file.name == UV_LOCK:
-            itself = [row for row in content.get("package", ()) if "." in row.get("source", {}).values()]
+            itself = [
+                row for row in content.get("package", ()) if "." in row.get("source", {}).values()
+            ]
             wanted.virtual = any("virtual" in row["source"] for row in itself)
     for beside in (file.with_name(f"{file.name}.lock"), file.with_name("uv.toml")):
         if beside.is_file():
@@ -208,14 +218,18 @@ def _text_for_uv(file: Path, wanted: Wanted) -> str:
 def _read(file: Path) -> str:
     try:
         content = file.read_bytes()
-        return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        return content.decode(
+            "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        )
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}") from error
     except UnicodeError:
         raise ValueError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from None
 
 
-def _of_text(file: Path, seen: frozenset[Path], *, constraint: bool) -> Iterator[tuple[str, str, bool]]:
+def _of_text(
+    file: Path, seen: frozenset[Path], *, constraint: bool
+) -> Iterator[tuple[str, str, bool]]:
     """Yield place and text of the lines of a requirements file and of those that it includes; and which only limit."""
     text = re.sub(r"\\\r?\n", lambda _: " \0", _read(file))
     number = 1
@@ -248,7 +262,9 @@ def _login_in(line: str) -> bool:
     logins = re.findall(r"://([^/@\s\"']*:?[^/@\s\"']*)@", line)
     queries = re.findall(r"://[^\s\"'?#]*\?([^\s\"'#]*)", line)
     values = _SECRET_VALUE.findall("&".join(queries))
-    return any(not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in (*logins, *values))
+    return any(
+        not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}|git", login) for login in (*logins, *values)
+    )
 
 
 def _is_safe(line: str, place: str, wanted: Wanted, environment: Mapping[str, str]) -> bool:
@@ -281,7 +297,11 @@ def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[s
     if direct is None:
         wanted.lines.append(f"{line}  #@ {place}")
         return
-    address, extras, marker = direct["address"], direct["extras"] or direct["more"] or "", direct["marker"] or ""
+    address, extras, marker = (
+        direct["address"],
+        direct["extras"] or direct["more"] or "",
+        direct["marker"] or "",
+    )
     try:
         if marker:
             Marker(marker)
@@ -291,7 +311,11 @@ def _add(line: str, place: str, folder: Path, wanted: Wanted, forbidden: tuple[s
     except (InvalidMarker, ValueError) as error:
         wanted.problems.append(f"{shown}: {error}")
         return
-    path = Path(unquote(urlsplit(address).path)) if address.startswith("file:") else folder / Path(address).expanduser()
+    path = (
+        Path(unquote(urlsplit(address).path))
+        if address.startswith("file:")
+        else folder / Path(address).expanduser()
+    )
     if not path.exists() and Path(address).exists():
         path = Path(address)  # pip's own reading
     if path.is_dir():
@@ -322,7 +346,9 @@ def _git(direct: re.Match[str], place: str, marker: str) -> GitRequirement:
     if parts.scheme not in ("https", "http", "ssh", "git", "file"):
         raise ValueError("a git address begins with git+https://, git+ssh:// or git+file://")
     if parts.password or (parts.username and parts.scheme != "ssh"):
-        raise ValueError("the address has a password or token in it: give it to git (credential helper, ~/.netrc)")
+        raise ValueError(
+            "the address has a password or token in it: give it to git (credential helper, ~/.netrc)"
+        )
     path, at, reference = parts.path.rpartition("@") if "@" in parts.path else (parts.path, "", "")
     if at and (not _REFERENCE.fullmatch(reference) or ".." in reference):
         raise ValueError(f"{reference!r} is not the name of a branch, a tag or a commit")

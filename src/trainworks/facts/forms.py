@@ -59,7 +59,10 @@ Snapshot = Annotated[
     ),
 ]
 Package = Annotated[
-    str, _form(r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?", "the name of a package of the distribution")
+    str,
+    _form(
+        r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?", "the name of a package of the distribution"
+    ),
 ]
 """apt-get(8) reads ``name-`` as a package to remove."""
 Name = Annotated[str, _form(r"[a-z0-9]+([.-][a-z0-9]+)*", "lower-case letters, digits and dashes")]
@@ -67,7 +70,9 @@ Group = Annotated[str, _form(r"[a-z_][a-z0-9_-]*", "the name of a group of users
 Digits = Annotated[str, _form(r"[0-9]+(\.[0-9]+)*", "numbers and dots")]
 Python = Annotated[str, _form(r"3\.[0-9]+", "MAJOR.MINOR, for example '3.11'")]
 Minor = Annotated[str, _form(r"[0-9]+\.[0-9]+", "MAJOR.MINOR, for example '2.4'")]
-Version = Annotated[str, _form(r"[0-9]+(\.[0-9]+)*([.+-]?[a-z0-9]+)*", "a version, for example '2.4.1'")]
+Version = Annotated[
+    str, _form(r"[0-9]+(\.[0-9]+)*([.+-]?[a-z0-9]+)*", "a version, for example '2.4.1'")
+]
 Release = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9._+~-]*", "a version, for example '2.4.1'")]
 """As vendors write it."""
 Image = Annotated[
@@ -78,23 +83,38 @@ Image = Annotated[
     ),
 ]
 Sha256 = Annotated[str, _form(rf"{_REAL}[0-9a-f]{{64}}", "64 hexadecimal digits, not zeros")]
-Digest = Annotated[str, _form(rf"sha256:{_REAL}[0-9a-f]{{64}}", "'sha256:' and 64 hexadecimal digits, not zeros")]
+Digest = Annotated[
+    str, _form(rf"sha256:{_REAL}[0-9a-f]{{64}}", "'sha256:' and 64 hexadecimal digits, not zeros")
+]
 Inputs = Annotated[str, _form(r"sha256:[0-9a-f]{64}", "'sha256:' and 64 hexadecimal digits")]
 Commit = Annotated[str, _form(rf"{_REAL}[0-9a-f]{{40}}", "40 hexadecimal digits, not zeros")]
 Fingerprint = Annotated[str, _form(r"[0-9A-F]{40}", "40 upper-case hexadecimal digits")]
 Tag = Annotated[str, _form(r"[A-Za-z0-9][A-Za-z0-9._/+-]*", "the name of a git tag")]
-Flag = Annotated[str, _form(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*", "one option or word, without blanks")]
+Flag = Annotated[
+    str, _form(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*", "one option or word, without blanks")
+]
 Day = Annotated[str, _form(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", "a day, for example '2026-11-22'")]
 Second = Annotated[
     str,
-    _form(r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9]Z", "a time such as 2026-11-25T02:10:59Z"),
+    _form(
+        r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9]Z",
+        "a time such as 2026-11-25T02:10:59Z",
+    ),
 ]
-Cell = Annotated[str, _form(r"cpu|neuron|cu[0-9]{3}", "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'")]
+Cell = Annotated[
+    str,
+    _form(
+        r"cpu|neuron|cu[0-9]{3}", "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'"
+    ),
+]
 WheelSuffix = Annotated[str, _form(r"cu[0-9]+", "'cu' and digits")]
 Mode = Annotated[str, _form(r"[0-7]{4}", "four octal digits, for example '0640'")]
-Compute = Annotated[str, _form(r"[0-9]+[a-z]?", "an architecture as nvcc names it, without the dot: '80'")]
+Compute = Annotated[
+    str, _form(r"[0-9]+[a-z]?", "an architecture as nvcc names it, without the dot: '80'")
+]
 Distribution = Annotated[
-    str, _form(r"[a-z0-9]+(-[a-z0-9]+)*", "a normalised name: lower-case letters, digits and dashes")
+    str,
+    _form(r"[a-z0-9]+(-[a-z0-9]+)*", "a normalised name: lower-case letters, digits and dashes"),
 ]
 Distributions = Annotated[
     str,
@@ -110,9 +130,13 @@ Requirement = Annotated[
         "the name of a Python distribution, with extras or a range such as <1.24 behind it",
     ),
 ]
-Module = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", "the name of a Python module")]
+Module = Annotated[
+    str, _form(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", "the name of a Python module")
+]
 Soname = Annotated[str, _form(_LIBRARY, "the name of a library")]
-Library = Annotated[str, _form(rf"/[^\s\"'$`\\]+|{_LIBRARY}", "the name or the absolute path of a library")]
+Library = Annotated[
+    str, _form(rf"/[^\s\"'$`\\]+|{_LIBRARY}", "the name or the absolute path of a library")
+]
 FabricName = Annotated[
     str,
     _form(
@@ -120,7 +144,9 @@ FabricName = Annotated[
         "the name of a variable in capitals, and not one that decides which programs and libraries run",
     ),
 ]
-FabricValue = Annotated[str, _form(r"[A-Za-z0-9._:/,+-]+", "one word, without blanks and quotes: it goes to mpirun")]
+FabricValue = Annotated[
+    str, _form(r"[A-Za-z0-9._:/,+-]+", "one word, without blanks and quotes: it goes to mpirun")
+]
 
 # Numbers up to several times what the largest host or image has.
 Gpus = Annotated[int, range(257)]

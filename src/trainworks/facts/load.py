@@ -56,10 +56,15 @@ def load(root: Path) -> Facts:
         targets=_targets(reader, images),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
-        files=_files(reader, {"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed}),
+        files=_files(
+            reader,
+            {"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed},
+        ),
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
-        locked_base_images=lockfile.read_shared(reader, images, lockfile.BASE_IMAGES, LockedBaseImage),
+        locked_base_images=lockfile.read_shared(
+            reader, images, lockfile.BASE_IMAGES, LockedBaseImage
+        ),
         locked_archives=lockfile.read_shared(reader, images, lockfile.ARCHIVES, LockedArchive),
     )
     # Each row that names a row of an unreadable file would be blamed for it.
@@ -87,9 +92,13 @@ def _targets(reader: Reader, images: Path) -> tuple[TargetRow, ...]:
             framework = content.pop("framework", None)
             summary = content.pop("summary", "")
             if not isinstance(summary, str):
-                reader.problems.append(f"{where}: key 'summary' must be a string, got {short(summary)}")
+                reader.problems.append(
+                    f"{where}: key 'summary' must be a string, got {short(summary)}"
+                )
             if framework != path.stem and where not in reader.unreadable:
-                reader.problems.append(f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}")
+                reader.problems.append(
+                    f"{where}: key 'framework' must be {path.stem!r}, got {framework!r}"
+                )
             targets += reader.rows(TargetRow, "target", content, where, framework=path.stem)
     return tuple(targets)
 
@@ -100,9 +109,13 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
         where, text = f"templates/components/{path.name}", reader.text(path)
         match = FRONT_MATTER.match(text)
         if "\r" in text:
-            reader.problems.append(f"{where}: has line ends of Windows (CR LF); save it with those of Unix (LF)")
+            reader.problems.append(
+                f"{where}: has line ends of Windows (CR LF); save it with those of Unix (LF)"
+            )
         elif match is None and where not in reader.unreadable:
-            reader.problems.append(f"{where}: must start with a front matter: {{#, lines of TOML, #}}")
+            reader.problems.append(
+                f"{where}: must start with a front matter: {{#, lines of TOML, #}}"
+            )
         front = reader.parse(match["toml"], where) if match else {}
         read, problems = shape_of(FrontMatter).read(front)
         content = read or FrontMatter()
@@ -112,7 +125,9 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             for name in content.environment
             if not forms.VARIABLE.match(name)
         )
-        recipes[path.stem] = Recipe(name=path.stem, text=text, checks=checks_of(content), **vars(content))
+        recipes[path.stem] = Recipe(
+            name=path.stem, text=text, checks=checks_of(content), **vars(content)
+        )
     return recipes
 
 
@@ -129,15 +144,24 @@ def _files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...
             if relative.parts[:1] == ("tests",):
                 continue
             # What tools leave behind: caches, and the metadata of an editable install.
-            if any(part.startswith(".") or part == "__pycache__" or ".egg-info" in part for part in relative.parts):
+            if any(
+                part.startswith(".") or part == "__pycache__" or ".egg-info" in part
+                for part in relative.parts
+            ):
                 continue
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 what = "a link" if path.is_symlink() else "not a regular file"
                 where = path.relative_to(folder.parent).as_posix()
-                reader.problems.append(f"{where}: is {what}: put the file itself there, it goes into images")
+                reader.problems.append(
+                    f"{where}: is {what}: put the file itself there, it goes into images"
+                )
             elif stat.S_ISREG(status.st_mode):
                 # Git keeps one permission bit, executable or not; the rest depends on a umask.
                 mode = 0o755 if status.st_mode & 0o100 else 0o644
-                found.append(SourceFile(path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode))
+                found.append(
+                    SourceFile(
+                        path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode
+                    )
+                )
     return tuple(found)

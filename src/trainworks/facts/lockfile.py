@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 
 from trainworks.errors import OutputError
 from trainworks.facts.reader import Reader
-from trainworks.facts.rows import Lock, LockedArchive, LockedArtifact, LockedBaseImage, LockedPackage
+from trainworks.facts.rows import (
+    Lock,
+    LockedArchive,
+    LockedArtifact,
+    LockedBaseImage,
+    LockedPackage,
+)
 
 Row = TypeVar("Row")
 
@@ -56,8 +62,12 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
     for path in sorted((images / LOCK).glob("*.toml")):
         if path.name not in {ARTIFACTS, BASE_IMAGES, ARCHIVES}:
             packages = tuple(_read(reader, path, LockedPackage))
-            reader.problems += [f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)]
-            reader.problems += [f"{reader.name(path)}: {problem}" for problem in _of_files(packages)]
+            reader.problems += [
+                f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)
+            ]
+            reader.problems += [
+                f"{reader.name(path)}: {problem}" for problem in _of_files(packages)
+            ]
             locks[path.stem] = Lock(target=path.stem, packages=packages)
     return locks
 

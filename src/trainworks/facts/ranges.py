@@ -68,9 +68,7 @@ BOUND = re.compile(r"v?[0-9]+(\.[0-9]+)*([+-]?[a-z]*[0-9]+(\.[0-9]+)*)?\Z")
 WORD = re.compile(r"!?-{0,2}[A-Za-z0-9][A-Za-z0-9._+/:=-]*\Z")
 REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
 
-GRAMMAR = (
-    f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}}; {PRESENT}; {ABSENT}"
-)
+GRAMMAR = f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}}; {PRESENT}; {ABSENT}"
 """The forms of a condition, for people."""
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
@@ -101,7 +99,9 @@ def _holds(value: Value | None, condition: str, properties: Properties) -> bool:
         condition = condition.replace(f"{{{name}}}", other)
     for comparator, accepts in COMPARATORS.items():
         if condition.startswith(comparator):
-            return isinstance(value, str) and accepts(compare(value, condition.removeprefix(comparator).strip()))
+            return isinstance(value, str) and accepts(
+                compare(value, condition.removeprefix(comparator).strip())
+            )
     if condition.startswith("!"):
         return not _is(value, condition[1:])
     return _is(value, condition)
@@ -142,7 +142,9 @@ def references(allowed: str) -> tuple[str, ...]:
 
 def problem_of(allowed: str) -> str:
     """Return what is wrong with the text of a range, ``""`` if nothing is."""
-    for condition in (part.strip() for alternative in allowed.split("|") for part in alternative.split(",")):
+    for condition in (
+        part.strip() for alternative in allowed.split("|") for part in alternative.split(",")
+    ):
         plain = REFERENCE.sub("1", condition)
         comparator = next((each for each in COMPARATORS if plain.startswith(each)), "")
         bound = plain.removeprefix(comparator).strip()

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainworks.facts.shapes import shape_of, short
-from trainworks.facts.text import MAY_HOLD_CONTROL, UnreadableError, control_characters, parse_toml, read_text
+from trainworks.facts.text import (
+    MAY_HOLD_CONTROL,
+    UnreadableError,
+    control_characters,
+    parse_toml,
+    read_text,
+)
 
 Row = TypeVar("Row")
 
@@ -56,14 +62,18 @@ class Reader:
             return {}
         if MAY_HOLD_CONTROL.search(text):
             # A check of a front matter goes into no Dockerfile, and a program in it may have several lines.
-            texts = control_characters({key: value for key, value in table.items() if key != "check"})
+            texts = control_characters(
+                {key: value for key, value in table.items() if key != "check"}
+            )
             self.problems.extend(
                 f"{where}: key '{place}': {value!r} has a control character (a line break, a tab, an escape)"
                 for place, value in texts
             )
         return table
 
-    def rows(self, row_type: type[Row], key: str, table: dict[str, Any], where: str, **more: object) -> list[Row]:
+    def rows(
+        self, row_type: type[Row], key: str, table: dict[str, Any], where: str, **more: object
+    ) -> list[Row]:
         """Return the rows of the array ``key`` of a file; the file's own ``source`` holds for rows that have none.
 
         Args:
@@ -84,7 +94,9 @@ class Reader:
             self.problems.append(f"{where}: unknown key '{extra}'; this file has [[{key}]] rows")
         for number, raw in enumerate(raw_rows, start=1):
             if not isinstance(raw, dict):
-                self.problems.append(f"{where}: {key} {number}: must be a table of keys, got {short(raw)}")
+                self.problems.append(
+                    f"{where}: {key} {number}: must be a table of keys, got {short(raw)}"
+                )
                 continue
             given = more.keys() & raw.keys()
             problems = [f"unknown key '{name}'; the file says it" for name in sorted(given)]
@@ -104,5 +116,7 @@ class Reader:
 def _identity(raw: object) -> str:
     if not isinstance(raw, dict):
         return ""
-    parts = [f"{key} = {short(raw[key])}" for key in ("name", "version", "cuda", "base") if key in raw]
+    parts = [
+        f"{key} = {short(raw[key])}" for key in ("name", "version", "cuda", "base") if key in raw
+    ]
     return f" ({', '.join(parts)})" if parts else ""

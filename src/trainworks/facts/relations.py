@@ -26,7 +26,9 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
         yield from (f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
     yield from _of_components(facts, known, malformed)
     yield from _of_artifacts(facts)
-    yield from _of_ranges(facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed))
+    yield from _of_ranges(
+        facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed)
+    )
     yield from (
         f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
         for stack in facts.stacks
@@ -41,8 +43,14 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
         if row.copy_of in row.paths
     )
     dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
-    dated += [(f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date) for row in facts.ends]
-    dated += [(f"images/lock/archives.toml: archive {row.suite!r}", row.date[:10]) for row in facts.locked_archives]
+    dated += [
+        (f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date)
+        for row in facts.ends
+    ]
+    dated += [
+        (f"images/lock/archives.toml: archive {row.suite!r}", row.date[:10])
+        for row in facts.locked_archives
+    ]
     yield from (
         f"images/end-of-patch.toml: ended {row.framework} {row.version}: "
         f"key 'successor': {row.successor} does not come after {row.version}"
@@ -51,7 +59,11 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
     )
     suites = _repeated([row.suite for row in facts.locked_archives])
     yield from (f"images/lock/archives.toml: archive {suite!r} is in two rows" for suite in suites)
-    yield from (f"{where}: key 'date': {day} is not a day of the calendar" for where, day in dated if not _is_day(day))
+    yield from (
+        f"{where}: key 'date': {day} is not a day of the calendar"
+        for where, day in dated
+        if not _is_day(day)
+    )
 
 
 def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
@@ -67,7 +79,9 @@ def _of_components(facts: Facts, known: Set[str], malformed: Malformed) -> Itera
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
-    advising = _names("rule", (rule.name for rule in facts.rules if rule.severity == "advise"), malformed)
+    advising = _names(
+        "rule", (rule.name for rule in facts.rules if rule.severity == "advise"), malformed
+    )
     yield from (
         f"templates/components/{recipe.name}.j2: answers unknown advice {name!r}"
         for recipe in facts.recipes.values()
@@ -112,7 +126,9 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
     """Yield what is wrong with targets and their locks. known: names of all components."""
     target_names: list[str] = []
     for target in facts.targets:
-        where = f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
+        where = (
+            f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
+        )
         broken = [
             f"{where}: key '{key}': no row {value!r} in {file}"
             for key, value, rows, file in (
@@ -120,12 +136,20 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
                 ("base", target.base, facts.base_by_name, "images/bases.toml"),
                 ("stack", target.stack, facts.stack_by_name, "images/stacks.toml"),
                 ("image", target.image, facts.base_image_by_name, "images/base-images.toml"),
-                ("builder_image", target.builder_image, facts.base_image_by_name, "images/base-images.toml"),
+                (
+                    "builder_image",
+                    target.builder_image,
+                    facts.base_image_by_name,
+                    "images/base-images.toml",
+                ),
             )
-            if value and value not in _names("base_image" if key.endswith("image") else key, rows, malformed)
+            if value
+            and value not in _names("base_image" if key.endswith("image") else key, rows, malformed)
         ]
         broken += [
-            f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
+            f"{where}: key 'versions': unknown component {name!r}"
+            for name in target.versions
+            if name not in known
         ]
         yield from broken
         # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
@@ -182,7 +206,9 @@ def _of_artifacts(facts: Facts) -> Iterator[str]:
 
 def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
     """Yield rules, artifacts and variables that name an unknown property, or a range that cannot be read."""
-    provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
+    provided = [row.provides for row in facts.artifacts] + [
+        row.provides for row in facts.base_images
+    ]
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
@@ -195,7 +221,9 @@ def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
         (f"images/artifacts.toml: artifact {row.name} {row.version}: key 'requires'", row.requires)
         for row in facts.artifacts
     ]
-    ranges += [(f"images/fabric.toml: variable {row.name!r}: key 'when'", row.when) for row in facts.fabric]
+    ranges += [
+        (f"images/fabric.toml: variable {row.name!r}: key 'when'", row.when) for row in facts.fabric
+    ]
     for where, written in ranges:
         for name, allowed in written.items():
             for asked in (name, *references(allowed)):

@@ -629,7 +629,10 @@ class Facts:
     artifacts: tuple[Artifact, ...] = _table("artifacts", "artifact", Artifact, names=_no_names)
     rules: tuple[Rule, ...] = _table("compatibility", "rule", Rule)
     components: tuple[Component, ...] = _table(
-        "components", "component", Component, names=lambda row: [f"{row.name} ({source})" for source in row.sources]
+        "components",
+        "component",
+        Component,
+        names=lambda row: [f"{row.name} ({source})" for source in row.sources],
     )
     stacks: tuple[Stack, ...] = _table("stacks", "stack", Stack)
     instances: tuple[Instance, ...] = _table("instances", "instance", Instance)
@@ -637,14 +640,20 @@ class Facts:
     ends: tuple[EndOfPatch, ...] = _table(
         "end-of-patch", "ended", EndOfPatch, names=lambda row: (f"{row.framework} {row.version}",)
     )
-    advisories: tuple[AdvisoryService, ...] = _table("advisories", "service", AdvisoryService, optional=True)
+    advisories: tuple[AdvisoryService, ...] = _table(
+        "advisories", "service", AdvisoryService, optional=True
+    )
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
-    generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
+    generated_files: tuple[GeneratedFiles, ...] = _table(
+        "generated-files", "generated", GeneratedFiles
+    )
     privileged_files: tuple[PrivilegedFiles, ...] = _table(
         "privileged-files", "privileged", PrivilegedFiles, names=lambda row: (row.package,)
     )
     rights: tuple[Right, ...] = _table("rights", "right", Right)
-    built: tuple[Built, ...] = _table("built", "built", Built, names=lambda row: (row.target,), optional=True)
+    built: tuple[Built, ...] = _table(
+        "built", "built", Built, names=lambda row: (row.target,), optional=True
+    )
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]
@@ -682,7 +691,10 @@ class Facts:
     def end_of_patch(self, row: TargetRow) -> EndOfPatch | None:
         """Return since when the framework's version of a target is patched no more; None: it still is."""
         minor = ".".join(row.version.split(".")[:2])
-        return next((end for end in self.ends if (end.framework, end.version) == (row.framework, minor)), None)
+        return next(
+            (end for end in self.ends if (end.framework, end.version) == (row.framework, minor)),
+            None,
+        )
 
     @cached_property
     def artifacts_by_name(self) -> Mapping[str, tuple[Artifact, ...]]:
@@ -749,5 +761,7 @@ class Facts:
         return f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}{vendor}"
 
 
-TABLES: Mapping[str, Table] = {each.name: each.metadata["table"] for each in fields(Facts) if "table" in each.metadata}
+TABLES: Mapping[str, Table] = {
+    each.name: each.metadata["table"] for each in fields(Facts) if "table" in each.metadata
+}
 """The tables of ``images/``, by field of ``Facts``; every other file there is a framework's."""

@@ -95,8 +95,12 @@ def _check_of(annotation: Any) -> _Check:
     if origin is Literal:
         return _choice_check(arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _table_check(_check_of(arguments[1]), empty=get_origin(arguments[1]) is not Annotated)
-    return _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
+        return _table_check(
+            _check_of(arguments[1]), empty=get_origin(arguments[1]) is not Annotated
+        )
+    return (
+        _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
+    )
 
 
 def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
@@ -123,7 +127,9 @@ def _plain_check(kind: Any, rule: Form | range | None = None) -> _Check:
 def _choice_check(choices: tuple[str, ...]) -> _Check:
     def check(value: Any, place: str, problems: list[str]) -> Any:
         if value not in choices:
-            problems.append(f"key '{place}': must be {' or '.join(map(repr, choices))}, got {short(value)}")
+            problems.append(
+                f"key '{place}': must be {' or '.join(map(repr, choices))}, got {short(value)}"
+            )
         return value
 
     return check
@@ -134,8 +140,12 @@ def _array_check(item: _Check) -> _Check:
         if not isinstance(value, list):
             problems.append(f"key '{place}': must be an array, got {short(value)}")
             return ()
-        problems += [f"key '{place}.{number}': is empty" for number, each in enumerate(value) if each == ""]
-        return tuple([item(each, f"{place}.{number}", problems) for number, each in enumerate(value)])
+        problems += [
+            f"key '{place}.{number}': is empty" for number, each in enumerate(value) if each == ""
+        ]
+        return tuple(
+            [item(each, f"{place}.{number}", problems) for number, each in enumerate(value)]
+        )
 
     return check
 
@@ -147,7 +157,11 @@ def _table_check(item: _Check, *, empty: bool) -> _Check:
         if not isinstance(value, dict):
             problems.append(f"key '{place}': must be a table, got {short(value)}")
             return {}
-        problems += [f"key '{place}.{key}': is empty" for key, each in value.items() if each == "" and not empty]
+        problems += [
+            f"key '{place}.{key}': is empty"
+            for key, each in value.items()
+            if each == "" and not empty
+        ]
         return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
 
     return check

@@ -21,7 +21,11 @@ reader of labels sees another text than the one that is there."""
 MAY_HOLD_CONTROL = re.compile(f"[\\\\\t{_UNSEEN}]|\"\"\"|'''")
 """A TOML file with such a character in a text has one of these: most files need no closer look."""
 
-_MARKS = ((b"\xef\xbb\xbf", "a byte order mark (BOM)"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
+_MARKS = (
+    (b"\xef\xbb\xbf", "a byte order mark (BOM)"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
 
 
 class UnreadableError(ValueError):
@@ -41,10 +45,14 @@ def read_text(path: Path) -> str:
         # Opening a pipe without a writer would wait for ever.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise UnreadableError(f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")
+            raise UnreadableError(
+                f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
+            )
         content = path.read_bytes()
     except OSError as error:
-        raise UnreadableError(f"cannot be read: {os.strerror(error.errno) if error.errno else error}") from error
+        raise UnreadableError(
+            f"cannot be read: {os.strerror(error.errno) if error.errno else error}"
+        ) from error
     for mark, name in _MARKS:
         if content.startswith(mark):
             raise UnreadableError(f"cannot be read: it begins with {name}; save it as plain UTF-8")
@@ -60,7 +68,9 @@ def read_text(path: Path) -> str:
         ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise UnreadableError(f"cannot be read: line {line} has a NUL byte: it is not a text file, or it is damaged")
+        raise UnreadableError(
+            f"cannot be read: line {line} has a NUL byte: it is not a text file, or it is damaged"
+        )
     return text
 
 
@@ -74,7 +84,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomli.loads(text)
     except RecursionError:
         # The parser's own depth is used up: the chain of a thousand frames says nothing.
-        raise UnreadableError("not TOML that can be read: its arrays or tables are nested too deeply") from None
+        raise UnreadableError(
+            "not TOML that can be read: its arrays or tables are nested too deeply"
+        ) from None
     except ValueError as error:
         # tomli's own error is one; Python's for an integer of thousands of digits is another.
         if isinstance(error, tomli.TOMLDecodeError):

@@ -40,7 +40,9 @@ class Advisory:
     summary: str = ""
 
 
-def advisories_of(installed: Mapping[str, str], address: str, client: Client) -> tuple[Advisory, ...]:
+def advisories_of(
+    installed: Mapping[str, str], address: str, client: Client
+) -> tuple[Advisory, ...]:
     """Return the advisories about distributions, by name and identifier; one that was withdrawn is left out.
 
     Args:
@@ -65,7 +67,9 @@ def advisories_of(installed: Mapping[str, str], address: str, client: Client) ->
     return tuple(each for _, each in sorted(found.items()))
 
 
-def _published(installed: Mapping[str, str], address: str, client: Client) -> Iterator[tuple[str, str]]:
+def _published(
+    installed: Mapping[str, str], address: str, client: Client
+) -> Iterator[tuple[str, str]]:
     """Yield each distribution with the number of each advisory about its version."""
     # The local part of a version, as in 2.4.1+cu121, is the builder's and is in no advisory.
     left = [(name, version.partition("+")[0], "") for name, version in sorted(installed.items())]
@@ -73,7 +77,10 @@ def _published(installed: Mapping[str, str], address: str, client: Client) -> It
         asked, left = left[:AT_ONCE], left[AT_ONCE:]
         queries = []
         for name, version, page in asked:
-            query: dict[str, object] = {"package": {"name": name, "ecosystem": ECOSYSTEM}, "version": version}
+            query: dict[str, object] = {
+                "package": {"name": name, "ecosystem": ECOSYSTEM},
+                "version": version,
+            }
             if page:
                 query["page_token"] = page
             queries.append(query)
@@ -92,7 +99,11 @@ def _answer(response: Any, address: str) -> Any:
 
 def _advisory(name: str, version: str, detail: Mapping[str, Any]) -> Advisory:
     number = str(detail["id"])
-    known = sorted(str(each) for each in (number, *(detail.get("aliases") or ())) if str(each).startswith("CVE-"))
+    known = sorted(
+        str(each)
+        for each in (number, *(detail.get("aliases") or ()))
+        if str(each).startswith("CVE-")
+    )
     fixes = [
         event["fixed"]
         for affected in detail.get("affected") or ()

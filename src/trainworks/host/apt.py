@@ -17,7 +17,9 @@ KEPT_SETTINGS = re.compile(
 )
 """Settings about reaching an archive. All others (hooks, paths) are not passed to builds."""
 
-ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?:\s+(?P<components>.+))?$")
+ONE_LINE = re.compile(
+    r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)(?:\s+(?P<components>.+))?$"
+)
 """An archive without suites has no components, and a folder in the place of the suite."""
 
 
@@ -52,7 +54,9 @@ def read_apt_settings(root: Path = Path("/")) -> AptSettings:
     """Read this machine's apt configuration and sources; empty on a machine without apt."""
     try:
         # subprocess.run would leave the child behind after an interrupt between fork and return.
-        dump = processes.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(errors="replace")
+        dump = processes.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(
+            errors="replace"
+        )
     except OSError:
         dump = ""
     lines = tuple(
@@ -105,7 +109,10 @@ def parse_deb822(text: str) -> list[AptSource]:
                 key, value = line.split(":", 1)
                 key = key.strip().lower()
                 fields[key] = value.strip()
-        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
+        if (
+            "deb" not in fields.get("types", "").split()
+            or fields.get("enabled", "yes").lower() == "no"
+        ):
             continue
         found += [
             AptSource(

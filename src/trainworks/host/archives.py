@@ -53,19 +53,25 @@ def state_of(text: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
     head, _, lists = text.partition("\nSHA256:\n")
     fields = dict(re.findall(r"^([A-Za-z-]+): *(.+?)\s*$", head, re.MULTILINE))
     listed = re.match(r"(?: .*\n)*", lists)
-    packages = re.findall(r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", listed[0] if listed else "", re.MULTILINE)
+    packages = re.findall(
+        r"^.*[ /]main/binary-[^/\n]*/Packages.*\n", listed[0] if listed else "", re.MULTILINE
+    )
     try:
         signed = parsedate_to_datetime(fields["Date"])
         suite = fields["Codename"]
     except (KeyError, ValueError) as error:
-        raise HostError("not the InRelease file of a package archive: it has no Date or no Codename") from error
+        raise HostError(
+            "not the InRelease file of a package archive: it has no Date or no Codename"
+        ) from error
     state = LockedArchive(
         suite=suite,
         date=signed.astimezone(UTC).strftime(DATE),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         contents=hashlib.sha256("".join(packages).encode()).hexdigest(),
     )
-    return next((each for each in states if (each.suite, each.contents) == (suite, state.contents)), state)
+    return next(
+        (each for each in states if (each.suite, each.contents) == (suite, state.contents)), state
+    )
 
 
 def line_of(state: LockedArchive) -> str:
@@ -73,7 +79,9 @@ def line_of(state: LockedArchive) -> str:
     return f"{state.suite} {state.date} {state.contents}\n"
 
 
-def read_state(client: Client, uri: str, suite: str, states: Iterable[LockedArchive] = ()) -> LockedArchive:
+def read_state(
+    client: Client, uri: str, suite: str, states: Iterable[LockedArchive] = ()
+) -> LockedArchive:
     """Ask an archive for the state of a suite.
 
     Raises:
@@ -99,9 +107,16 @@ def todays_states(
     """
     own = _own(base, settings)
     if own:
-        return tuple(read_state(client, own[suite].uri, suite, states) for suite in base.archives if suite in own)
+        return tuple(
+            read_state(client, own[suite].uri, suite, states)
+            for suite in base.archives
+            if suite in own
+        )
     now = datetime.now(UTC)
-    return tuple(read_state(client, _snapshot(base, suite, now, settings), suite, states) for suite in base.archives)
+    return tuple(
+        read_state(client, _snapshot(base, suite, now, settings), suite, states)
+        for suite in base.archives
+    )
 
 
 def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSettings) -> Found:
@@ -129,7 +144,9 @@ def find_archive(base: Base, states: tuple[LockedArchive, ...], settings: HostSe
     return Found(
         settings=settings,
         differs=tuple(
-            newer_than(each, today[each.suite]) if each.suite in today else f"{_locked(each)}, {missing}"
+            newer_than(each, today[each.suite])
+            if each.suite in today
+            else f"{_locked(each)}, {missing}"
             for each in other
         ),
     )
@@ -148,7 +165,9 @@ def _own(base: Base, settings: HostSettings) -> Mapping[str, AptSource]:
     """Return this machine's archive of each suite of a base."""
     found: dict[str, AptSource] = {}
     for source in settings.apt.sources:
-        if settings.suite and (source.suite == settings.suite or source.suite.startswith(f"{settings.suite}-")):
+        if settings.suite and (
+            source.suite == settings.suite or source.suite.startswith(f"{settings.suite}-")
+        ):
             found.setdefault(base.suite + source.suite[len(settings.suite) :], source)
     return found
 
@@ -161,8 +180,12 @@ def snapshot_address(base: Base, suite: str, settings: HostSettings) -> str:
 def _snapshot(base: Base, suite: str, day: datetime, settings: HostSettings) -> str:
     pattern = settings.snapshot or base.snapshot
     if not pattern:
-        raise UnreachableError(f"no archive of {suite} is configured, and no snapshot of it is known")
-    return pattern.replace("{archive}", base.archives[suite]).replace("{date}", day.strftime("%Y%m%dT%H%M%SZ"))
+        raise UnreachableError(
+            f"no archive of {suite} is configured, and no snapshot of it is known"
+        )
+    return pattern.replace("{archive}", base.archives[suite]).replace(
+        "{date}", day.strftime("%Y%m%dT%H%M%SZ")
+    )
 
 
 def _dated(

@@ -52,7 +52,8 @@ def call(
         raise refuse(f"this boto3 is too old for {action}", f"{INSTALL} --upgrade") from error
     except NoRegionError as error:
         raise refuse(
-            f"{place}: AWS's region is not known", "set AWS_REGION, or a region in AWS's configuration"
+            f"{place}: AWS's region is not known",
+            "set AWS_REGION, or a region in AWS's configuration",
         ) from error
     except BotoCoreError as error:
         hint = "the same command goes on once AWS can be reached with credentials"

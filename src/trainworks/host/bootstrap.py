@@ -99,7 +99,9 @@ def bootstrap(
             f"{TOOL} with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
         )
     release = [source for source in settings.apt.sources if source.suite == settings.suite]
-    sources = sources_for(base.suite, release, settings.suite) or (f"deb {base.archive} {base.suite} main",)
+    sources = sources_for(base.suite, release, settings.suite) or (
+        f"deb {base.archive} {base.suite} main",
+    )
     last: deque[str] = deque(maxlen=15)
 
     def note(line: str) -> None:
@@ -126,12 +128,21 @@ def bootstrap(
         if MERGED_USR_HOOKS.is_dir():
             argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
         argv += [base.suite, str(root), *sources]
-        environment = {**own_environment(), **settings.proxies, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
+        environment = {
+            **own_environment(),
+            **settings.proxies,
+            "SOURCE_DATE_EPOCH": str(EPOCH),
+            "LC_ALL": "C.UTF-8",
+        }
         try:
             status = stream(tuple(argv), note, environment=environment)
             if status != 0:
                 foreign = MACHINES[base.architecture] != os.uname().machine
-                emulated = f", and qemu to run {base.architecture} programs (tools/set-up-emulation)" if foreign else ""
+                emulated = (
+                    f", and qemu to run {base.architecture} programs (tools/set-up-emulation)"
+                    if foreign
+                    else ""
+                )
                 raise HostError(
                     f"{TOOL} {base.suite} ended with status {status}:\n  " + "\n  ".join(last),
                     hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses"
@@ -139,8 +150,13 @@ def bootstrap(
                 )
             record = root / RECORD.removeprefix("/")
             record.parent.mkdir(mode=0o755)
-            releases = (path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release"))
-            record.write_text("".join(sorted({line_of(state_of(text, states)) for text in releases})), encoding="utf-8")
+            releases = (
+                path.read_text(encoding="utf-8", errors="replace") for path in read.glob("*Release")
+            )
+            record.write_text(
+                "".join(sorted({line_of(state_of(text, states)) for text in releases})),
+                encoding="utf-8",
+            )
             record.chmod(0o644)
             return write_archive(
                 root,
@@ -164,7 +180,10 @@ def unmount_below(root: Path) -> None:
     mounts = Path("/proc/self/mounts")
     if not mounts.is_file():
         return
-    points = [line.split(" ")[1].replace("\\040", " ") for line in mounts.read_text(encoding="utf-8").splitlines()]
+    points = [
+        line.split(" ")[1].replace("\\040", " ")
+        for line in mounts.read_text(encoding="utf-8").splitlines()
+    ]
     for point in sorted((point for point in points if point.startswith(f"{root}/")), reverse=True):
         with contextlib.suppress(OSError):
             stream(("umount", "--lazy", point), lambda _line: None)

@@ -17,7 +17,9 @@ def cache_folder(environment: Mapping[str, str], *names: str) -> Path:
     Raises:
         RuntimeError: The user has no home folder and ``XDG_CACHE_HOME`` is not set.
     """
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath("trainworks", *names)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath(
+        "trainworks", *names
+    )
 
 
 def write_cached(path: Path, content: bytes) -> None:

@@ -129,7 +129,13 @@ class Client:
         try:
             answer = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
             return int(answer.headers.get("Content-Length") or 0) if answer.ok else 0
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError, UnreachableError):
+        except (
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            ValueError,
+            UnreachableError,
+        ):
             return 0
 
     def download(self, address: str, target: Path, *, sha256: str = "") -> Content:
@@ -256,7 +262,9 @@ class Client:
         content: object = None,
     ) -> requests.Response:
         if host in self._dead:
-            raise UnreachableError(f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}")
+            raise UnreachableError(
+                f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}"
+            )
         trusted = urlsplit(address).hostname in self._settings.pip.trusted_hosts
         return self._session.request(
             method,
@@ -270,12 +278,16 @@ class Client:
             verify=False if trusted else self._verify,
         )
 
-    def _unreachable(self, address: str, error: Exception, *, attempts: int = 0) -> UnreachableError:
+    def _unreachable(
+        self, address: str, error: Exception, *, attempts: int = 0
+    ) -> UnreachableError:
         if isinstance(error, (requests.ConnectionError, requests.ConnectTimeout)):
             host = urlsplit(address).netloc
             self._dead[host] = f"{host.rpartition('@')[2]} does not answer"
         times = f" ({attempts} attempts)" if attempts else ""
-        return UnreachableError(f"cannot download {without_credentials(address)}{times}: {reason_of(error)}")
+        return UnreachableError(
+            f"cannot download {without_credentials(address)}{times}: {reason_of(error)}"
+        )
 
 
 class _BrokenError(Exception):
@@ -299,9 +311,14 @@ def _validator(response: requests.Response) -> str:
 
 def _is_final(error: Exception) -> bool:
     """Whether another attempt would fail too: untrusted certificate, invalid address, name that does not resolve."""
-    if isinstance(error, (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects)):
+    if isinstance(
+        error,
+        (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects),
+    ):
         return True
-    return any(isinstance(each, urllib3.exceptions.NameResolutionError) for each in causes_of(error))
+    return any(
+        isinstance(each, urllib3.exceptions.NameResolutionError) for each in causes_of(error)
+    )
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
@@ -331,7 +348,9 @@ def reason_of(error: Exception) -> str:
     text = re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text)
     if any(isinstance(each, ssl.SSLCertVerificationError) for each in causes_of(error)):
         text = f"certificate not trusted ({text})"
-    return without_credentials(re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text))
+    return without_credentials(
+        re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text)
+    )
 
 
 def without_credentials(text: str) -> str:

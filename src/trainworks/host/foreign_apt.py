@@ -54,12 +54,16 @@ class ForeignDebian:
     @property
     def suite(self) -> str:
         """Code name of its Debian; ``""`` of another distribution."""
-        return self.release.get("VERSION_CODENAME", "") if self.release.get("ID") == "debian" else ""
+        return (
+            self.release.get("VERSION_CODENAME", "") if self.release.get("ID") == "debian" else ""
+        )
 
 
 def release_of(tree: ImageTree) -> dict[str, str]:
     """Return the ``os-release`` of an image; empty where it has none."""
-    text = (tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b"").decode(errors="replace")
+    text = (tree.read("/etc/os-release") or tree.read("/usr/lib/os-release") or b"").decode(
+        errors="replace"
+    )
     pairs = (line.partition("=") for line in text.splitlines())
     return {name: value.strip("\"'") for name, sign, value in pairs if sign}
 
@@ -84,7 +88,9 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
             refused.setdefault(f"{_shown(source.uri)} of the image is not asked: {reason}")
         else:
             lines.setdefault(_line(source, tree, keys))
-    trusted = [path for path in tree.below("/etc/apt/trusted.gpg.d") if path.endswith((".gpg", ".asc"))]
+    trusted = [
+        path for path in tree.below("/etc/apt/trusted.gpg.d") if path.endswith((".gpg", ".asc"))
+    ]
     for number, path in enumerate(["/etc/apt/trusted.gpg", *sorted(trusted)]):
         content = tree.read(path)
         if content is not None and len(content) <= LARGEST_KEYRING:
@@ -101,11 +107,17 @@ def read_foreign(tree: ImageTree, own: Iterable[AptSource] = ()) -> ForeignDebia
         **keys,
     }
     installed = re.findall(rb"^Status: \S+ \S+ installed$", status, re.MULTILINE)
-    return ForeignDebian(release=release_of(tree), files=files, packages=len(installed), refused=tuple(refused))
+    return ForeignDebian(
+        release=release_of(tree), files=files, packages=len(installed), refused=tuple(refused)
+    )
 
 
 def _sources(tree: ImageTree) -> Iterable[AptSource]:
-    parts = sorted(path for path in tree.below("/etc/apt/sources.list.d") if path.endswith((".list", ".sources")))
+    parts = sorted(
+        path
+        for path in tree.below("/etc/apt/sources.list.d")
+        if path.endswith((".list", ".sources"))
+    )
     for path in ["/etc/apt/sources.list", *parts]:
         text = (tree.read(path) or b"").decode(errors="replace")
         yield from parse_deb822(text) if path.endswith(".sources") else parse_one_line(text)
@@ -159,7 +171,9 @@ def _signed_by(value: str, tree: ImageTree, keys: dict[str, bytes]) -> str:
 
 
 def _add_key(content: bytes, ending: str, keys: dict[str, bytes]) -> str:
-    name = next((name for name, known in keys.items() if known == content and name.endswith(ending)), "")
+    name = next(
+        (name for name, known in keys.items() if known == content and name.endswith(ending)), ""
+    )
     name = name or f"keys/{len(keys)}.{ending}"
     keys[name] = content
     return f"{FOLDER}/{name}"

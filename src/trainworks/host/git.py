@@ -28,7 +28,12 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
         UnreachableError: The repository does not answer.
         LockError: Git is not installed.
     """
-    listing = _git(("ls-remote", repository, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}"), repository, ca_path, seconds)
+    listing = _git(
+        ("ls-remote", repository, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}"),
+        repository,
+        ca_path,
+        seconds,
+    )
     found = {}
     for line in listing.output.decode().splitlines():
         commit, _, name = line.partition("\t")
@@ -64,7 +69,9 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
         there = found.output.decode().strip()
         if there != commit:
             raise moved(repository, tag, commit, there)
-        _git(("-C", str(folder), "bundle", "create", "--quiet", str(part), name), repository, ca_path)
+        _git(
+            ("-C", str(folder), "bundle", "create", "--quiet", str(part), name), repository, ca_path
+        )
     part.replace(target)
 
 
@@ -75,7 +82,11 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
         fetch = ("fetch", "--quiet", "--no-tags", str(bundle.absolute()), "+refs/*:refs/bundle/*")
         try:
             _git(("-C", str(folder), *fetch), str(bundle), "")
-            _git(("-C", str(folder), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"), str(bundle), "")
+            _git(
+                ("-C", str(folder), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"),
+                str(bundle),
+                "",
+            )
         except UnreachableError:
             return False
     return True
@@ -96,12 +107,28 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
     with private_folder() as parent:
         folder = parent / "source"
         # The history is fetched without files; a checkout fetches them.
-        _git(("clone", "--quiet", "--no-checkout", "--filter=blob:none", "--", repository, str(folder)), repository, "")
+        _git(
+            (
+                "clone",
+                "--quiet",
+                "--no-checkout",
+                "--filter=blob:none",
+                "--",
+                repository,
+                str(folder),
+            ),
+            repository,
+            "",
+        )
 
         def git(*words: str) -> str:
             return _git(("-C", str(folder), *words), repository, "").output.decode().strip()
 
-        names = (f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference) if reference else ("HEAD",)
+        names = (
+            (f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference)
+            if reference
+            else ("HEAD",)
+        )
         commit = ""
         for name in names:
             with contextlib.suppress(UnreachableError):
@@ -114,7 +141,9 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
         git("submodule", "--quiet", "update", "--init", "--recursive")
         with contextlib.suppress(UnreachableError):
             version = git("describe", "--tags", "--long", "--match", "*[0-9]*")
-            (folder / ".git_archival.txt").write_text(f"node: {commit}\ndescribe-name: {version}\n", encoding="utf-8")
+            (folder / ".git_archival.txt").write_text(
+                f"node: {commit}\ndescribe-name: {version}\n", encoding="utf-8"
+            )
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(folder, "source", filter=_plain)
@@ -131,7 +160,9 @@ def archival_of(folder: Path) -> str:
     words = ("-C", str(folder))
     try:
         commit = _git((*words, "rev-parse", "HEAD"), str(folder), "").output.decode().strip()
-        version = _git((*words, "describe", "--tags", "--long", "--match", "*[0-9]*"), str(folder), "").output.decode()
+        version = _git(
+            (*words, "describe", "--tags", "--long", "--match", "*[0-9]*"), str(folder), ""
+        ).output.decode()
     except (LockError, UnreachableError):
         return ""
     return f"node: {commit}\ndescribe-name: {version.strip()}\n"
@@ -154,7 +185,9 @@ def moved(repository: str, tag: str, commit: str, there: str) -> LockError:
     return LockError(f"tag {tag} of {without_credentials(repository)} {now}, its row says {commit}")
 
 
-def _git(words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS) -> Finished:
+def _git(
+    words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS
+) -> Finished:
     environment = {**own_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environment |= {"GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "60"}
     if ca_path:
@@ -162,13 +195,19 @@ def _git(words: tuple[str, ...], repository: str, ca_path: str, seconds: float =
     try:
         done = run(("git", *words), timeout=seconds, environment=environment)
     except FileNotFoundError as error:
-        raise LockError("git is not installed", hint="install it with `apt-get install git`") from error
+        raise LockError(
+            "git is not installed", hint="install it with `apt-get install git`"
+        ) from error
     if done.timed_out:
-        raise UnreachableError(f"{without_credentials(repository)} does not answer within {seconds:.0f} s")
+        raise UnreachableError(
+            f"{without_credentials(repository)} does not answer within {seconds:.0f} s"
+        )
     if done.status != 0:
         lines = [line for line in done.words.splitlines() if line.startswith(("fatal:", "error:"))]
         said = (lines[0] if lines else done.words).strip()
         # git repeats the address: after "unable to access", in quotes.
         reason = re.sub(r"^(?:fatal|error): (?:unable to access '[^']*': )?", "", said)
-        raise UnreachableError(f"cannot fetch {without_credentials(repository)}: {without_credentials(reason)}")
+        raise UnreachableError(
+            f"cannot fetch {without_credentials(repository)}: {without_credentials(reason)}"
+        )
     return done

@@ -28,7 +28,9 @@ _REQUIRES = re.compile(r"""data-requires-python\s*=\s*["']([^"']*)""", re.IGNORE
 HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 
 
-def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client) -> Iterator[str]:
+def file_addresses(
+    package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client
+) -> Iterator[str]:
     """Yield the addresses of a locked file, in pip's order; an address with another hash is left out.
 
     Args:
@@ -76,7 +78,9 @@ def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]
     return [str(version) for version in sorted(archives - wheels)]
 
 
-def newest_release(name: str, python: str, settings: PipSettings, vendor_index: str, client: Client) -> Version | None:
+def newest_release(
+    name: str, python: str, settings: PipSettings, vendor_index: str, client: Client
+) -> Version | None:
     """Return the newest version of a distribution that a Python can install; ``None`` where no index has one.
 
     Withdrawn files do not count, and previews only where there is nothing else.

@@ -19,7 +19,9 @@ from trainworks.facts.data import PACKAGED
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.uv import uv_program
 
-_PROGRAM = PACKAGED / "launcher" / "trainworks_launcher" / "programs" / "installing" / "pip_files.py"
+_PROGRAM = (
+    PACKAGED / "launcher" / "trainworks_launcher" / "programs" / "installing" / "pip_files.py"
+)
 """Reads pip's settings: for a job, and for the builder."""
 
 _INDEX_OPTION = "--index-url "
@@ -53,7 +55,9 @@ class PipSettings:
     @property
     def local_folders(self) -> tuple[Path, ...]:
         """Folders of ``find_links`` on this machine."""
-        return tuple(path for path in map(local_path, self.find_links) if path is not None and path.is_dir())
+        return tuple(
+            path for path in map(local_path, self.find_links) if path is not None and path.is_dir()
+        )
 
     @property
     def local_indexes(self) -> tuple[Path, ...]:
@@ -77,11 +81,27 @@ def default_index() -> str:
     Raises:
         HostError: uv does not run.
     """
-    words = (uv_program(), "pip", "compile", "-", "--emit-index-url", "--no-header", "--no-config", "--offline")
-    without_settings = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    words = (
+        uv_program(),
+        "pip",
+        "compile",
+        "-",
+        "--emit-index-url",
+        "--no-header",
+        "--no-config",
+        "--offline",
+    )
+    without_settings = {
+        name: value for name, value in os.environ.items() if not name.startswith("UV_")
+    }
     python = ("--python", sys.executable)
     done = subprocess.run(
-        (*words, *python), env=without_settings, input="", capture_output=True, text=True, check=False
+        (*words, *python),
+        env=without_settings,
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     for line in done.stdout.splitlines():
         if line.startswith(_INDEX_OPTION):
@@ -115,7 +135,9 @@ def read_pip_settings(environment: Mapping[str, str]) -> PipSettings:
         check=False,
     )
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"the program that asks pip ended with {done.returncode}"]
+        said = done.stderr.strip().splitlines() or [
+            f"the program that asks pip ended with {done.returncode}"
+        ]
         raise HostError(said[-1], hint="`pip config debug` shows pip's view of its settings")
     found = json.loads(done.stdout)
     return PipSettings(
@@ -133,7 +155,9 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: Iterable[str] = ()) -> str:
+def uv_configuration(
+    settings: PipSettings, *, vendor_index: str = "", folders: Iterable[str] = ()
+) -> str:
     """Return a ``uv.toml`` with the sources of the user's pip.
 
     All indexes are asked, as pip does (uv's name for that is ``unsafe-best-match``). That is safe: files are checked
@@ -159,7 +183,12 @@ def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: 
         indexes.append((settings.index_url, True))
     if not settings.no_index:
         for url, default in indexes:
-            lines += ["", "[[index]]", f"url = {_quoted(url)}", *(["default = true"] if default else [])]
+            lines += [
+                "",
+                "[[index]]",
+                f"url = {_quoted(url)}",
+                *(["default = true"] if default else []),
+            ]
     return "\n".join(lines) + "\n"
 
 

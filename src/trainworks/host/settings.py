@@ -10,9 +10,21 @@ from math import ceil
 from pathlib import Path
 
 from trainworks.engine.protocol import Network
-from trainworks.host.apt import AptSettings, apt_configuration, host_suite, read_apt_settings, sources_for
+from trainworks.host.apt import (
+    AptSettings,
+    apt_configuration,
+    host_suite,
+    read_apt_settings,
+    sources_for,
+)
 from trainworks.host.logins import hosts_of, logins_for
-from trainworks.host.pip import PipSettings, default_index, pip_configuration, read_pip_settings, uv_configuration
+from trainworks.host.pip import (
+    PipSettings,
+    default_index,
+    pip_configuration,
+    read_pip_settings,
+    uv_configuration,
+)
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
@@ -47,7 +59,9 @@ class HostSettings:
     mirror_only: bool = False
     snapshot: str = field(default="", repr=False)
 
-    def secrets(self, suite: str, vendor_index: str, addresses: Iterable[str] = ()) -> dict[str, bytes]:
+    def secrets(
+        self, suite: str, vendor_index: str, addresses: Iterable[str] = ()
+    ) -> dict[str, bytes]:
         """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty.
 
         Args:
@@ -61,8 +75,12 @@ class HostSettings:
             "ca.pem": self.ca,
             "netrc": logins_for(hosts_of(named), self.netrc),
             "pip.conf": pip_configuration(self.pip).encode(),
-            "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
-            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode() if self.mirror else b"",
+            "uv.toml": uv_configuration(
+                self.pip, vendor_index=vendor_index, folders=["/run/wheels"]
+            ).encode(),
+            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode()
+            if self.mirror
+            else b"",
             "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
         }
 
@@ -88,7 +106,9 @@ class HostSettings:
     def network(self) -> Network:
         """The network of a step that downloads: the host's own only where a setting names its loopback device."""
         archives = (source.uri for source in self.apt.sources)
-        lines = (address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line))
+        lines = (
+            address for line in self.apt.lines for address in re.findall(r'"(\w+://[^"]+)"', line)
+        )
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         # A proxy may be written without a scheme.
         proxies = (value if "://" in value else f"//{value}" for value in proxies)
@@ -101,7 +121,12 @@ class HostSettings:
         Public indexes are not secret: pip and torch name them too. ``no_proxy`` has common network names.
         """
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
-        addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links, self.mirror)
+        addresses = (
+            self.pip.index_url,
+            *self.pip.extra_index_urls,
+            *self.pip.find_links,
+            self.mirror,
+        )
         public = {default_index(), vendor_index.rstrip("/")}
         texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
         return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))

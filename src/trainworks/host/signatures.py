@@ -35,13 +35,22 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
     """
     program = shutil.which("gpg")
     if program is None:
-        raise LockError("GnuPG is not installed", hint="install it with `apt-get install gpg` (or gnupg2)")
+        raise LockError(
+            "GnuPG is not installed", hint="install it with `apt-get install gpg` (or gnupg2)"
+        )
     # Short: a socket's path has 108 bytes at most, and the program refuses a home with a longer one.
     with private_folder() as home:
 
         def gpg(*words: str) -> Finished:
             environment = {**os.environ, "LC_ALL": "C.UTF-8", "GNUPGHOME": str(home)}
-            options = ("--batch", "--no-tty", "--no-autostart", "--no-auto-key-retrieve", "--status-fd", "1")
+            options = (
+                "--batch",
+                "--no-tty",
+                "--no-autostart",
+                "--no-auto-key-retrieve",
+                "--status-fd",
+                "1",
+            )
             return run((program, *options, *words), timeout=SECONDS, environment=environment)
 
         imported = gpg("--import", str(key))
@@ -55,7 +64,13 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
         trouble = next((reason for word, reason in TROUBLES.items() if word in words), "")
         valid = words.get("VALIDSIG", [])
         # The last word is the fingerprint of the primary key: vendors sign with one of its subkeys.
-        if trouble or done.status != 0 or "GOODSIG" not in words or not valid or valid[-1] != fingerprint:
+        if (
+            trouble
+            or done.status != 0
+            or "GOODSIG" not in words
+            or not valid
+            or valid[-1] != fingerprint
+        ):
             raise LockError(f"the signature is not valid: {trouble or _last_line(done)}")
 
 
@@ -71,5 +86,9 @@ def _last_line(done: Finished) -> str:
 
 def _fingerprints(done: Finished) -> list[str]:
     """Return the fingerprints of primary keys: each ``fpr`` line that follows a ``pub`` line."""
-    lines = [line.split(":") for line in done.output.decode(errors="replace").splitlines() if ":" in line]
-    return [words[9] for before, words in pairwise(lines) if before[0] == "pub" and words[0] == "fpr"]
+    lines = [
+        line.split(":") for line in done.output.decode(errors="replace").splitlines() if ":" in line
+    ]
+    return [
+        words[9] for before, words in pairwise(lines) if before[0] == "pub" and words[0] == "fpr"
+    ]

@@ -19,7 +19,11 @@ def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path
     Args:
         pip_certificate: pip's own ``cert`` setting, which wins over everything but ``PIP_CERT``.
     """
-    named = [environment.get("PIP_CERT", ""), pip_certificate, *(environment.get(name, "") for name in CA_VARIABLES)]
+    named = [
+        environment.get("PIP_CERT", ""),
+        pip_certificate,
+        *(environment.get(name, "") for name in CA_VARIABLES),
+    ]
     defaults = ssl.get_default_verify_paths()
     # A Python that was not built by the distribution may look elsewhere than the system's programs do.
     named += [defaults.cafile or "", defaults.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt"]

@@ -35,14 +35,22 @@ CHANGED = re.compile(r".*/etc/.*|/(?:var|root|home)/.*|.*\.pyc")
 OF_LIBRARIES = (
     kinds.SharedLibrariesCheck(component="any", roots=ROOTS, provided=DRIVER_LIBRARIES),
     kinds.DuplicatePackagesCheck(
-        component="any", libraries=("libcudart", "libcublas", "libcudnn", "libnccl", "libcusparse", "libcufft")
+        component="any",
+        libraries=("libcudart", "libcublas", "libcudnn", "libnccl", "libcusparse", "libcufft"),
     ),
     kinds.SearchPathCheck(component="any", variable="PATH"),
     kinds.SearchPathCheck(component="any", variable="LD_LIBRARY_PATH"),
 )
 
 AS_DELIVERED = kinds.DeliveredFilesCheck(
-    component="any", removed=(), digests=(), copies=(), closed=("/**",), sourced=(), links=(), privileged=()
+    component="any",
+    removed=(),
+    digests=(),
+    copies=(),
+    closed=("/**",),
+    sourced=(),
+    links=(),
+    privileged=(),
 )
 
 _EXTENSION = re.compile(r"\S+/(?:site|dist)-packages/([A-Za-z_]\w*)/\S+\.so\b.* does not find ")
@@ -66,7 +74,11 @@ class Looked:
 
     def say(self, component: str, title: str, problems: list[str], since: float) -> None:
         """Add and report one result; ``problems`` are its lines, none where it is in order."""
-        more = [f"... and {len(problems) - secrets.SHOWN} more"] if len(problems) > secrets.SHOWN else []
+        more = (
+            [f"... and {len(problems) - secrets.SHOWN} more"]
+            if len(problems) > secrets.SHOWN
+            else []
+        )
         result = CheckResult(
             component=component,
             title=title,
@@ -79,7 +91,11 @@ class Looked:
 
 
 def look_at(
-    engine: Engine, image: BuiltImage, report: Callable[[CheckResult], None], *, removed: tuple[str, ...] = ()
+    engine: Engine,
+    image: BuiltImage,
+    report: Callable[[CheckResult], None],
+    *,
+    removed: tuple[str, ...] = (),
 ) -> Looked:
     """Ask an image everything that can be asked without a plan.
 
@@ -108,7 +124,9 @@ def look_at(
         else:
             start = time.monotonic()
             with engine.container(image.reference, isolated="asked") as container:
-                published = _ask_inside(container, files, looked, replace(AS_DELIVERED, removed=removed))
+                published = _ask_inside(
+                    container, files, looked, replace(AS_DELIVERED, removed=removed)
+                )
     except (BuildError, EngineError, ImageTestError) as error:
         looked.say("start", "the image can be asked", error.message.splitlines(), start)
     start = time.monotonic()
@@ -117,7 +135,9 @@ def look_at(
     rest = secrets.summary(tuple(each for each in found if each not in caches))
     looked.say("secrets", "no key or credential in any layer", rest.splitlines(), start)
     if caches:
-        looked.notes.append(f"{len(caches)} files of package caches are in its layers: they only cost space")
+        looked.notes.append(
+            f"{len(caches)} files of package caches are in its layers: they only cost space"
+        )
     return looked
 
 
@@ -144,7 +164,9 @@ def _ask_inside(
             others.append(f"{path} is {'.'.join(map(str, version)) or 'silent'}")
     if not able:
         have = ", ".join(others) or "it has none"
-        looked.notes.append(f"its files were not looked at: that needs a Python from 3.8 on in the image ({have})")
+        looked.notes.append(
+            f"its files were not looked at: that needs a Python from 3.8 on in the image ({have})"
+        )
         return []
     named = (files.program("python3"), files.program("python"))
     job = next((path for path in able if path in named), able[0])
@@ -155,22 +177,35 @@ def _ask_inside(
     answer = questions.ask(container, request, interpreter=able[0])
     libraries, twice, *paths = answer["problems"]
     libraries = _without_optional(container, job, libraries, looked)
-    looked.say("libraries", f"all shared libraries under {', '.join(ROOTS)} find what they need", libraries, start)
+    looked.say(
+        "libraries",
+        f"all shared libraries under {', '.join(ROOTS)} find what they need",
+        libraries,
+        start,
+    )
     looked.say("libraries", "nothing is installed twice", twice, start)
     # A folder that is not there may be mounted; one that is relative is another one for each program.
-    wrong = [line for lines in paths for line in lines if "stray colon" in line or "not absolute" in line]
+    wrong = [
+        line for lines in paths for line in lines if "stray colon" in line or "not absolute" in line
+    ]
     looked.say("paths", "PATH and LD_LIBRARY_PATH have absolute folders", wrong, start)
     names, stock = [each["name"] for each in answer["distributions"]], answer["files"]
     title = f"{stock['packages']} system packages and {len(names)} Python distributions are as delivered"
     damaged = [line.replace("component system, ", "") for line in damages(_damaged(stock), ())]
     looked.say("files", title, damaged, start)
-    given = [f"{each['path']} has {each['rights']}" for each in stock["privileged"] if not each["package"]]
+    given = [
+        f"{each['path']} has {each['rights']}"
+        for each in stock["privileged"]
+        if not each["package"]
+    ]
     looked.say("files", "only packages bring setuid and setgid files", given, start)
     looked.say("files", "what everybody runs, not everybody can change", _changeable(stock), start)
     return names
 
 
-def _without_optional(container: Container, python: str, problems: list[str], looked: Looked) -> list[str]:
+def _without_optional(
+    container: Container, python: str, problems: list[str], looked: Looked
+) -> list[str]:
     """Return what is missing but for libraries that only a part of a module needs: it can be imported without them."""
     modules: dict[str, list[str]] = {}
     for line in problems[:-1]:
@@ -217,7 +252,9 @@ def _ask_torch(container: Container, python: str, looked: Looked) -> None:
     try:
         found = _frameworks(container, python, torch=True)
     except ImageTestError as error:
-        looked.say("torch", "import torch succeeds", error.message.splitlines()[-_LAST_LINES:], start)
+        looked.say(
+            "torch", "import torch succeeds", error.message.splitlines()[-_LAST_LINES:], start
+        )
         return
     if found["error"]:
         lines = found["error"].strip().splitlines()
@@ -252,11 +289,17 @@ def _note_what_a_job_finds(files: JobFiles, looked: Looked) -> None:
         there.add("/opt/ml")
     looked.notes += [f"no {name}: {what}" for name, what in needs.items() if name not in there]
     if files.user != "0":
-        looked.notes.append(f"it runs as user {files.user}: files that only root can read were not looked at")
+        looked.notes.append(
+            f"it runs as user {files.user}: files that only root can read were not looked at"
+        )
     if not files.home_is_writable():
-        looked.notes.append("its user cannot write into HOME: caches of torch and Hugging Face need a folder")
+        looked.notes.append(
+            "its user cannot write into HOME: caches of torch and Hugging Face need a folder"
+        )
     if image.entry_point:
-        looked.notes.append(f"a program after the image's name is given to {' '.join(image.entry_point)}")
+        looked.notes.append(
+            f"a program after the image's name is given to {' '.join(image.entry_point)}"
+        )
     if ports := image.configuration.get("ExposedPorts"):
         looked.notes.append(f"it exposes {', '.join(sorted(str(each) for each in ports))}")  # type: ignore[attr-defined]
 
@@ -278,6 +321,9 @@ def _changeable(stock: InstalledFiles) -> list[str]:
     return [
         f"{path} has mode {mode:04o}"
         for path, mode in stock["open"]
-        if (path.startswith(("/usr/", "/etc", "/bin", "/sbin", "/lib", "/opt/")) and not path.startswith("/opt/ml/"))
+        if (
+            path.startswith(("/usr/", "/etc", "/bin", "/sbin", "/lib", "/opt/"))
+            and not path.startswith("/opt/ml/")
+        )
         or (path in ("/tmp", "/var/tmp") and not mode & stat.S_ISVTX)  # noqa: S108 (the image's folders)
     ]

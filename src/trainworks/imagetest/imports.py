@@ -24,7 +24,17 @@ from typing import TypedDict
 SECONDS = 120.0
 """How long the import of one distribution may take."""
 
-NO_CODE = {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "scripts"}
+NO_CODE = {
+    "test",
+    "tests",
+    "testing",
+    "doc",
+    "docs",
+    "example",
+    "examples",
+    "benchmarks",
+    "scripts",
+}
 """Top-level folders that a distribution installs by mistake."""
 
 DRIVER = ("libcuda.so", "libnvidia-ml.so", "libneuron")
@@ -52,13 +62,20 @@ def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
         stem, _, ending = path.name.partition(".")
         if ".." in path.parts or not (ending == "py" or ending.endswith(("so", "abi3.so"))):
             continue
-        if not all(part.isidentifier() for part in (*path.parts[:-1], stem)) or path.parts[0] in NO_CODE:
+        if (
+            not all(part.isidentifier() for part in (*path.parts[:-1], stem))
+            or path.parts[0] in NO_CODE
+        ):
             continue
         if stem == "__init__":
             packages.add(path.parts[:-1])
         elif len(path.parts) == 1:
             single.add((stem,))
-    highest = {each for each in packages if not any(each[:length] in packages for length in range(1, len(each)))}
+    highest = {
+        each
+        for each in packages
+        if not any(each[:length] in packages for length in range(1, len(each)))
+    }
     found = highest or single
     public = {each for each in found if not each[0].startswith("_")}
     return sorted(".".join(each) for each in public or found)
@@ -86,7 +103,13 @@ def failure(name: str, reason: str, *, module: str = "", library: str = "") -> I
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         version = ""
-    return {"name": name, "version": version, "reason": reason, "module": module, "library": library}
+    return {
+        "name": name,
+        "version": version,
+        "reason": reason,
+        "module": module,
+        "library": library,
+    }
 
 
 def import_as_scripts_do(module: str) -> None:
@@ -112,9 +135,14 @@ def failure_of(name: str) -> ImportFailure | None:
             import_as_scripts_do(module)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
             missing = ""
-            if isinstance(error, ModuleNotFoundError) and type(error).__name__ != "PackageNotFoundError":
+            if (
+                isinstance(error, ModuleNotFoundError)
+                and type(error).__name__ != "PackageNotFoundError"
+            ):
                 missing = (error.name or "").partition(".")[0]
-            if is_plugin_without_host(distribution, missing) or any(library in str(error) for library in DRIVER):
+            if is_plugin_without_host(distribution, missing) or any(
+                library in str(error) for library in DRIVER
+            ):
                 continue
             lines = str(error).strip().splitlines()
             # A module of its own that is missing is a fault of the distribution: nothing else has it.
@@ -141,7 +169,9 @@ def in_child(*names: str) -> ImportFailure | None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        os.write(theirs, json.dumps(next(filter(None, map(failure_of, names)), None)).encode("ascii"))
+        os.write(
+            theirs, json.dumps(next(filter(None, map(failure_of, names)), None)).encode("ascii")
+        )
         os._exit(0)
     os.close(theirs)
     # One write, one read; what the import has started may hold the pipe's other end open.

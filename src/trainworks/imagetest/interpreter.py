@@ -61,7 +61,9 @@ class Interpreter(TypedDict):
 
 def can_be_removed(distribution: Distribution) -> bool:
     """Whether pip can replace a distribution: it knows its files, or leaves it to the system and installs beside it."""
-    known = any(distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt"))
+    known = any(
+        distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt")
+    )
     return known or str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
 
 
@@ -71,7 +73,9 @@ DECIDING = ("Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Ext
 
 def deciding_metadata(distribution: Distribution) -> str:
     """Return the fields of a distribution's metadata that decide what goes with it, as a file has them."""
-    fields = [(name, value) for name in DECIDING for value in distribution.metadata.get_all(name) or ()]
+    fields = [
+        (name, value) for name in DECIDING for value in distribution.metadata.get_all(name) or ()
+    ]
     return "".join("{}: {}\n".format(name, " ".join(str(value).split())) for name, value in fields)
 
 
@@ -120,7 +124,9 @@ def look() -> Interpreter:
         with open(MANIFEST, encoding="utf-8") as opened:
             manifest = json.load(opened)
         found["protected"] = manifest.get("protected", {})
-        found["components"] = {name: row.get("version", "") for name, row in manifest.get("components", {}).items()}
+        found["components"] = {
+            name: row.get("version", "") for name, row in manifest.get("components", {}).items()
+        }
         found["missing"] = [row["component"] for row in manifest.get("missing", [])]
     if sys.version_info[:2] < OLDEST:
         return found

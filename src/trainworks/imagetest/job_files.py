@@ -47,7 +47,9 @@ class JobFiles:
     def pythons(self) -> list[str]:
         """Return the interpreters that could answer questions, a file once: what a job gets, then the system's."""
         places = [self.program("python3"), self.program("python"), "/usr/bin/python3"]
-        places += sorted(path for path in self.tree.below("/opt") if re.fullmatch(r"/opt/[^/]+/bin/python", path))
+        places += sorted(
+            path for path in self.tree.below("/opt") if re.fullmatch(r"/opt/[^/]+/bin/python", path)
+        )
         found: dict[str, None] = {}
         for path in places:
             if path and self.tree.runs(path):
@@ -57,7 +59,11 @@ class JobFiles:
     def dangling(self) -> list[str]:
         """Return the links of programs and libraries that lead nowhere, sorted."""
         programs = {self.tree.real(folder) for folder in self._folders("PATH", DEFAULT_PATH)} - {""}
-        return sorted(path for path in self._links() if self._matters(path, programs) and not self.tree.kind(path))
+        return sorted(
+            path
+            for path in self._links()
+            if self._matters(path, programs) and not self.tree.kind(path)
+        )
 
     def _links(self) -> Iterator[str]:
         for path, member in self.tree.members.items():
@@ -72,7 +78,9 @@ class JobFiles:
         """Return the stubs of the CUDA driver that the loader would take: by its cache, or LD_LIBRARY_PATH."""
         cache = self.tree.read("/etc/ld.so.cache") or b""
         found = [each.decode(errors="replace") for each in _CACHED_DRIVER.findall(cache)]
-        found += [posixpath.join(folder, "libcuda.so.1") for folder in self._folders("LD_LIBRARY_PATH")]
+        found += [
+            posixpath.join(folder, "libcuda.so.1") for folder in self._folders("LD_LIBRARY_PATH")
+        ]
         there = (path for path in dict.fromkeys(found) if self.tree.kind(path) == "file")
         return [path for path in there if "/stubs/" in path]
 
@@ -92,7 +100,9 @@ class JobFiles:
 
     def home_is_writable(self) -> bool:
         """Return whether the user may write into the home folder, by its owner and mode."""
-        home = self.image.environment.get("HOME", "") or self._account(2, self.user).get("home", "/")
+        home = self.image.environment.get("HOME", "") or self._account(2, self.user).get(
+            "home", "/"
+        )
         member = self.tree.members.get(self.tree.real(home))
         if member is None or member.kind != "folder":
             return home == "/" and self.user == "0"

@@ -76,7 +76,10 @@ class Lanes:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """End what nobody waits for any more, and all containers; raises what kept one from ending."""
         self._pool.shutdown(wait=False, cancel_futures=True)

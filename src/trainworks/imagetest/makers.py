@@ -94,12 +94,18 @@ def wheel_problems(check: MakersListsCheck, found: PythonList, wheel: WheelList)
     """Yield how the list of an installed distribution differs from that of its wheel."""
     site_packages = posixpath.dirname(posixpath.dirname(found["record"]))
     trimmed, stripped = _below(check.trims), pattern_of([f"/{each}" for each in check.strips])
-    wanted = {_place(path, site_packages, found["name"]): digest for path, digest in wheel.files.items()}
+    wanted = {
+        _place(path, site_packages, found["name"]): digest for path, digest in wheel.files.items()
+    }
     written = dict(wheel.written)
     if found["name"] == "pip" and "pip" in written:
         # The one program that installers give another name besides: pip3.11.
-        written[posixpath.basename(posixpath.dirname(site_packages)).replace("python", "pip")] = written["pip"]
-    wanted |= {f"{_environment(site_packages)}/bin/{name}": digest for name, digest in written.items()}
+        written[posixpath.basename(posixpath.dirname(site_packages)).replace("python", "pip")] = (
+            written["pip"]
+        )
+    wanted |= {
+        f"{_environment(site_packages)}/bin/{name}": digest for name, digest in written.items()
+    }
     lacks: list[str] = []
     for path, digest in wanted.items():
         inside = path.removeprefix(site_packages)
@@ -138,7 +144,9 @@ def debian_problems(found: DebianList, content: DebianContent) -> Iterator[str]:
 
 def debian_name(found: DebianList) -> DebianName:
     """Return what a package of an image is known by."""
-    return DebianName(name=found["name"], version=found["version"], architecture=found["architecture"])
+    return DebianName(
+        name=found["name"], version=found["version"], architecture=found["architecture"]
+    )
 
 
 def _place(path: str, site_packages: str, name: str) -> str:
@@ -170,6 +178,8 @@ def _below(patterns: Iterable[str]) -> re.Pattern[str]:
     for pattern in patterns:
         parts = re.split(r"(\*\*/|\*|\[[^\]]*\])", pattern)
         words = {"**/": "(?:.*/)?", "*": "[^/]*"}
-        text = "".join(words.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts)
+        text = "".join(
+            words.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts
+        )
         translated.append(f"/{text}(?:/.*)?")
     return re.compile("|".join(translated) if translated else "(?!)")

@@ -33,7 +33,16 @@ ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 
 INSIDE = tuple(
     f"inside.{each}"
-    for each in ("packages", "files", "libraries", "bytecode", "settings", "delivered", "lists", "answers")
+    for each in (
+        "packages",
+        "files",
+        "libraries",
+        "bytecode",
+        "settings",
+        "delivered",
+        "lists",
+        "answers",
+    )
 )
 """The program that answers checks: its modules, each after what it imports."""
 
@@ -79,18 +88,31 @@ def oversized(check: kinds.SizeCheck, image: BuiltImage) -> bool:
     return image.size > check.megabytes * 1_000_000
 
 
-def request_of(checks: Iterable[kinds.Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON) -> Request:
+def request_of(
+    checks: Iterable[kinds.Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON
+) -> Request:
     """Return the questions of these checks."""
     checks = tuple(checks)
-    request: Request = {"root": "/", "python": python, "checks": [asdict(check) for check in probed(checks)]}
+    request: Request = {
+        "root": "/",
+        "python": python,
+        "checks": [asdict(check) for check in probed(checks)],
+    }
     if any(isinstance(check, kinds.PythonPackageCheck) for check in checks):
         request["distributions"] = True
     # Adding up every file is worth its seconds only for an image that is too large.
     if any(isinstance(check, kinds.SizeCheck) and oversized(check, image) for check in checks):
         request["sizes"] = True
     if any(isinstance(check, FILES) for check in checks):
-        owned = [pattern for check in checks if isinstance(check, kinds.OwnedFilesCheck) for pattern in check.owned]
-        delivered = [asdict(check) for check in checks if isinstance(check, kinds.DeliveredFilesCheck)]
+        owned = [
+            pattern
+            for check in checks
+            if isinstance(check, kinds.OwnedFilesCheck)
+            for pattern in check.owned
+        ]
+        delivered = [
+            asdict(check) for check in checks if isinstance(check, kinds.DeliveredFilesCheck)
+        ]
         request["files"] = (owned, delivered[0] if delivered else None)
     for check in checks:
         if isinstance(check, kinds.MakersListsCheck):
@@ -103,7 +125,8 @@ def probed(checks: Iterable[kinds.Check]) -> list[kinds.Check]:
     return [
         check
         for check in checks
-        if check.kind in QUESTIONS and not (isinstance(check, kinds.PathCheck) and check.state != "absent")
+        if check.kind in QUESTIONS
+        and not (isinstance(check, kinds.PathCheck) and check.state != "absent")
     ]
 
 
@@ -112,7 +135,9 @@ def new_mark() -> str:
     return f"answer-{token_hex(16)}:"
 
 
-def command_of(interpreter: Sequence[str], program: Sequence[str], request: object, mark: str) -> tuple[str, ...]:
+def command_of(
+    interpreter: Sequence[str], program: Sequence[str], request: object, mark: str
+) -> tuple[str, ...]:
     """Return the command that asks a question: modules and request are its arguments, nothing is copied.
 
     A request is text of tens of kilobytes at most: one argument has at most 128 KiB.
@@ -128,7 +153,10 @@ def command_of(interpreter: Sequence[str], program: Sequence[str], request: obje
     for each in program:
         file = sources.joinpath(*each.split(".")).with_suffix(".py")  # type: ignore[attr-defined]
         modules.append((f"{imagetest.__name__}.{each}", file.read_text(encoding="utf-8")))
-    packed = (base64.b64encode(zlib.compress(json.dumps(each).encode(), 9)).decode() for each in (modules, request))
+    packed = (
+        base64.b64encode(zlib.compress(json.dumps(each).encode(), 9)).decode()
+        for each in (modules, request)
+    )
     return (*interpreter, "-c", _START, mark, *packed)
 
 
@@ -145,11 +173,15 @@ def answer_in(completed: Completed, mark: str, shape: type[Shape]) -> Shape:
             f"{before.strip()[-_SHOWN:] or '(nothing)'}"
         )
     if len(answers) != 2:
-        raise ImageTestError(f"the image's answer is malformed: its mark is there {len(answers)} times, not twice")
+        raise ImageTestError(
+            f"the image's answer is malformed: its mark is there {len(answers)} times, not twice"
+        )
     try:
         found = json.loads(answers[0], parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise ImageTestError(f"the image's answer is malformed: it is not JSON ({type(error).__name__})") from error
+        raise ImageTestError(
+            f"the image's answer is malformed: it is not JSON ({type(error).__name__})"
+        ) from error
     if wrong := misfit(found, shape):
         raise ImageTestError(f"the image's answer is malformed: {wrong}")
     return cast(Shape, found)
@@ -210,13 +242,23 @@ def ask(container: Container, request: Request, *, interpreter: str = SYSTEM_PYT
     children = 1 + sum(check["kind"] in starts for check in checks)
     timeout = _BASE_TIMEOUT + IMPORT_TIMEOUT * children
     try:
-        answer = ask_program(container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout)
+        answer = ask_program(
+            container, (interpreter, "-I"), INSIDE, request, Answer, timeout=timeout
+        )
     except ImageTestError as error:
-        raise ImageTestError(f"cannot run the checks inside the image: {error.message}", hint=_HINT) from error
-    lacks = [key for key in ("files", "contents", "packages", "sizes", "distributions", "lists") if request.get(key)]
+        raise ImageTestError(
+            f"cannot run the checks inside the image: {error.message}", hint=_HINT
+        ) from error
+    lacks = [
+        key
+        for key in ("files", "contents", "packages", "sizes", "distributions", "lists")
+        if request.get(key)
+    ]
     lacks = [key for key in lacks if key not in answer]
     if lacks or len(answer.get("problems", ())) != len(checks):
-        raise ImageTestError("the image's answer is malformed: it does not answer what was asked", hint=_HINT)
+        raise ImageTestError(
+            "the image's answer is malformed: it does not answer what was asked", hint=_HINT
+        )
     return answer
 
 
@@ -229,7 +271,14 @@ class Imported(TypedDict):
 def can_import(container: Container, python: str, module: str, *, timeout: float) -> str:
     """Return why a module cannot be imported, in the image's own words; ``""`` where it can."""
     try:
-        ask_program(container, (python,), ("inside.importing",), {"module": module}, Imported, timeout=timeout)
+        ask_program(
+            container,
+            (python,),
+            ("inside.importing",),
+            {"module": module},
+            Imported,
+            timeout=timeout,
+        )
     except ImageTestError as error:
         return error.message
     return ""

@@ -59,7 +59,9 @@ def title_of(check: kinds.Check) -> str:
         case kinds.LoadableLibraryCheck(library=library):
             return f"{library} can be loaded"
         case kinds.OpenableLibrariesCheck(libraries=libraries, by_name=by_name):
-            return f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
+            return (
+                f"each of {', '.join(libraries)} can be opened{' by its name' if by_name else ''}"
+            )
         case kinds.HardenedLibrariesCheck(libraries=libraries):
             return f"{', '.join(libraries)} {'are' if len(libraries) > 1 else 'is'} hardened as Debian's libraries"
         case kinds.SharedLibrariesCheck(roots=roots):
@@ -123,5 +125,10 @@ def folded(paths: Iterable[str]) -> list[str]:
         below.setdefault(posixpath.dirname(path), []).append(path)
     lines: list[str] = []
     for folder, inside in below.items():
-        lines += map(one_line, inside if len(inside) <= ALIKE else [f"{folder}/ ({len(inside)} files, as {inside[0]})"])
+        lines += map(
+            one_line,
+            inside
+            if len(inside) <= ALIKE
+            else [f"{folder}/ ({len(inside)} files, as {inside[0]})"],
+        )
     return lines

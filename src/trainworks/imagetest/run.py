@@ -93,11 +93,17 @@ def run_checks(
         "--capture=no",
         "--strict-markers",
         # These plugins would write files, print, or change the hooks of a process that is not pytest's.
-        *(f"-pno:{name}" for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")),
+        *(
+            f"-pno:{name}"
+            for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")
+        ),
         *(f"-pno:{name}" for name in ("threadexception", "logging", "warnings")),
     ]
     if junit is not None:
-        arguments += [f"--junit-xml={junit.absolute()}", "--override-ini=junit_suite_name=trainworks"]
+        arguments += [
+            f"--junit-xml={junit.absolute()}",
+            "--override-ini=junit_suite_name=trainworks",
+        ]
     wait_for(lambda seconds: _ONE_SESSION.acquire(timeout=-1 if seconds is None else seconds))
     try:
         with _pytest_environment():
@@ -133,7 +139,9 @@ def _pytest_environment() -> Iterator[None]:
 class _Plugin:
     """Gives pytest the promises as parameters and takes the results."""
 
-    def __init__(self, subject: test_promises.ImageUnderTest, report: Callable[[CheckResult], None]) -> None:
+    def __init__(
+        self, subject: test_promises.ImageUnderTest, report: Callable[[CheckResult], None]
+    ) -> None:
         self._subject = subject
         self._report = report
         self._reasons: dict[Check, list[str]] = {}
@@ -148,9 +156,13 @@ class _Plugin:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         checks = [
-            check for check in self._subject.checks if test_promises.PROMISES.get(check.kind) is metafunc.function
+            check
+            for check in self._subject.checks
+            if test_promises.PROMISES.get(check.kind) is metafunc.function
         ]
-        metafunc.parametrize("check", checks, ids=[f"{check.component}: {title_of(check)}" for check in checks])
+        metafunc.parametrize(
+            "check", checks, ids=[f"{check.component}: {title_of(check)}" for check in checks]
+        )
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         # A kind without a promise has one item that would be skipped; the others come in the order of the plan.

@@ -50,7 +50,11 @@ class SecretFinding:
     def __str__(self) -> str:
         """Return one line for a report; never the secret itself."""
         place = f"{self.where}: /{self.path}" if self.path else self.where
-        late = f" ({self.deleted_in} deletes it, but anyone can unpack this layer)" if self.deleted_in else ""
+        late = (
+            f" ({self.deleted_in} deletes it, but anyone can unpack this layer)"
+            if self.deleted_in
+            else ""
+        )
         return f"{place}: {self.rule}{late}; {self.advice}"
 
 
@@ -114,8 +118,18 @@ _FILES: tuple[tuple[str, str, str, bytes | None], ...] = (
         "use the host's CA bundle as a build secret for the time of the step",
         None,
     ),
-    ("package cache (apt)", r"var/cache/apt/(?:.*/)?[^/]+\.(?:bin|deb)|var/lib/apt/lists/.+", _CLEAN, None),
-    ("package cache", r"(?:root|home/[^/]+)/\.cache/.+|(?:.*/)?(?:\.cache|var/cache)/(?:pip|uv)/.+", _CLEAN, None),
+    (
+        "package cache (apt)",
+        r"var/cache/apt/(?:.*/)?[^/]+\.(?:bin|deb)|var/lib/apt/lists/.+",
+        _CLEAN,
+        None,
+    ),
+    (
+        "package cache",
+        r"(?:root|home/[^/]+)/\.cache/.+|(?:.*/)?(?:\.cache|var/cache)/(?:pip|uv)/.+",
+        _CLEAN,
+        None,
+    ),
 )
 """What is not allowed, its path, what to do, and what is in a file that is not allowed: any, where nothing is said."""
 
@@ -129,7 +143,9 @@ ALLOWED_PATHS = (
 )
 """Where a private key or a key identifier in a file's content is known to be public. Names are never excused by it."""
 
-_RECORD = re.compile(r"(?P<folder>.+/(?:site|dist)-packages)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD")
+_RECORD = re.compile(
+    r"(?P<folder>.+/(?:site|dist)-packages)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD"
+)
 
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED_PATHS))
 _ANY_NAME = re.compile("|".join(f"(?:{path})" for _, path, *_ in _FILES))
@@ -146,11 +162,16 @@ _VARIABLE_PROXY = re.compile(rb"\b(?:https?|ftp|all)_proxy=[\"']?[A-Za-z0-9\[]",
 _VARIABLE_SECRET = re.compile(
     rb"\b[A-Z0-9_]*(?:PASSWORD|SECRET_ACCESS_KEY|SESSION_TOKEN|_TOKEN|API_KEY)=[\"']?[^\s\"'$]{8,}"
 )
-_BINARY_NAME = re.compile(r".*\.(?:so|pyc|gz|xz|bz2|zst|zip|whl|deb|png|jpg|gif|mo|a|o|npy|npz|bin|cubin|fatbin|gpg)")
+_BINARY_NAME = re.compile(
+    r".*\.(?:so|pyc|gz|xz|bz2|zst|zip|whl|deb|png|jpg|gif|mo|a|o|npy|npz|bin|cubin|fatbin|gpg)"
+)
 
 
 def scan(
-    engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
+    engine: Engine,
+    image: BuiltImage,
+    forbidden: tuple[str, ...] = (),
+    published: Iterable[str] = (),
 ) -> tuple[SecretFinding, ...]:
     """Look through every layer, the history, the labels and the environment of an image.
 
@@ -163,13 +184,17 @@ def scan(
     return tuple(found)
 
 
-def added(found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]) -> tuple[SecretFinding, ...]:
+def added(
+    found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]
+) -> tuple[SecretFinding, ...]:
     """Return the findings that the base image does not have: by rule and path, or by rule and place outside of layers.
 
     The layer does not count: an engine may name one layer differently in two images.
     """
     known = {(finding.path or finding.where, finding.rule) for finding in inherited}
-    return tuple(finding for finding in found if (finding.path or finding.where, finding.rule) not in known)
+    return tuple(
+        finding for finding in found if (finding.path or finding.where, finding.rule) not in known
+    )
 
 
 def scan_layers(
@@ -182,7 +207,9 @@ def scan_layers(
     return scanner.finish()
 
 
-def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
+def scan_texts(
+    texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()
+) -> tuple[SecretFinding, ...]:
     """Look through texts that are not files: pairs of a place and its text."""
     strings = _numbered(forbidden)
     found: list[SecretFinding] = []
@@ -214,7 +241,9 @@ def _numbered(forbidden: tuple[str, ...]) -> tuple[tuple[int, bytes], ...]:
 
     Each is searched for itself: CPython looks for a literal many times faster than for an alternative of literals.
     """
-    return tuple((number, text.strip().encode()) for number, text in enumerate(forbidden, 1) if text.strip())
+    return tuple(
+        (number, text.strip().encode()) for number, text in enumerate(forbidden, 1) if text.strip()
+    )
 
 
 def _content_rules(
@@ -223,7 +252,10 @@ def _content_rules(
     if not allowed:
         # The plain search first: the patterns would cost seconds over a whole image.
         if b"PRIVATE KEY" in data and _PRIVATE_KEY.search(data):
-            yield "private key", "delete it in the step that makes it, or make it when the container starts"
+            yield (
+                "private key",
+                "delete it in the step that makes it, or make it when the container starts",
+            )
         if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY.search(data):
             yield "AWS access key", _MOUNT
     for number in (number for number, text in forbidden if text in data):
@@ -246,7 +278,11 @@ class _LayerScanner:
             folder, name = posixpath.split(path)
             if name.startswith(".wh."):
                 # An opaque folder hides all that earlier layers have in it; any other whiteout hides one name.
-                hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
+                hidden = (
+                    folder
+                    if name == ".wh..wh..opq"
+                    else posixpath.join(folder, name[len(".wh.") :])
+                )
                 self.deleted[hidden] = where
                 continue
             # A link's target is another file; an empty file is what a mount leaves behind as its mount point.
@@ -254,9 +290,13 @@ class _LayerScanner:
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
                 record = _RECORD.fullmatch(path)
-                is_published = record is not None and canonicalize_name(record["name"]) in self.published
+                is_published = (
+                    record is not None and canonicalize_name(record["name"]) in self.published
+                )
                 data = None
-                if is_published or (member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)):
+                if is_published or (
+                    member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)
+                ):
                     stream = layer.archive.extractfile(member)
                     if stream is not None:
                         with stream:
@@ -276,11 +316,15 @@ class _LayerScanner:
         if not _ANY_NAME.fullmatch(path):
             return
         for rule, pattern, advice, content in _FILES:
-            if re.fullmatch(pattern, path) and (content is None or (data is not None and re.search(content, data))):
+            if re.fullmatch(pattern, path) and (
+                content is None or (data is not None and re.search(content, data))
+            ):
                 self._add(layer, path, rule, advice)
 
     def _check_content(self, layer: str, path: str, data: bytes) -> None:
-        for rule, advice in _content_rules(data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None):
+        for rule, advice in _content_rules(
+            data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None
+        ):
             self._add(layer, path, rule, advice)
             if not rule.startswith(_HOST_SETTING):
                 self.keys[self.found[-1]] = _digest(data)
@@ -326,11 +370,13 @@ def summary(findings: tuple[SecretFinding, ...]) -> str:
     groups: dict[tuple[str, str, str, str], list[SecretFinding]] = {}
     for finding in findings:
         crowd = finding.rule.startswith(("package cache", _HOST_SETTING))
-        groups.setdefault((finding.where, finding.rule, "" if crowd else finding.path, finding.deleted_in), []).append(
-            finding
-        )
+        groups.setdefault(
+            (finding.where, finding.rule, "" if crowd else finding.path, finding.deleted_in), []
+        ).append(finding)
     lines = []
-    for members in sorted(groups.values(), key=lambda group: group[0].rule.startswith("package cache")):
+    for members in sorted(
+        groups.values(), key=lambda group: group[0].rule.startswith("package cache")
+    ):
         more = f" (and {len(members) - 1} more like it in this layer)" if len(members) > 1 else ""
         lines.append(f"{members[0]}{more}")
     if len(lines) > SHOWN:

@@ -31,7 +31,9 @@ def misfit(value: object, annotation: Any, place: str = "the answer") -> str:
     if kind is dict:
         if not isinstance(value, dict):
             return f"{place} is no object"
-        return _first(misfit(each, arguments[1], f"{place} {name!r:.40}") for name, each in value.items())
+        return _first(
+            misfit(each, arguments[1], f"{place} {name!r:.40}") for name, each in value.items()
+        )
     if kind is Union or type(annotation).__name__ == "UnionType":
         wrong = [misfit(value, each, place) for each in arguments]
         return "" if "" in wrong else wrong[0]

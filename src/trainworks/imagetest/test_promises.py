@@ -22,7 +22,14 @@ from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
 from trainworks.engine.backend import MAKERS
-from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine, HistoryEntry, Isolation
+from trainworks.engine.protocol import (
+    BuiltImage,
+    Completed,
+    Container,
+    Engine,
+    HistoryEntry,
+    Isolation,
+)
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, questions, secrets
 from trainworks.imagetest.inside.answers import QUESTIONS, Answer, Request
@@ -40,7 +47,17 @@ torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than
 """
 
 RENDERED = frozenset(
-    {"Env", "Labels", "Entrypoint", "Cmd", "WorkingDir", "User", "StopSignal", "Volumes", "ArgsEscaped"}
+    {
+        "Env",
+        "Labels",
+        "Entrypoint",
+        "Cmd",
+        "WorkingDir",
+        "User",
+        "StopSignal",
+        "Volumes",
+        "ArgsEscaped",
+    }
 )
 """The keys of a configuration that are compared one by one; the last one says how BuildKit has written another."""
 
@@ -52,7 +69,9 @@ INSTRUCTIONS = {
 }
 """The instruction that sets a key, where there is one."""
 
-BUILD_LABELS = frozenset({INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, LAYERS_LABEL, "io.buildah.version"})
+BUILD_LABELS = frozenset(
+    {INPUTS_LABEL, BASE_LABEL, ARCHIVES_LABEL, LAYERS_LABEL, "io.buildah.version"}
+)
 """Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000
@@ -134,13 +153,22 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         return questions.ask(container, files) if files else {}
 
     def ask(container: Container) -> Answer:
-        return {} if request == questions.request_of((), image) else questions.ask(container, request)
+        return (
+            {} if request == questions.request_of((), image) else questions.ask(container, request)
+        )
 
     def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
-        published = [name for check in checks if isinstance(check, kinds.SecretsCheck) for name in check.published]
+        published = [
+            name
+            for check in checks
+            if isinstance(check, kinds.SecretsCheck)
+            for name in check.published
+        ]
         found = secrets.scan(engine, image, subject.forbidden, published)
         if found and subject.base is not None:
-            found = secrets.added(found, secrets.scan(engine, subject.base, subject.forbidden, published))
+            found = secrets.added(
+                found, secrets.scan(engine, subject.base, subject.forbidden, published)
+            )
         return found
 
     with Lanes(engine, image.reference, isolated=subject.isolated) as lanes:
@@ -148,21 +176,33 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
         of_files, of_others = lanes.ask(ask_files), lanes.ask(ask)
         yield Asked(
             inside=lambda: {**of_files(), **of_others()},
-            secrets=lanes.ask(scan) if any(isinstance(check, kinds.SecretsCheck) for check in checks) else None,
+            secrets=lanes.ask(scan)
+            if any(isinstance(check, kinds.SecretsCheck) for check in checks)
+            else None,
             completed={
-                check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
+                check: lanes.ask(program)
+                for check in checks
+                if (program := _program(check, subject)) is not None
             },
-            imported={check: lanes.ask(each) for check in checks if (each := _importing(check)) is not None},
+            imported={
+                check: lanes.ask(each)
+                for check in checks
+                if (each := _importing(check)) is not None
+            },
         )
 
 
-def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container], Completed] | None:
+def _program(
+    check: kinds.Check, subject: ImageUnderTest
+) -> Callable[[Container], Completed] | None:
     """Return what runs the program that a check is, or None for a check of another kind."""
     match check:
         case kinds.CommandCheck():
             # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
             if check.expect:
-                return lambda container: questions.told(container, check.command, timeout=COMMAND_TIMEOUT)
+                return lambda container: questions.told(
+                    container, check.command, timeout=COMMAND_TIMEOUT
+                )
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
         case kinds.StartCheck():
             isolated = subject.isolated
@@ -182,7 +222,9 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
 
             def import_one(container: Container) -> list[str]:
                 python = questions.ENVIRONMENT_PYTHON
-                words = questions.can_import(container, python, check.module, timeout=COMMAND_TIMEOUT)
+                words = questions.can_import(
+                    container, python, check.module, timeout=COMMAND_TIMEOUT
+                )
                 return [words] if words else []
 
             return import_one
@@ -199,7 +241,9 @@ def _importing(check: kinds.Check) -> Callable[[Container], list[str]] | None:
                     timeout=timeout,
                 )
                 if found["asked"] != len(check.distributions):
-                    raise ImageTestError("the image's answer is malformed: it is about other distributions")
+                    raise ImageTestError(
+                        "the image's answer is malformed: it is about other distributions"
+                    )
                 return [import_failure(each, check) for each in found["failed"]]
 
             return import_all
@@ -256,7 +300,9 @@ def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
     host: Host = request.getfixturevalue("host")
     file = host.file(check.path)
     if not file.exists:
-        _broken(f"{check.path} does not exist: the recipe of {check.component} does not bring it to the final stage")
+        _broken(
+            f"{check.path} does not exist: the recipe of {check.component} does not bring it to the final stage"
+        )
     if check.state == "directory" and not file.is_directory:
         _broken(f"{check.path} is not a directory")
     if check.state in ("file", "executable") and not file.is_file:
@@ -270,9 +316,13 @@ def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
     completed = asked.completed[check]()
     command = shlex.join(check.command)
     if completed.status != 0:
-        _broken(f"{command}\nended with status {completed.status} and printed\n{_tail(completed.output)}")
+        _broken(
+            f"{command}\nended with status {completed.status} and printed\n{_tail(completed.output)}"
+        )
     if check.expect not in completed.output:
-        _broken(f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
+        _broken(
+            f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}"
+        )
 
 
 def test_import(check: kinds.ImportCheck, asked: Asked) -> None:
@@ -306,7 +356,9 @@ def test_python_package(check: kinds.PythonPackageCheck, answer: Answer) -> None
     name = canonicalize_name(check.distribution)
     versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
     if not versions:
-        _broken(f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}")
+        _broken(
+            f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}"
+        )
     if len(versions) > 1:
         _broken(
             f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}): one of them is a "
@@ -334,7 +386,9 @@ def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
         # A library whose ABI changed has another package name, and provides the old one (64-bit time in Debian 13).
         package = host.package(_provider(host, check.package) or check.package)
     if not package.is_installed:
-        _broken(f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage")
+        _broken(
+            f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage"
+        )
     if not check.version:
         return
     upstream = upstream_version(package.version)
@@ -344,7 +398,9 @@ def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
 
 def _provider(host: Host, name: str) -> str:
     """Return an installed Debian package that provides ``name``, ``""`` where there is none."""
-    return provider_in(host.run("dpkg-query --show --showformat='${Package}\\t${Provides}\\n'").stdout, name)
+    return provider_in(
+        host.run("dpkg-query --show --showformat='${Package}\\t${Provides}\\n'").stdout, name
+    )
 
 
 def provider_in(listing: str, name: str) -> str:
@@ -385,11 +441,15 @@ def test_delivered_files(
         )
 
 
-def test_makers_lists(check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest) -> None:
+def test_makers_lists(
+    check: kinds.MakersListsCheck, answer: Answer, subject: ImageUnderTest
+) -> None:
     """The image has the plan's packages, and these their makers' lists of files."""
     if problems := list_problems(check, answer["lists"], subject.makers):
         lines = _lines(problems, 5 * LINE_LIMIT)
-        _broken(f"{lines}\nbuild the image again; what a recipe removes from wheels is in its `trims`")
+        _broken(
+            f"{lines}\nbuild the image again; what a recipe removes from wheels is in its `trims`"
+        )
 
 
 def damages(found: Iterable[DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
@@ -414,10 +474,18 @@ def damage(found: DamagedFile, checks: Iterable[kinds.Check]) -> str:
     component = {"recipe": name, "package": "system"}.get(kind, "")
     for check in checks:
         if isinstance(check, kinds.PythonPackageCheck) and kind == "python":
-            component = check.component if canonicalize_name(check.distribution) == name else component
+            component = (
+                check.component if canonicalize_name(check.distribution) == name else component
+            )
     whose = [f"component {component}"] if component else []
-    whose += [f"{'distribution' if kind == 'python' else 'package'} {name}"] if kind in ("python", "package") else []
-    return f"{one_line(found['path'])} {found['problem']}" + (f" ({', '.join(whose)})" if whose else "")
+    whose += (
+        [f"{'distribution' if kind == 'python' else 'package'} {name}"]
+        if kind in ("python", "package")
+        else []
+    )
+    return f"{one_line(found['path'])} {found['problem']}" + (
+        f" ({', '.join(whose)})" if whose else ""
+    )
 
 
 def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) -> None:
@@ -426,9 +494,13 @@ def test_world_writable(check: kinds.WorldWritableCheck, stock: InstalledFiles) 
     for path, mode in stock["open"]:
         sticky = bool(mode & stat.S_ISVTX)
         if path not in check.allowed or not sticky:
-            problems.append(f"{path} has mode {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}")
+            problems.append(
+                f"{path} has mode {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}"
+            )
     if problems:
-        _broken(f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it")
+        _broken(
+            f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it"
+        )
 
 
 def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: InstalledFiles) -> None:
@@ -452,7 +524,9 @@ def test_secrets(check: kinds.SecretsCheck, asked: Asked) -> None:  # noqa: ARG0
         _broken(secrets.summary(found))
 
 
-def test_size(check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest) -> None:
+def test_size(
+    check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest
+) -> None:
     """The image is not larger than promised."""
     if not questions.oversized(check, subject.image):
         return
@@ -495,7 +569,11 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
         # Nothing else is rendered: another key of a configuration was put there later.
         if key not in RENDERED:
             said.append((INSTRUCTIONS.get(key, key), value, None))
-    problems = [f"{name} is {found!r}, and should be {wanted!r}" for name, found, wanted in said if found != wanted]
+    problems = [
+        f"{name} is {found!r}, and should be {wanted!r}"
+        for name, found, wanted in said
+        if found != wanted
+    ]
     wanted = dict(check.environment)
     for name, value in sorted(image.environment.items()):
         if name not in wanted and not check.others:
@@ -505,21 +583,33 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
     problems += [f"ENV {name} is missing" for name in wanted if name not in image.environment]
     if not check.others:
         labels = sorted(image.labels.keys() - {*check.labels} - BUILD_LABELS)
-        problems += [f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in labels]
+        problems += [
+            f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in labels
+        ]
     if check.steps:
         problems += history_problems(check.steps, subject.engine.history(image.reference))
     if problems:
-        _broken("\n".join([*problems, "build the image again, or declare it in a recipe (`environment`)"]))
+        _broken(
+            "\n".join(
+                [*problems, "build the image again, or declare it in a recipe (`environment`)"]
+            )
+        )
 
 
 def history_problems(steps: Sequence[str], history: Sequence[HistoryEntry]) -> list[str]:
     """Return how the last layers of a history were made otherwise than by these steps; one line at most."""
     found = [step for step in map(_step_of, history) if step]
     if len(found) < len(steps):
-        return [f"history has {len(found)} steps that make layers, and should have {len(steps)} on the base image"]
-    for number, (wanted, there) in enumerate(zip(steps, found[-len(steps) :], strict=True), start=1):
+        return [
+            f"history has {len(found)} steps that make layers, and should have {len(steps)} on the base image"
+        ]
+    for number, (wanted, there) in enumerate(
+        zip(steps, found[-len(steps) :], strict=True), start=1
+    ):
         if there != wanted:
-            return [f"history says of step {number} of {len(steps)} {there!r:.200}, and should say {wanted!r:.200}"]
+            return [
+                f"history says of step {number} of {len(steps)} {there!r:.200}, and should say {wanted!r:.200}"
+            ]
     return []
 
 
@@ -529,7 +619,11 @@ def _step_of(entry: HistoryEntry) -> str:
     # buildah, and Docker before BuildKit, write the shell, and "#(nop)" ahead of what is no command.
     before, shell, command = text.partition("/bin/sh -c ")
     word = (command.removeprefix("#(nop) ") if shell else text).split(" ")[0]
-    if shell and not command.startswith("#(nop)") and before.split(" ")[0] in ("", "RUN", *_arguments(before)):
+    if (
+        shell
+        and not command.startswith("#(nop)")
+        and before.split(" ")[0] in ("", "RUN", *_arguments(before))
+    ):
         return f"RUN {command}"
     return word if word in ("COPY", "ADD") else ""
 

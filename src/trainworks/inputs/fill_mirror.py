@@ -76,11 +76,16 @@ def fill_mirror(
                     wanted.get(path)
                     report(f"  {wanted.file}  {megabytes(path.stat().st_size)}")
                 except LockError as error:
-                    problems.append(f"{wanted.what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+                    problems.append(
+                        f"{wanted.what}: {error.message}"
+                        + (f"; {error.hint}" if error.hint else "")
+                    )
                 task.reach(before + wanted.size)
         _write_listings(folder)
     except OSError as error:
-        raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+        raise OutputError(
+            f"{error.filename or folder} cannot be written: {error.strerror}"
+        ) from error
     if problems:
         count = f"{len(problems)} file{'s are' if len(problems) > 1 else ' is'}"
         raise LockError(
@@ -106,13 +111,20 @@ def _all_wanted(
         ]
         wanted = [_artifact(each, places, client) for each in artifacts if each not in unrecorded]
         if name in facts.locks:
-            wanted += [_package(package, row, client, settings.pip) for package in facts.locks[name].packages]
+            wanted += [
+                _package(package, row, client, settings.pip)
+                for package in facts.locks[name].packages
+            ]
         else:
-            problems.append(f"{name}: its Python files are not locked; `python build.py lock --only {name}`")
+            problems.append(
+                f"{name}: its Python files are not locked; `python build.py lock --only {name}`"
+            )
         for each in wanted:
             other = found.setdefault(each.file, each)
             if other.sha256 != each.sha256:
-                problems.append(f"{each.what}: {each.file} is also {other.what}, another file; use a folder for each")
+                problems.append(
+                    f"{each.what}: {each.file} is also {other.what}, another file; use a folder for each"
+                )
     return tuple(found.values()), list(dict.fromkeys(problems))  # targets share artifacts
 
 
@@ -127,7 +139,9 @@ def _artifact(artifact: Artifact, places: Places, client: Client) -> _Wanted:
     )
 
 
-def _package(package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings) -> _Wanted:
+def _package(
+    package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings
+) -> _Wanted:
     def get(path: Path) -> None:
         local = find_local_file(package, settings)
         if local is not None:
@@ -139,7 +153,9 @@ def _package(package: LockedPackage, row: TargetRow, client: Client, settings: P
             with suppress(UnreachableError):
                 client.download(address, path, sha256=package.sha256)
                 return
-        raise UnreachableError(f"no index of this machine's pip has {package.file} with sha256 {package.sha256}")
+        raise UnreachableError(
+            f"no index of this machine's pip has {package.file} with sha256 {package.sha256}"
+        )
 
     return _Wanted(
         file=package.file,
@@ -154,16 +170,22 @@ def _package(package: LockedPackage, row: TargetRow, client: Client, settings: P
 def _write_listings(folder: Path) -> None:
     files = sorted(_files(folder))
     sums = ""
-    with DISPLAY.task("hashing", sum((folder / name).stat().st_size for name in files), BYTES) as task:
+    with DISPLAY.task(
+        "hashing", sum((folder / name).stat().st_size for name in files), BYTES
+    ) as task:
         for name in files:
             content = content_of(folder / name)
             sums += f"{content.sha256}  {name}\n"
             task.advance(content.size)
     (folder / SUMS).write_text(sums, encoding="utf-8")
     links = "".join(
-        f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n' for name in files if name.endswith(PYTHON_SUFFIXES)
+        f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n'
+        for name in files
+        if name.endswith(PYTHON_SUFFIXES)
     )
-    (folder / INDEX).write_text(f"<!DOCTYPE html>\n<title>packages</title>\n{links}", encoding="utf-8")
+    (folder / INDEX).write_text(
+        f"<!DOCTYPE html>\n<title>packages</title>\n{links}", encoding="utf-8"
+    )
 
 
 def _files(folder: Path) -> Iterator[str]:

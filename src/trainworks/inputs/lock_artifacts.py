@@ -12,7 +12,14 @@ from packaging.version import Version
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, LockError, RegistryError
 from trainworks.facts import lockfile
-from trainworks.facts.rows import Artifact, Facts, LockedArchive, LockedArtifact, LockedBaseImage, TargetRow
+from trainworks.facts.rows import (
+    Artifact,
+    Facts,
+    LockedArchive,
+    LockedArtifact,
+    LockedBaseImage,
+    TargetRow,
+)
 from trainworks.host.archives import LIMITS, todays_states
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
 from trainworks.host.git import moved, tag_commit, tags_of
@@ -71,11 +78,18 @@ def lock_artifacts(
                 else:
                     report(f"  {what}: {artifact.url}")
                     # A name that two files have says nothing about which of them lies there.
-                    unique = all(each.file != artifact.file or each.url == artifact.url for each in facts.artifacts)
+                    unique = all(
+                        each.file != artifact.file or each.url == artifact.url
+                        for each in facts.artifacts
+                    )
                     content = _first_look(artifact, client, mirror if unique else None)
-                    locked[artifact.url] = LockedArtifact(url=artifact.url, sha256=content.sha256, size=content.size)
+                    locked[artifact.url] = LockedArtifact(
+                        url=artifact.url, sha256=content.sha256, size=content.size
+                    )
             except LockError as error:
-                problems.append(f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+                problems.append(
+                    f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else "")
+                )
     finally:
         # What an interrupt leaves undone does not undo what was downloaded.
         if locked != facts.locked_artifact_by_url:
@@ -86,7 +100,11 @@ def lock_artifacts(
 def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
     """Return what targets download, each once, as their own rows say: without what the lock adds."""
     own = {(row.url, row.git, row.commit): row for row in facts.artifacts}
-    found = [own[artifact.url, artifact.git, artifact.commit] for row in rows for artifact in downloads_of(row, facts)]
+    found = [
+        own[artifact.url, artifact.git, artifact.commit]
+        for row in rows
+        for artifact in downloads_of(row, facts)
+    ]
     return tuple({(each.url, each.git, each.commit): each for each in found}.values())
 
 
@@ -124,7 +142,9 @@ def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, repor
 def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
     """Return the newest of the tags that are written as the artifact's own, ``""`` where none is newer."""
     before, _, after = artifact.tag.partition(artifact.version)
-    form = re.compile(re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after)))
+    form = re.compile(
+        re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after))
+    )
     versions = {found[1]: tag for tag in tags if (found := form.fullmatch(tag))}
     newest = max(versions, key=Version, default="")
     # A vendor's version may have more than numbers in it: "1.7-aws".
@@ -142,7 +162,9 @@ def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
             path.parent.mkdir(parents=True, exist_ok=True)
             content = client.download(artifact.url, path, sha256=artifact.sha256)
         if differences := _differences(artifact, content):
-            raise LockError(f"{path if mirror else artifact.url} is not what is published: {differences}")
+            raise LockError(
+                f"{path if mirror else artifact.url} is not what is published: {differences}"
+            )
         if artifact.signature:
             signature, key = scratch / "signature", scratch / "key"
             client.download(artifact.signature, signature)
@@ -153,7 +175,9 @@ def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Cont
 
 def _differences(artifact: Artifact, content: Content) -> str:
     """Return how a file differs from what is published about it, ``""`` where it does not."""
-    differs = (artifact.sha256 not in ("", content.sha256)) or (artifact.size not in (0, content.size))
+    differs = (artifact.sha256 not in ("", content.sha256)) or (
+        artifact.size not in (0, content.size)
+    )
     if not differs:
         return ""
     expected = [f"sha256 {artifact.sha256}"] if artifact.sha256 else []
@@ -164,11 +188,15 @@ def _differences(artifact: Artifact, content: Content) -> str:
 def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
     """Return what is wrong where row and lock differ."""
     locked = facts.locked_artifact_by_url.get(artifact.url)
-    differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
+    differences = (
+        _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
+    )
     if not differences:
         return []
     where = f"images/lock/{lockfile.ARTIFACTS} and its row in images/artifacts.toml differ"
-    return [f"{artifact.name} {artifact.version}: {where}: {differences}; remove the one that is wrong"]
+    return [
+        f"{artifact.name} {artifact.version}: {where}: {differences}; remove the one that is wrong"
+    ]
 
 
 def lock_base_images(
@@ -211,12 +239,16 @@ def lock_base_images(
     stays = {base.image for base in on_archives if system is not None and base.suite not in system}
     optional = made if missing else made | {tool.image for tool in facts.tool_images}
     more = {base.image: base.alternatives for base in facts.bases}
-    wanted = [name for each in targets for name in images_of(each)] + ([] if missing else sorted(optional))
+    wanted = [name for each in targets for name in images_of(each)] + (
+        [] if missing else sorted(optional)
+    )
     for name in dict.fromkeys(wanted):
         row = facts.base_image_by_name.get(name)
         alternatives = row.alternatives if row else more.get(name, ())
         known = _row_digest(name, facts)
-        if (known and (missing or not alternatives)) or (name in locked and (not upgrade or name in stays)):
+        if (known and (missing or not alternatives)) or (
+            name in locked and (not upgrade or name in stays)
+        ):
             continue
         failures = []
         refused = False
@@ -226,7 +258,9 @@ def lock_base_images(
                 failures.append(f"base image {reference}: not tried, {host} does not answer")
                 continue
             try:
-                digest = registries.existing(f"{host}/{path}", known if known and reference == name else tag).digest
+                digest = registries.existing(
+                    f"{host}/{path}", known if known and reference == name else tag
+                ).digest
             except (HostError, RegistryError) as error:
                 failures.append(f"base image {reference}: {error.message}")
                 if isinstance(error, HostError | RegistryUnreachableError):
@@ -234,14 +268,18 @@ def lock_base_images(
                 else:
                     refused = True
                 continue
-            locked[name] = LockedBaseImage(name=name, digest=digest, reference=reference if reference != name else "")
+            locked[name] = LockedBaseImage(
+                name=name, digest=digest, reference=reference if reference != name else ""
+            )
             break
         else:
             if name in made:
                 report(f"  {failures[0]}: this base image is bootstrapped")
             elif name in optional or (system is not None and not refused):
                 kept = known or (before[name].digest if name in before else "")
-                report(f"  {failures[0]}: {f'it stays {kept}' if kept else 'its digest is not recorded'}")
+                report(
+                    f"  {failures[0]}: {f'it stays {kept}' if kept else 'its digest is not recorded'}"
+                )
             else:
                 problems += failures
             continue
@@ -252,12 +290,20 @@ def lock_base_images(
         elif name in before and before[name] != locked[name]:
             report(f"  base image {name} moved from {before[name].digest} to {locked[name].digest}")
     if locked != before:
-        _write(root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked)))
+        _write(
+            root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked))
+        )
     return problems
 
 
 def lock_archives(
-    rows: Iterable[TargetRow], facts: Facts, settings: HostSettings, root: Path, *, report: Report, upgrade: bool
+    rows: Iterable[TargetRow],
+    facts: Facts,
+    settings: HostSettings,
+    root: Path,
+    *,
+    report: Report,
+    upgrade: bool,
 ) -> tuple[list[str], frozenset[str]]:
     """Record the states that the package archives of the targets' bases have; what is recorded stays.
 
@@ -272,7 +318,9 @@ def lock_archives(
     """
     locked = {row.suite: row for row in facts.locked_archives}
     problems: list[str] = []
-    for base in {base.suite: base for base in (context_of(row, facts).base for row in rows) if base.archives}.values():
+    for base in {
+        base.suite: base for base in (context_of(row, facts).base for row in rows) if base.archives
+    }.values():
         if not upgrade and facts.archives_of(base):
             continue
         try:
@@ -284,12 +332,16 @@ def lock_archives(
         for state in states:
             before = locked.get(state.suite)
             if before != state:
-                report(f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'} {state.date}")
+                report(
+                    f"  {state.suite} {before.date + ' ->' if before else 'is locked as of'} {state.date}"
+                )
             locked[state.suite] = state
     before_all = {row.suite: row for row in facts.locked_archives}
     if locked != before_all:
         _write(root, lockfile.ARCHIVES, LockedArchive, (locked[suite] for suite in sorted(locked)))
-    return problems, frozenset(suite for suite, state in locked.items() if before_all.get(suite) != state)
+    return problems, frozenset(
+        suite for suite, state in locked.items() if before_all.get(suite) != state
+    )
 
 
 def _row_digest(name: str, facts: Facts) -> str:
@@ -316,7 +368,9 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
         target = context_of(row, facts)
         name = target.name
         if target.lock is not None:
-            problems += [f"images/lock/{name}.toml: {problem}" for problem in lock_problems(target, facts)]
+            problems += [
+                f"images/lock/{name}.toml: {problem}" for problem in lock_problems(target, facts)
+            ]
         else:
             unlocked.append(f"{name}: its Python files")
         unlocked += [
@@ -326,7 +380,11 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
         ]
     for artifact in _artifacts(rows, facts):
         problems += _disagreement(artifact, facts)
-        if artifact.url and not artifact.sha256 and artifact.url not in facts.locked_artifact_by_url:
+        if (
+            artifact.url
+            and not artifact.sha256
+            and artifact.url not in facts.locked_artifact_by_url
+        ):
             unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
     urls = {row.url for row in facts.artifacts}
     images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
@@ -334,8 +392,17 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     suites = {suite for base in facts.bases for suite in base.archives}
     for where, leftovers in (
         (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
-        (lockfile.ARCHIVES, [row.suite for row in facts.locked_archives if row.suite not in suites]),
-        (lockfile.BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
+        (
+            lockfile.ARCHIVES,
+            [row.suite for row in facts.locked_archives if row.suite not in suites],
+        ),
+        (
+            lockfile.BASE_IMAGES,
+            [row.name for row in facts.locked_base_images if row.name not in images],
+        ),
     ):
-        problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]
+        problems += [
+            f"images/lock/{where}: {leftover} stands in no row any more; remove it"
+            for leftover in leftovers
+        ]
     return problems, unlocked

@@ -35,7 +35,12 @@ ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
 
 
 def lock_target(
-    row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], *, upgrade: bool = False
+    row: TargetRow,
+    facts: Facts,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    upgrade: bool = False,
 ) -> tuple[LockedPackage, ...]:
     """Resolve the Python files of one target.
 
@@ -46,13 +51,21 @@ def lock_target(
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
     """
     target = context_of(row, facts)
-    platform = _Platform(machine=MACHINES[target.base.architecture], glibc=target.base.glibc, python=target.python)
+    platform = _Platform(
+        machine=MACHINES[target.base.architecture], glibc=target.base.glibc, python=target.python
+    )
     packages: list[LockedPackage] = []
     for build in (False, True):
-        wanted = [str(requirement) for requirement in requirements_of(target, facts) if requirement.build == build]
+        wanted = [
+            str(requirement)
+            for requirement in requirements_of(target, facts)
+            if requirement.build == build
+        ]
         wheels = () if build else own_wheels(target, facts)
         kept = () if upgrade else tuple(each for each in target.lock or () if each.build == build)
-        packages += _resolve(wanted, wheels, kept, platform, row, settings, environment, build=build)
+        packages += _resolve(
+            wanted, wheels, kept, platform, row, settings, environment, build=build
+        )
     return tuple(packages)
 
 
@@ -63,22 +76,29 @@ def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
     """
     # A distribution with a CUDA version in its name would hold the framework back to that version.
     components = tuple(
-        replace(each, python=tuple(name for name in each.python if "{" not in name)) for each in facts.components
+        replace(each, python=tuple(name for name in each.python if "{" not in name))
+        for each in facts.components
     )
-    stacks = tuple(replace(stack, components=dict.fromkeys(stack.components, "")) for stack in facts.stacks)
+    stacks = tuple(
+        replace(stack, components=dict.fromkeys(stack.components, "")) for stack in facts.stacks
+    )
     versions = {name: version if "+" in version else "" for name, version in row.versions.items()}
     return replace(row, versions=versions), replace(facts, stacks=stacks, components=components)
 
 
 def moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> list[str]:
     """Return how one lock differs from another, a line for each package: ``NAME OLD -> NEW``."""
-    old, new = ({(each.name, each.build): each for each in packages} for packages in (before, after))
+    old, new = (
+        {(each.name, each.build): each for each in packages} for packages in (before, after)
+    )
     lines = []
     for key in sorted(old.keys() | new.keys()):
         name = f"{key[0]} (to build)" if key[1] else key[0]
         one, other = old.get(key), new.get(key)
         if one is None or other is None:
-            lines.append(f"{name} {other.version} is new" if other else f"{name} {old[key].version} goes")
+            lines.append(
+                f"{name} {other.version} is new" if other else f"{name} {old[key].version} goes"
+            )
         elif one.version != other.version:
             lines.append(f"{name} {one.version} -> {other.version}")
         elif one.sha256 != other.sha256:
@@ -108,12 +128,16 @@ def _resolve(
 ) -> list[LockedPackage]:
     tags = {
         tag: rank
-        for rank, tag in enumerate(wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc))
+        for rank, tag in enumerate(
+            wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc)
+        )
     }
     with private_folder() as folder:
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
         limits = () if build else row.limits
-        (folder / "constraints.in").write_text("".join(f"{limit}\n" for limit in limits), encoding="utf-8")
+        (folder / "constraints.in").write_text(
+            "".join(f"{limit}\n" for limit in limits), encoding="utf-8"
+        )
         local = [str(path) for path in settings.pip.local_folders]
         configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
         metadata = "".join(map(_metadata, wheels))
@@ -127,22 +151,39 @@ def _resolve(
         lock_path, edges_path = folder / "pylock.toml", folder / "edges.txt"
         what = f"{row.framework} {row.version} {row.cuda} on {row.base}"
         # uv keeps the versions that it finds in the file that it is to write.
-        names = ", ".join(f'{{ name = "{each.name}", version = "{each.version}" }}' for each in kept)
-        lock_path.write_text(
-            f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{names}]\n', encoding="utf-8"
+        names = ", ".join(
+            f'{{ name = "{each.name}", version = "{each.version}" }}' for each in kept
         )
-        run_uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, what, environment)
+        lock_path.write_text(
+            f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{names}]\n',
+            encoding="utf-8",
+        )
+        run_uv(
+            (*arguments, "--format", "pylock.toml", "--output-file", lock_path.name),
+            folder,
+            what,
+            environment,
+        )
         content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
-        pins = (f"{package['name']}=={package['version']}\n" for package in content.get("packages", ()))
+        pins = (
+            f"{package['name']}=={package['version']}\n" for package in content.get("packages", ())
+        )
         edges_path.write_text("".join(pins), encoding="utf-8")
-        run_uv((*arguments, "--annotation-style", "line", "--output-file", edges_path.name), folder, what, environment)
+        run_uv(
+            (*arguments, "--annotation-style", "line", "--output-file", edges_path.name),
+            folder,
+            what,
+            environment,
+        )
         edges = edges_path.read_text(encoding="utf-8")
     requires: dict[str, list[str]] = {}
     for line in edges.splitlines():
         match = ANNOTATION.match(line)
         if match:
             for parent in match["via"].split(", "):
-                requires.setdefault(canonicalize_name(parent), []).append(canonicalize_name(match["name"]))
+                requires.setdefault(canonicalize_name(parent), []).append(
+                    canonicalize_name(match["name"])
+                )
     found, urls = [], []
     for package in content.get("packages", ()):
         name = canonicalize_name(package["name"])
@@ -159,7 +200,9 @@ def _resolve(
             )
         )
     sizes = file_sizes(urls, settings)
-    return [replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)]
+    return [
+        replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)
+    ]
 
 
 def _metadata(wheel: Artifact) -> str:
@@ -173,10 +216,14 @@ def _metadata(wheel: Artifact) -> str:
     )
 
 
-def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]) -> str:
+def run_uv(
+    arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]
+) -> str:
     """Run uv in a folder and return what it prints; raises ``LockError`` that says ``what`` cannot be resolved."""
     # pip's own variables would be read a second time, and differently, by uv.
-    clean = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))}
+    clean = {
+        name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))
+    }
     # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
     done = run((_uv(), "--directory", str(folder), *arguments), timeout=SECONDS, environment=clean)
@@ -191,7 +238,9 @@ def _uv() -> str:
     try:
         return uv_program()
     except FileNotFoundError as error:
-        raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
+        raise LockError(
+            "uv is not installed", hint="`make setup` installs what the builder needs"
+        ) from error
 
 
 @cache
@@ -207,12 +256,20 @@ def uv_platform(machine: str, glibc: str) -> str:
     Raises:
         LockError: uv knows no such machine, or only newer libraries.
     """
-    help_text = run((_uv(), "pip", "compile", "--help"), timeout=SECONDS, environment={}).output.decode()
-    known = {int(level) for level in re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)}
+    help_text = run(
+        (_uv(), "pip", "compile", "--help"), timeout=SECONDS, environment={}
+    ).output.decode()
+    known = {
+        int(level)
+        for level in re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)
+    }
     fitting = [level for level in known if (2, level) <= tuple(map(int, glibc.split(".")[:2]))]
     if not fitting:
         names = ", ".join(f"2.{level}" for level in sorted(known)) or "none for this machine"
-        raise LockError(f"uv resolves nothing for {machine} with glibc {glibc}", hint=f"levels that it knows: {names}")
+        raise LockError(
+            f"uv resolves nothing for {machine} with glibc {glibc}",
+            hint=f"levels that it knows: {names}",
+        )
     return f"{machine}-manylinux_2_{max(fitting)}"
 
 
@@ -230,11 +287,15 @@ def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str
         return min(ranked)[2:]
     source = package.get("sdist")
     if source is None:
-        raise LockError(f"{package['name']} {package['version']} has no file for this Python and C library")
+        raise LockError(
+            f"{package['name']} {package['version']} has no file for this Python and C library"
+        )
     return source["url"], source["hashes"]["sha256"]
 
 
-def write_python_lock(row: TargetRow, facts: Facts, packages: Sequence[LockedPackage], root: Path) -> Path:
+def write_python_lock(
+    row: TargetRow, facts: Facts, packages: Sequence[LockedPackage], root: Path
+) -> Path:
     """Write the lock of a target's Python files into ``images/lock`` below ``root``; raises ``OutputError``."""
     path = lockfile.lock_path(root, facts.name_of(row))
     lockfile.write(path, lockfile.as_toml(LockedPackage, packages))

@@ -123,16 +123,22 @@ class MakersLists:
         """Return where the archives of the plan have packages, and what their sums are."""
         base = self.plan.base
         settings = find_archive(base, self.plan.archives, self.settings).settings
-        sources = parse_one_line("\n".join(sources_for(base.suite, settings.apt.sources, settings.suite)))
+        sources = parse_one_line(
+            "\n".join(sources_for(base.suite, settings.apt.sources, settings.suite))
+        )
         places = [(each.uri, each.suite) for each in sources]
         if not places:
             with suppress(UnreachableError):
-                places = [(snapshot_address(base, suite, self.settings), suite) for suite in base.archives]
+                places = [
+                    (snapshot_address(base, suite, self.settings), suite) for suite in base.archives
+                ]
         found: dict[DebianName, _Place] = {}
         names = {name.name for name in wanted}
         for uri, suite in dict.fromkeys(places):
             with suppress(LockError, HostError):
-                for name, place in packages_of(client, f"{uri.rstrip('/')} {suite}", base.architecture, names):
+                for name, place in packages_of(
+                    client, f"{uri.rstrip('/')} {suite}", base.architecture, names
+                ):
                     found.setdefault(name, place)
         return found
 
@@ -143,9 +149,13 @@ class MakersLists:
 
     def _tell(self, what: str, wanted: int, found: int) -> None:
         missing = (
-            f"; of {wanted - found} this machine reaches no file: only the image's own lists" if wanted > found else ""
+            f"; of {wanted - found} this machine reaches no file: only the image's own lists"
+            if wanted > found
+            else ""
         )
-        self.report(f"lists of files from {found} of {wanted} {what} as their makers sent them{missing}")
+        self.report(
+            f"lists of files from {found} of {wanted} {what} as their makers sent them{missing}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +166,11 @@ class _Place:
     sha256: str
 
 
-_UNPACK: Mapping[str, Callable[[bytes], bytes]] = {".xz": lzma.decompress, ".gz": gzip.decompress, "": bytes}
+_UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
+    ".xz": lzma.decompress,
+    ".gz": gzip.decompress,
+    "": bytes,
+}
 """The forms of a list of packages, by the ends of their names, the smallest first."""
 
 
@@ -178,7 +192,10 @@ def packages_of(
     uri, suite = archive.split(" ")
     head = f"{uri}/dists/{suite}"
     release = client.get(f"{head}/InRelease").text
-    sums = {name: digest for digest, name in re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)}
+    sums = {
+        name: digest
+        for digest, name in re.findall(r"^ ([0-9a-f]{64}) +\d+ (\S+)$", release, re.MULTILINE)
+    }
     plain = f"main/binary-{architecture}/Packages"
     name = next((plain + ending for ending in _UNPACK if plain + ending in sums), "")
     if not name:
@@ -190,9 +207,17 @@ def packages_of(
     for paragraph in text.split("\n\n"):
         if paragraph.partition("\n")[0].removeprefix("Package: ") not in names:
             continue
-        fields = dict(re.findall(r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", paragraph, re.MULTILINE))
+        fields = dict(
+            re.findall(
+                r"^(Package|Version|Architecture|Filename|SHA256): *(.+)$", paragraph, re.MULTILINE
+            )
+        )
         if len(fields) == 5:
-            key = DebianName(name=fields["Package"], version=fields["Version"], architecture=fields["Architecture"])
+            key = DebianName(
+                name=fields["Package"],
+                version=fields["Version"],
+                architecture=fields["Architecture"],
+            )
             yield key, _Place(address=f"{uri}/{fields['Filename']}", sha256=fields["SHA256"])
 
 
@@ -204,7 +229,9 @@ def wheel_list(path: Path) -> WheelList:
     """
     try:
         with zipfile.ZipFile(path) as wheel:
-            (record,) = (name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", name))
+            (record,) = (
+                name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)
+            )
             rows = csv.reader(io.StringIO(wheel.read(record).decode("utf-8")))
             files = {row[0]: row[1] for row in rows if row and row[0] != record}
             written: dict[str, str] = {}
@@ -259,7 +286,9 @@ if __name__ == "__main__":
 
 
 def _record_sum(content: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip(
+        "="
+    )
 
 
 def debian_content(path: Path) -> DebianContent:
@@ -278,7 +307,10 @@ def debian_content(path: Path) -> DebianContent:
         raise LockError(f"{path.name} cannot be read: {error}") from error
     return DebianContent(
         members={name: hashlib.sha256(each).hexdigest() for name, each in members.items()},
-        conffiles={f"/{name}": hashlib.md5(each, usedforsecurity=False).hexdigest() for name, each in content.items()},
+        conffiles={
+            f"/{name}": hashlib.md5(each, usedforsecurity=False).hexdigest()
+            for name, each in content.items()
+        },
         links=links,
     )
 
@@ -299,13 +331,19 @@ def _part(parts: Mapping[str, bytes], beginning: str) -> tarfile.TarFile:
     return tarfile.open(fileobj=io.BytesIO(parts[name]), mode="r:*")
 
 
-def _unpacked(parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None) -> dict[str, bytes]:
+def _unpacked(
+    parts: Mapping[str, bytes], beginning: str, wanted: set[str] | None
+) -> dict[str, bytes]:
     """Return the plain files of a part, or those of them that are wanted, by their names without ``./``."""
     found = {}
     with _part(parts, beginning) as archive:
         for member in archive:
             path = member.name.removeprefix("./")
-            file = archive.extractfile(member) if member.isreg() and (wanted is None or path in wanted) else None
+            file = (
+                archive.extractfile(member)
+                if member.isreg() and (wanted is None or path in wanted)
+                else None
+            )
             if file is not None:
                 found[path] = file.read()
     return found
@@ -314,10 +352,16 @@ def _unpacked(parts: Mapping[str, bytes], beginning: str, wanted: set[str] | Non
 def _links(parts: Mapping[str, bytes]) -> dict[str, str]:
     """Return where each link of a package leads: no list of sums has it."""
     with _part(parts, "data.tar") as archive:
-        return {f"/{member.name.removeprefix('./')}": member.linkname for member in archive if member.issym()}
+        return {
+            f"/{member.name.removeprefix('./')}": member.linkname
+            for member in archive
+            if member.issym()
+        }
 
 
-def _all_of(wanted: Iterable[_Wanted], read: Callable[[_Wanted], _Found | None]) -> dict[_Wanted, _Found]:
+def _all_of(
+    wanted: Iterable[_Wanted], read: Callable[[_Wanted], _Found | None]
+) -> dict[_Wanted, _Found]:
     """Return what was read, several at once; what cannot be reached or read is left out."""
 
     def attempt(each: _Wanted) -> _Found | None:

@@ -35,7 +35,9 @@ class Mirror:
         mirror = (self.folder,) if self.folder else ()
         return mirror if mirror and self.offline else (*mirror, cache)
 
-    def places(self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> Places:
+    def places(
+        self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]
+    ) -> Places:
         """Return where to look for the sources of components."""
         return Places(
             folders=self.folders(sources_folder(environment)),
@@ -51,8 +53,13 @@ class Mirror:
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
         parts = urlsplit(self.address)
         # pip contacts servers without TLS only if they are trusted hosts. Each file's hash is checked anyway.
-        trusted = (*settings.pip.trusted_hosts, *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []))
-        pip = replace(settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted)
+        trusted = (
+            *settings.pip.trusted_hosts,
+            *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []),
+        )
+        pip = replace(
+            settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted
+        )
         if self.offline:
             pip = replace(pip, index_url="", extra_index_urls=(), find_links=(link,), no_index=True)
         return replace(settings, pip=pip, mirror=self.address, mirror_only=self.offline)
@@ -66,7 +73,9 @@ def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
         return Mirror(address=value.rstrip("/"), offline=offline)
     folder = Path(value).expanduser()
     if not folder.is_dir():
-        raise OutputError(f"--mirror {value}: no such folder", hint=f"`python build.py mirror {value}` fills one")
+        raise OutputError(
+            f"--mirror {value}: no such folder", hint=f"`python build.py mirror {value}` fills one"
+        )
     return Mirror(folder=folder, offline=offline)
 
 

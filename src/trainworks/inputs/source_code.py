@@ -10,14 +10,22 @@ from urllib.parse import urlsplit
 from trainworks.errors import HostError, UnknownNameError
 from trainworks.facts.rows import Artifact, Facts
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.sources import Places, Unreachable, download_sources, drop_spoiled, missing_sources
+from trainworks.inputs.sources import (
+    Places,
+    Unreachable,
+    download_sources,
+    drop_spoiled,
+    missing_sources,
+)
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
 from trainworks.plan.target import TargetContext, context_of
 from trainworks.terminal.output import say
 
-TO_GET_IT = "run `python build.py mirror DIR` on a connected machine, then build with `--mirror DIR`"
+TO_GET_IT = (
+    "run `python build.py mirror DIR` on a connected machine, then build with `--mirror DIR`"
+)
 
 
 def reachable_plan(
@@ -50,12 +58,18 @@ def reachable_plan(
     names = dict.fromkeys(each.component for each in left_out)
     less = make_plan(leave_out(request, names, row, facts), facts)
     chosen = select_components(request, target, facts)
-    implied = {name for name in names if name in dependents_of([each for each in names if each != name], chosen)}
+    implied = {
+        name
+        for name in names
+        if name in dependents_of([each for each in names if each != name], chosen)
+    }
     marked = (replace(each, implied=each.component in implied) for each in left_out)
     return less, tuple(sorted(marked, key=lambda each: each.implied))
 
 
-def names_without(request: Request, missing: Iterable[tuple[str, Artifact]], facts: Facts) -> dict[str, str]:
+def names_without(
+    request: Request, missing: Iterable[tuple[str, Artifact]], facts: Facts
+) -> dict[str, str]:
     """Return the name that an image gets if a host cannot be reached, by the host.
 
     Args:
@@ -70,7 +84,9 @@ def names_without(request: Request, missing: Iterable[tuple[str, Artifact]], fac
     needed = _needed(request, context_of(row, facts))
     hosts: dict[str, list[str]] = {}
     for component, artifact in missing:
-        hosts.setdefault(urlsplit(artifact.git or artifact.url).hostname or "", []).append(component)
+        hosts.setdefault(urlsplit(artifact.git or artifact.url).hostname or "", []).append(
+            component
+        )
     found = {}
     for host, names in hosts.items():
         if needed.isdisjoint(names):
@@ -82,7 +98,10 @@ def names_without(request: Request, missing: Iterable[tuple[str, Artifact]], fac
 
 def _needed(request: Request, target: TargetContext) -> set[str]:
     """Return the components that an image cannot be built without: required ones, and those asked for by name."""
-    return {*request.with_components, *(each.name for each in target.fitting.values() if each.required)}
+    return {
+        *request.with_components,
+        *(each.name for each in target.fitting.values() if each.required),
+    }
 
 
 def download_missing(
@@ -136,7 +155,9 @@ def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
     """Return the warning about components that are left out of an image, with the reasons and what does not work."""
     names = ", ".join(dict.fromkeys(each.component for each in left_out))
     costs = {missing.component: missing.cost for missing in plan.missing}
-    telling = [each.component for each in left_out if not each.implied and costs.get(each.component)]
+    telling = [
+        each.component for each in left_out if not each.implied and costs.get(each.component)
+    ]
     cost = "; ".join(dict.fromkeys(costs[name] for name in telling))
     reasons = "; ".join(dict.fromkeys(each.reason for each in left_out))
     return f"warning: {plan.tags[0]} is built without {names} ({reasons}): {cost}. To get it: {TO_GET_IT}"

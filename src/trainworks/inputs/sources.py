@@ -45,13 +45,24 @@ class Places:
 
     def find(self, artifact: Artifact) -> Path | None:
         """Return the file of an artifact on this machine, or ``None``. The build checks its content."""
-        return next((folder / artifact.file for folder in self.folders if (folder / artifact.file).is_file()), None)
+        return next(
+            (
+                folder / artifact.file
+                for folder in self.folders
+                if (folder / artifact.file).is_file()
+            ),
+            None,
+        )
 
     def origins(self, artifact: Artifact) -> tuple[str, ...]:
         """Return the addresses that a file can be downloaded from, the nearest first."""
         for prefix, mirrors in self.archives.items():
             if artifact.url.startswith(f"{prefix}/"):
-                return tuple(dict.fromkeys((*(m + artifact.url[len(prefix) :] for m in mirrors), artifact.url)))
+                return tuple(
+                    dict.fromkeys(
+                        (*(m + artifact.url[len(prefix) :] for m in mirrors), artifact.url)
+                    )
+                )
         return (artifact.url,)
 
 
@@ -81,7 +92,9 @@ def sources_folder(environment: Mapping[str, str]) -> Path:
     try:
         return cache_folder(environment, "sources")
     except RuntimeError as error:
-        raise HostError("no folder for downloads: the user has no home folder", hint="set XDG_CACHE_HOME") from error
+        raise HostError(
+            "no folder for downloads: the user has no home folder", hint="set XDG_CACHE_HOME"
+        ) from error
 
 
 def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str, tuple[str, ...]]:
@@ -91,7 +104,11 @@ def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str
         bases: Rows of ``images/bases.toml``.
         suite: Code name of the machine's Debian; ``""`` on another system, which has no such mirror.
     """
-    own = tuple(dict.fromkeys(source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite))
+    own = tuple(
+        dict.fromkeys(
+            source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite
+        )
+    )
     return {base.archive: own for base in bases if base.archive}
 
 
@@ -121,16 +138,27 @@ def holds(artifact: Artifact, path: Path) -> bool:
     from trainworks.host.downloads import content_of
     from trainworks.host.git import bundle_holds
 
-    return bundle_holds(path, artifact.commit) if artifact.git else content_of(path).sha256 == artifact.sha256
+    return (
+        bundle_holds(path, artifact.commit)
+        if artifact.git
+        else content_of(path).sha256 == artifact.sha256
+    )
 
 
 def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
     """Return the sources of a plan that are not on this machine, each with its component."""
-    return tuple((component, artifact) for component, artifact in sources_of(plan) if places.find(artifact) is None)
+    return tuple(
+        (component, artifact)
+        for component, artifact in sources_of(plan)
+        if places.find(artifact) is None
+    )
 
 
 def download_sources(
-    missing: Sequence[tuple[str, Artifact]], places: Places, client: Client, report: Callable[[str], None]
+    missing: Sequence[tuple[str, Artifact]],
+    places: Places,
+    client: Client,
+    report: Callable[[str], None],
 ) -> tuple[Unreachable, ...]:
     """Download sources into the last folder of ``places``; return those that cannot be downloaded.
 
@@ -169,14 +197,18 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
 
     if places.address:
         try:
-            client.download(f"{places.address}/{quote(artifact.file, safe='')}", target, sha256=artifact.sha256)
+            client.download(
+                f"{places.address}/{quote(artifact.file, safe='')}", target, sha256=artifact.sha256
+            )
         except UnreachableError:
             if places.offline:
                 raise
         else:
             if artifact.git and not bundle_holds(target, artifact.commit):
                 target.unlink()
-                raise LockError(f"{artifact.file} of the mirror does not have commit {artifact.commit}")
+                raise LockError(
+                    f"{artifact.file} of the mirror does not have commit {artifact.commit}"
+                )
             return
     if places.offline:
         raise UnreachableError(f"{places.folders[0]} has no {artifact.file}")
@@ -197,5 +229,7 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise OutputError(f"cannot create {folder} ({error.strerror or os.strerror(error.errno or 0)})") from error
+        raise OutputError(
+            f"cannot create {folder} ({error.strerror or os.strerror(error.errno or 0)})"
+        ) from error
     return folder

@@ -58,7 +58,9 @@ def read_released(folder: Path) -> dict[str, Released]:
         OutputError: It is no folder, or a file in it is not one of these.
     """
     if not folder.is_dir():
-        raise OutputError(f"{folder} is not a folder", hint="give the folder of results of `tools/release`")
+        raise OutputError(
+            f"{folder} is not a folder", hint="give the folder of results of `tools/release`"
+        )
     return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{FILE}"))}
 
 
@@ -87,16 +89,25 @@ def write_released(folder: Path, date: str) -> None:
             addresses=[each["image_uri"] for each in pushed["pushed"]],
             updates=len(outdated["updates"]),
             sizes=[[part["component"], part["size"]] for part in report["parts"]],
-            packages={row["purl"].partition("@")[0].removeprefix("pkg:"): row.get("version", "") for row in named},
+            packages={
+                row["purl"].partition("@")[0].removeprefix("pkg:"): row.get("version", "")
+                for row in named
+            },
             changed=[],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OutputError(f"{folder}: not the results of a release: {type(error).__name__}: {error}") from error
+        raise OutputError(
+            f"{folder}: not the results of a release: {type(error).__name__}: {error}"
+        ) from error
     if before is not None:
         # The same image may be pushed again, or to another repository.
-        digests = [{address.rpartition("@")[2] for address in each.addresses} for each in (before, now)]
+        digests = [
+            {address.rpartition("@")[2] for address in each.addresses} for each in (before, now)
+        ]
         same = digests[0] == digests[1]
-        now = replace(now, changed=before.changed if same else changes(before.packages, now.packages))
+        now = replace(
+            now, changed=before.changed if same else changes(before.packages, now.packages)
+        )
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(now), indent=1), encoding="utf-8")
     part.replace(path)
@@ -165,7 +176,9 @@ class Entry:
     @property
     def wheels(self) -> list[tuple[str, int]]:
         """Bytes of the Python packages that a build downloads, by component."""
-        return largest((step.component, sum(file.size for file in step.python)) for step in self.parts)
+        return largest(
+            (step.component, sum(file.size for file in step.python)) for step in self.parts
+        )
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
@@ -175,7 +188,11 @@ class Entry:
     @property
     def checks(self) -> Mapping[str, int]:
         """Number of checks after a build, by kind."""
-        return dict(Counter(check.kind for check in self.plan.checks).most_common()) if self.plan else {}
+        return (
+            dict(Counter(check.kind for check in self.plan.checks).most_common())
+            if self.plan
+            else {}
+        )
 
     @property
     def words(self) -> str:
@@ -196,10 +213,17 @@ def catalogue_of(facts: Facts, released: Mapping[str, Released] | None = None) -
         FactsError: A check in a recipe's front matter is malformed.
     """
     rows = [
-        row for _, group in groupby(sorted_rows(facts), key=lambda row: row.framework) for row in reversed(list(group))
+        row
+        for _, group in groupby(sorted_rows(facts), key=lambda row: row.framework)
+        for row in reversed(list(group))
     ]
     current = current_builds(facts)
-    rows.sort(key=lambda row: (facts.name_of(row) not in current, facts.name_of(row) not in facts.built_by_target))
+    rows.sort(
+        key=lambda row: (
+            facts.name_of(row) not in current,
+            facts.name_of(row) not in facts.built_by_target,
+        )
+    )
     return tuple(
         _entry(row, facts, current.get(name), (released or {}).get(name))
         for row in rows
@@ -265,10 +289,17 @@ FACETS: Mapping[str, str] = {
 
 def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
     """Return the page. The same entries and template give the same bytes."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["code"] = lambda text: Markup(
+        re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    )
     facets = {
-        name: {"title": title, "values": sorted({entry.facets[name] for entry in entries}, key=_order)}
+        name: {
+            "title": title,
+            "values": sorted({entry.facets[name] for entry in entries}, key=_order),
+        }
         for name, title in FACETS.items()
     }
     data = [

@@ -91,7 +91,10 @@ class ImageDifference:
             counter[_kind(file)] += 1
             counter["growth"] += (file.after or 0) - (file.before or 0)
         keys = ("added", "removed", "changed", "growth")
-        found = [FolderChange(folder=folder, **{key: each[key] for key in keys}) for folder, each in counts.items()]
+        found = [
+            FolderChange(folder=folder, **{key: each[key] for key in keys})
+            for folder, each in counts.items()
+        ]
         return tuple(sorted(found, key=lambda each: (-abs(each.growth), each.folder)))
 
     def as_values(self) -> dict[str, Any]:
@@ -132,20 +135,32 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change
 
 def _side(contents: InspectedImage) -> Side:
     image = contents.image
-    return Side(reference=image.reference, identifier=image.identifier, created=image.created, size=image.size)
+    return Side(
+        reference=image.reference,
+        identifier=image.identifier,
+        created=image.created,
+        size=image.size,
+    )
 
 
 def _settings(contents: InspectedImage) -> dict[str, str]:
-    return {"entry point": " ".join(contents.image.entry_point), "arguments": " ".join(contents.image.command)}
+    return {
+        "entry point": " ".join(contents.image.entry_point),
+        "arguments": " ".join(contents.image.command),
+    }
 
 
-def _files(before: Mapping[str, ImageFile], after: Mapping[str, ImageFile]) -> tuple[FileChange, ...]:
+def _files(
+    before: Mapping[str, ImageFile], after: Mapping[str, ImageFile]
+) -> tuple[FileChange, ...]:
     found = []
     for path in sorted({**before, **after}):
         old, new = before.get(path), after.get(path)
         if old and new and (old.what, old.mode, old.size) == (new.what, new.mode, new.size):
             continue
-        found.append(FileChange(path=path, before=old.size if old else None, after=new.size if new else None))
+        found.append(
+            FileChange(path=path, before=old.size if old else None, after=new.size if new else None)
+        )
     return tuple(found)
 
 
@@ -184,10 +199,16 @@ def as_text(found: ImageDifference) -> str:
         if len(found.folders) > SHOWN:
             lines.append(f"  and {len(found.folders) - SHOWN} more folders")
         lines += ["", "largest changes"]
-        largest = sorted(found.files, key=lambda file: (-abs((file.after or 0) - (file.before or 0)), file.path))
+        largest = sorted(
+            found.files, key=lambda file: (-abs((file.after or 0) - (file.before or 0)), file.path)
+        )
         lines += [f"  {_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
     if found.layers:
-        lines += ["", "layers", *(f"  {_sizes(layer)}  {layer.path[:100]}" for layer in found.layers)]
+        lines += [
+            "",
+            "layers",
+            *(f"  {_sizes(layer)}  {layer.path[:100]}" for layer in found.layers),
+        ]
     if len(lines) == 2:  # only the head
         lines += ["", "no differences"]
     return "\n".join(lines) + "\n"
@@ -211,7 +232,9 @@ def _groups(found: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
 
 def _summed(rows: Sequence[Change] | Sequence[FileChange]) -> str:
     counts = Counter(_kind(row) for row in rows)
-    return ", ".join(f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed") if counts[kind])
+    return ", ".join(
+        f"{counts[kind]} {kind}" for kind in ("added", "removed", "changed") if counts[kind]
+    )
 
 
 def _kind(row: Change | FileChange) -> str:

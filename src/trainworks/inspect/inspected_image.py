@@ -60,7 +60,9 @@ ENGINE_FILES = "container-engine"
 """The row of ``images/generated-files.toml`` with the files that an engine adds to every container."""
 
 
-def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool = False) -> InspectedImage:
+def inspect_image(
+    engine: Engine, reference: str, facts: Facts, *, digests: bool = False
+) -> InspectedImage:
     """Read an image of the engine's store.
 
     Args:
@@ -71,14 +73,19 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
         ImageTestError: The image has no Python to run the inventory with.
     """
     image = image_in(engine, reference)
-    with DISPLAY.task("reading", log=False) as task, engine.container(image.reference, isolated="asked") as container:
+    with (
+        DISPLAY.task("reading", log=False) as task,
+        engine.container(image.reference, isolated="asked") as container,
+    ):
         task.note = reference
         found = take_contents(container, digests=digests)
     name, components = _manifest(found["manifest"])
     python: dict[str, str] = {}
     for name, version in found["python"]:
         python[name] = f"{python[name]}, {version}" if name in python else version
-    of_engine = pattern_of(path for row in facts.generated_files if row.name == ENGINE_FILES for path in row.paths)
+    of_engine = pattern_of(
+        path for row in facts.generated_files if row.name == ENGINE_FILES for path in row.paths
+    )
     files = [
         ImageFile(path=path, size=size, mode=mode, what=what, owner=owner)
         for path, size, mode, what, owner in found["files"]
@@ -99,7 +106,9 @@ def _manifest(text: str) -> tuple[str, dict[str, str]]:
     """Return the name and the components' versions that an image's manifest has; none of one that is malformed."""
     try:
         manifest = json.loads(text or "{}")
-        versions = {str(name): str(row["version"]) for name, row in manifest.get("components", {}).items()}
+        versions = {
+            str(name): str(row["version"]) for name, row in manifest.get("components", {}).items()
+        }
         return str(manifest.get("name", "")), versions
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return "", {}

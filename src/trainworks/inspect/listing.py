@@ -38,11 +38,17 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
         return f"{built.date}, {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
         return f"older, {older.date}"
-    parts = [component.name for component in context_of(row, facts).components.values() if component.proved]
+    parts = [
+        component.name
+        for component in context_of(row, facts).components.values()
+        if component.proved
+    ]
     return f"no; {len(parts)} parts" if parts else "no"
 
 
-def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True) -> str:
+def list_text(
+    rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True
+) -> str:
     """Return the table for people.
 
     Args:
@@ -54,14 +60,23 @@ def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Bui
     """
     shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
     cells = (
-        (facts.name_of(row), patches_until(row, facts).removeprefix("its "), _proof(row, facts, current))
+        (
+            facts.name_of(row),
+            patches_until(row, facts).removeprefix("its "),
+            _proof(row, facts, current),
+        )
         for row in in_order(shown)
     )
     table = [COLUMNS, *cells]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    )
     hidden = len(rows) - len(shown)
-    more = f"{hidden} more cannot be built on the project's own machine: add --all\n" if hidden else ""
+    more = (
+        f"{hidden} more cannot be built on the project's own machine: add --all\n" if hidden else ""
+    )
     return "\n".join(lines) + "\n" + more
 
 

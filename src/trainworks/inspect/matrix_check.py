@@ -64,7 +64,9 @@ def _find(row: TargetRow, facts: Facts, *, built: bool) -> TargetCheck:
         components = usual_components(target, facts)
     except UnknownNameError as error:
         unfit = tuple(error.message.splitlines())
-        return TargetCheck(target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built)
+        return TargetCheck(
+            target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built
+        )
     parts = parts_of(target, components, facts)
     lock = ""
     unlocked: tuple[str, ...] = ()
@@ -94,7 +96,10 @@ def exit_status_of(findings: Sequence[TargetCheck]) -> int:
 
 def as_json(findings: Sequence[TargetCheck]) -> str:
     """Return the findings for programs."""
-    return json.dumps([{**asdict(finding), "fits": finding.fits} for finding in findings], indent=2) + "\n"
+    return (
+        json.dumps([{**asdict(finding), "fits": finding.fits} for finding in findings], indent=2)
+        + "\n"
+    )
 
 
 def as_text(findings: Sequence[TargetCheck]) -> str:
@@ -110,7 +115,9 @@ def as_text(findings: Sequence[TargetCheck]) -> str:
     advice: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
         for conflict in finding.advice:
-            advice.setdefault((conflict.rule, conflict.reason, conflict.instead), []).append(finding.target)
+            advice.setdefault((conflict.rule, conflict.reason, conflict.instead), []).append(
+                finding.target
+            )
     for (rule, reason, instead), targets in advice.items():
         lines.append(f"advice {rule} ({_counted(targets)}): {reason}; {instead}")
     unlocked = [finding for finding in findings if finding.unlocked]

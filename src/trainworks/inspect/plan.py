@@ -25,11 +25,18 @@ def describe_plan(
         patches_until: The day from which the framework's version gets no more patches, or what that day will be.
     """
     lines = [plan.target.name, f"  image  {plan.tags[0]}"]
-    lines += [f"  or     {name}, if {host} cannot be reached" for host, name in name_without.items()]
+    lines += [
+        f"  or     {name}, if {host} cannot be reached" for host, name in name_without.items()
+    ]
     lines.append(f"  base   {plan.image}, Python {plan.target.python}")
-    lines.append(f"  {plan.target.framework} {plan.target.version} gets patches until {patches_until}")
+    lines.append(
+        f"  {plan.target.framework} {plan.target.version} gets patches until {patches_until}"
+    )
     width = max(len(step.component) for step in plan.steps)
-    lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
+    lines += [
+        f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}"
+        for step in plan.steps
+    ]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
     if recorded is None and (never := never_run(plan, components)):
         lines.append(f"  recipes that were rendered and never run: {', '.join(never)}")
@@ -53,11 +60,19 @@ def never_run(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ..
     """Return the components of a vendor's image whose recipe was never run; images of packages have others."""
     if plan.target.sources != "vendor":
         return ()
-    run = {row.name for row in components if "vendor" in row.sources and (row.proved or "packages" in row.sources)}
+    run = {
+        row.name
+        for row in components
+        if "vendor" in row.sources and (row.proved or "packages" in row.sources)
+    }
     return tuple(step.component for step in plan.steps if step.component not in run)
 
 
 def describe_sources(missing: Iterable[tuple[str, Artifact]]) -> str:
     """Return for people which sources a build would have to download; ``""`` for none."""
     files = list(dict.fromkeys(artifact.file for _, artifact in missing))
-    return f"  not on this machine yet, downloaded when the image is built: {', '.join(files)}\n" if files else ""
+    return (
+        f"  not on this machine yet, downloaded when the image is built: {', '.join(files)}\n"
+        if files
+        else ""
+    )

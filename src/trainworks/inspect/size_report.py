@@ -110,7 +110,9 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
     for step in steps:
         for package in step.debian if step.in_image and step.component != "system" else ():
             by_package.setdefault(package, step.component)
-    by_distribution = {package.name: step.component for step in steps if step.in_image for package in step.python}
+    by_distribution = {
+        package.name: step.component for step in steps if step.in_image for package in step.python
+    }
     patterns = [(step.component, pattern_of(facts.recipes[step.recipe].owns)) for step in steps]
     generated = pattern_of(path for row in facts.generated_files for path in row.paths)
 
@@ -130,7 +132,11 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
 
 def as_text(report: SizeReport) -> str:
     """Return a report for people."""
-    of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
+    of_budget = (
+        f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}"
+        if report.budget
+        else ""
+    )
     lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
     *bars, hidden = stacked([*(part.size for part in report.parts), report.overwritten], BAR)

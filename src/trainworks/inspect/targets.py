@@ -55,7 +55,11 @@ def find_image(name: str, engine: Engine, facts: Facts, *, elsewhere: bool = Fal
         return variants[0]
     there = f"{engine.name} has {', '.join(variants)}; " if variants else ""
     request = request_of(ours.row, ours.variant, facts)
-    how = f"`{build_command(request)}` builds it" if request else "build it again with the same options"
+    how = (
+        f"`{build_command(request)}` builds it"
+        if request
+        else "build it again with the same options"
+    )
     raise UnknownNameError(f"{engine.name} has no image {ours.reference}", hint=f"{there}{how}")
 
 
@@ -65,7 +69,9 @@ def variants_in(engine: Engine, ours: ImageName, facts: Facts) -> list[str]:
     found = []
     for name in engine.names():
         variant = name.removeprefix(usual)
-        if name.startswith(f"{usual}-") and (variant.startswith(HASHED) or request_of(ours.row, variant, facts)):
+        if name.startswith(f"{usual}-") and (
+            variant.startswith(HASHED) or request_of(ours.row, variant, facts)
+        ):
             found.append(name)
     return sorted(found, key=lambda name: (HASHED in name, name.count("-with"), name))
 
@@ -78,7 +84,11 @@ def describe_variant(ours: ImageName, reference: str, facts: Facts) -> str:
     costs = {each.name: each.without for each in facts.components if each.variant}
     said = [
         *([f"with {', '.join(request.with_components)}"] if request.with_components else []),
-        *([f"without {', '.join(request.without_components)}"] if request.without_components else []),
+        *(
+            [f"without {', '.join(request.without_components)}"]
+            if request.without_components
+            else []
+        ),
     ]
     cost = "; ".join(costs[name] for name in request.without_components if name in costs)
     return f", built {' and '.join(said)}" + (f": {cost}" if cost else "")
@@ -106,5 +116,6 @@ def _no_image(name: str, engine: Engine, facts: Facts) -> UnknownNameError:
     did_you_mean = f"did you mean {near}? " if near else ""
     listed = f"`{engine.name} images` lists its images, `python build.py --list` the targets"
     return UnknownNameError(
-        f"{engine.name} has no image {name}", hint=f"{did_you_mean}{listed}; pull an image of a registry first"
+        f"{engine.name} has no image {name}",
+        hint=f"{did_you_mean}{listed}; pull an image of a registry first",
     )

@@ -394,5 +394,12 @@ Check = (
 )
 """Any promise; ``kind`` tells them apart, in Python and in the plan's JSON."""
 
-PROGRAMS = (CommandCheck, ImportCheck, PythonImportsCheck, LoadedLibraryCheck, OpenableLibrariesCheck, StartCheck)
+PROGRAMS = (
+    CommandCheck,
+    ImportCheck,
+    PythonImportsCheck,
+    LoadedLibraryCheck,
+    OpenableLibrariesCheck,
+    StartCheck,
+)
 """What starts programs of the image or imports its modules, and takes minutes; all else reads files."""

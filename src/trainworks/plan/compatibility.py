@@ -11,7 +11,9 @@ from trainworks.facts.rows import Rule
 
 def all_hold(ranges: Mapping[str, str], properties: Properties) -> bool:
     """Return whether every property is in its range."""
-    return all(satisfies(properties.get(name), allowed, properties) for name, allowed in ranges.items())
+    return all(
+        satisfies(properties.get(name), allowed, properties) for name, allowed in ranges.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,8 @@ def conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, 
             instead=rule.instead,
         )
         for rule in rules
-        if all_hold(rule.when, properties) and not (rule.require and all_hold(rule.require, properties))
+        if all_hold(rule.when, properties)
+        and not (rule.require and all_hold(rule.require, properties))
     )
 
 

@@ -15,7 +15,13 @@ from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.shares import BUILDER, distribution_name, lock_of, python_patterns, python_requirements
+from trainworks.plan.shares import (
+    BUILDER,
+    distribution_name,
+    lock_of,
+    python_patterns,
+    python_requirements,
+)
 from trainworks.plan.target import TargetContext, artifact_rows
 from trainworks.plan.wheel_tags import wheel_tags
 
@@ -33,7 +39,11 @@ class Requirement:
 
     def __str__(self) -> str:
         """Return it as pip writes it."""
-        return f"{self.asked}{',' if self.range else ''}=={self.version}" if self.version else self.asked
+        return (
+            f"{self.asked}{',' if self.range else ''}=={self.version}"
+            if self.version
+            else self.asked
+        )
 
     @property
     def name(self) -> str:
@@ -118,7 +128,9 @@ def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
 def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     for package in packages:
         name, version, _ = _parts_of(package.file)
-        if name != package.name or canonicalize_version(version) != canonicalize_version(package.version):
+        if name != package.name or canonicalize_version(version) != canonicalize_version(
+            package.version
+        ):
             yield f"{package.name} {package.version}: its file is {package.file}, of another package or version"
 
 
@@ -154,7 +166,9 @@ def _parts_of(file: str) -> tuple[str, str, frozenset[Tag]]:
     return name, str(version), frozenset()
 
 
-def _row_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _row_problems(
+    target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
+) -> Iterator[str]:
     """Yield what the rows ask for and the lock does not have so."""
     for limit in target.row.limits:
         for package in packages:
@@ -162,10 +176,15 @@ def _row_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPac
             if limited and not satisfies(package.version, range_of(limit), {}):
                 yield f"has {package.name} {package.version}, the target's limit is {limit}"
     for wanted in requirements_of(target, facts):
-        locked = {package.name: package.version for package in packages if package.build == wanted.build}
+        locked = {
+            package.name: package.version for package in packages if package.build == wanted.build
+        }
         if wanted.name not in locked:
             yield f"{wanted} is missing"
-        elif wanted.version and wanted.version not in (locked[wanted.name], _public(locked[wanted.name])):
+        elif wanted.version and wanted.version not in (
+            locked[wanted.name],
+            _public(locked[wanted.name]),
+        ):
             yield f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
         elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
             yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
@@ -185,11 +204,16 @@ def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]
                 if each.build is component.build_only and fnmatchcase(each.name, pattern)
             }
             if version not in locked.values():
-                found = ", ".join(f"{name} {version}" for name, version in locked.items()) or f"no {pattern}"
+                found = (
+                    ", ".join(f"{name} {version}" for name, version in locked.items())
+                    or f"no {pattern}"
+                )
                 yield f"has {found}, the target's version of {component.name} is {version}"
 
 
-def _cuda_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _cuda_problems(
+    target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]
+) -> Iterator[str]:
     """Yield the packages of CUDA in the lock of a cell without CUDA: they come with another build of its framework."""
     versions = {each.name: each.version for each in packages if not each.build}
     if not target.cell.version and (names := cuda_packages(versions, facts)):

@@ -15,7 +15,9 @@ SHOWN = 5
 LIST = "`python build.py --list` shows every target"
 
 
-def suggestion(name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = "") -> str:
+def suggestion(
+    name: str, known: Iterable[str], *, hidden: Iterable[str] = (), near: str = ""
+) -> str:
     """Return what an error suggests instead of an unknown name: the closest known name, and what is available.
 
     Args:
@@ -43,13 +45,17 @@ def unknown(
         name: What was asked for.
         known, hidden, near: See ``suggestion``.
     """
-    return UnknownNameError(f"unknown {kind} {name!r}", hint=suggestion(name, known, hidden=hidden, near=near))
+    return UnknownNameError(
+        f"unknown {kind} {name!r}", hint=suggestion(name, known, hidden=hidden, near=near)
+    )
 
 
 def together(problems: Sequence[UnknownNameError], advice: str = "") -> UnknownNameError:
     """Return one error of all, with advice for all of them; of several each is a line with its own hint."""
     if len(problems) == 1:
         (problem,) = problems
-        return UnknownNameError(problem.message, hint="; ".join(filter(None, (problem.hint, advice))))
+        return UnknownNameError(
+            problem.message, hint="; ".join(filter(None, (problem.hint, advice)))
+        )
     lines = "".join(f"\n  {problem.line}" for problem in problems)
     return UnknownNameError(f"{len(problems)} problems:{lines}", hint=advice)

@@ -52,7 +52,9 @@ def read_own_artifact(text: str) -> OwnArtifact:
     return own
 
 
-def with_own_artifacts(own: Iterable[OwnArtifact], row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+def with_own_artifacts(
+    own: Iterable[OwnArtifact], row: TargetRow, facts: Facts
+) -> tuple[TargetRow, Facts]:
     """Return a target's row, and facts, in which these wheels stand in the place of those of the row.
 
     Raises:
@@ -97,7 +99,9 @@ def _with_one(own: OwnArtifact, row: TargetRow, facts: Facts) -> tuple[TargetRow
         together={},
     )
     changed = replace(row, versions={**row.versions, own.name: new.version})
-    others = tuple(each for each in facts.artifacts if (each.name, each.version) != (new.name, new.version))
+    others = tuple(
+        each for each in facts.artifacts if (each.name, each.version) != (new.name, new.version)
+    )
     targets = tuple(changed if each == row else each for each in facts.targets)
     return changed, replace(facts, artifacts=(*others, new), targets=targets)
 

@@ -38,11 +38,21 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
     artifacts, unfit = _choose_artifacts(target, components, properties, facts)
     properties |= properties_of_artifacts(artifacts)
     unknown = {f"{name}.flags" for name in unfit}
-    unknown |= {other for name in unfit for each in facts.artifacts_by_name.get(name, ()) for other in each.together}
+    unknown |= {
+        other
+        for name in unfit
+        for each in facts.artifacts_by_name.get(name, ())
+        for other in each.together
+    }
     # What follows from a wrong artifact is not a second problem.
-    found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), properties)
+    found = conflicts(
+        (rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})),
+        properties,
+    )
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
-    answered = {rule for component in components for rule in facts.recipes[component.recipe_name].answers}
+    answered = {
+        rule for component in components for rule in facts.recipes[component.recipe_name].answers
+    }
     return Parts(
         versions=target.versions,
         properties=properties,
@@ -58,7 +68,9 @@ def properties_of(target: TargetContext, components: Iterable[Component]) -> dic
     row, base, cell, versions = target.row, target.base, target.cell, target.versions
     image, builder_image = target.image, target.builder_image
     properties: dict[str, Value] = {
-        component.name: versions[component.name] for component in components if component.name in versions
+        component.name: versions[component.name]
+        for component in components
+        if component.name in versions
     }
     for name, value in tuple(properties.items()):
         if isinstance(value, str) and "+" in value:
@@ -97,7 +109,9 @@ def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> di
     """Return what can be asked about the artifacts that components download: their flags, and what comes together."""
     return {
         **{f"{name}.flags": frozenset(own.flags) for name, (own, *_) in artifacts.items()},
-        **{brought.name: brought.version for _, *others in artifacts.values() for brought in others},
+        **{
+            brought.name: brought.version for _, *others in artifacts.values() for brought in others
+        },
     }
 
 
@@ -136,7 +150,9 @@ def _choose_artifacts(
                 for each in rows
             ]
         elif component.artifact:
-            known = ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
+            known = (
+                ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
+            )
             problems[name] = [
                 f"{name} {version or 'without a version'}: no row in images/artifacts.toml (available: {known})"
             ]
@@ -148,4 +164,6 @@ def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
     locked = facts.locked_artifact_by_url.get(artifact.url)
     if locked is None:
         return artifact
-    return replace(artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size)
+    return replace(
+        artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size
+    )

@@ -20,7 +20,9 @@ from trainworks.plan.target import TargetContext
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
 
-CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_type in get_args(Check)}
+CHECK_TYPES: Mapping[str, type[Any]] = {
+    check_type.kind: check_type for check_type in get_args(Check)
+}
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
@@ -81,7 +83,16 @@ FOR_SOME_USERS = (
 )
 """What a Linux system keeps from its users; everything else can be read by all: jobs are started by any user."""
 
-UNKNOWN_USER = ("setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", "HOME=/nonexistent")
+UNKNOWN_USER = (
+    "setpriv",
+    "--reuid",
+    "54321",
+    "--regid",
+    "54321",
+    "--clear-groups",
+    "env",
+    "HOME=/nonexistent",
+)
 """Starts a command as Kubernetes does where no user of an image may be root: with a number that has no name."""
 
 USE_AS_ANYONE = (
@@ -116,7 +127,9 @@ DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that come with the host's driver and are never in an image."""
 
 
-def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str) -> list[Check]:
+def declared_checks(
+    steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str
+) -> list[Check]:
     """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one.
 
     Those of recipes that no step has, and those ``beside`` a component that is not there, must be well-formed too: a
@@ -149,7 +162,9 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
         advice = f"did you mean {near}?" if near else f"there are {', '.join(CHECK_TYPES)}"
         return {}, [f"{where}: unknown kind; {advice}"]
     if "component" in row.values:
-        return {}, [f"{where}: key 'component': a promise is its recipe's, and cannot name another component"]
+        return {}, [
+            f"{where}: key 'component': a promise is its recipe's, and cannot name another component"
+        ]
     check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
     if check is not None:
         # Of each text that a kind asks for; one with a default may be empty.
@@ -190,7 +205,10 @@ def _fill(value: object, known: Mapping[str, str]) -> object:
 
 
 def image_checks(
-    steps: Sequence[Step], labels: Mapping[str, str], environment: Mapping[str, str], target: TargetContext
+    steps: Sequence[Step],
+    labels: Mapping[str, str],
+    environment: Mapping[str, str],
+    target: TargetContext,
 ) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
     return [
@@ -211,7 +229,9 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
         if not step.in_image:
             continue
         found += [
-            checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
+            checks.PythonPackageCheck(
+                component=step.component, distribution=package.name, version=package.version
+            )
             for package in step.python
         ]
         if step.python:
@@ -231,18 +251,32 @@ def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Ch
         found.append(
             checks.CommandCheck(
                 component=IMAGE,
-                command=("python", "-m", "pip", "check") if target.base.architecture == "amd64" else PIP_CHECK_ARM64,
+                command=("python", "-m", "pip", "check")
+                if target.base.architecture == "amd64"
+                else PIP_CHECK_ARM64,
                 why="every Python package has what it requires, in a version that it accepts",
             )
         )
     system = next(step for step in steps if step.component == "system")
-    return [*found, *(checks.DebianPackageCheck(component="system", package=package) for package in system.debian)]
+    return [
+        *found,
+        *(
+            checks.DebianPackageCheck(component="system", package=package)
+            for package in system.debian
+        ),
+    ]
 
 
 def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:
     """Return the promises about what is there, and what is not."""
     provided = DRIVER_LIBRARIES if target.cell.version else ()
-    there = ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output/data", "/opt/ml/input/config", "/opt/ml/input/data")
+    there = (
+        "/opt/ml/code",
+        "/opt/ml/model",
+        "/opt/ml/output/data",
+        "/opt/ml/input/config",
+        "/opt/ml/input/data",
+    )
     absent = (
         *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
         "/opt/builder",
@@ -252,7 +286,10 @@ def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check
     )
     return [
         checks.SharedLibrariesCheck(component=IMAGE, roots=("/opt",), provided=provided),
-        *(checks.SearchPathCheck(component=IMAGE, variable=name) for name in ("PATH", "LD_LIBRARY_PATH")),
+        *(
+            checks.SearchPathCheck(component=IMAGE, variable=name)
+            for name in ("PATH", "LD_LIBRARY_PATH")
+        ),
         *(checks.PathCheck(component=IMAGE, path=path, state="directory") for path in there),
         *(checks.PathCheck(component=IMAGE, path=path, state="absent") for path in absent),
     ]
@@ -264,9 +301,17 @@ def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]
     found: list[Check] = []
     if cell.version:
         versions = dict.fromkeys(CUDA_LIBRARIES, cell.version)
-        versions |= {f"lib{step.component}": step.version for step in steps if step.component == "cudnn"}
-        libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
-        found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cell.version))
+        versions |= {
+            f"lib{step.component}": step.version for step in steps if step.component == "cudnn"
+        }
+        libraries = tuple(
+            f"{name}.so.{_major(version)}" for name, version in versions.items() if version
+        )
+        found.append(
+            checks.ElfNeedsCheck(
+                component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cell.version
+            )
+        )
     single = SINGLE_CUDA_LIBRARIES if cell.version else ()
     return [*found, checks.DuplicatePackagesCheck(component=IMAGE, libraries=single)]
 
@@ -276,7 +321,10 @@ def _checks_of_configuration(
 ) -> list[Check]:
     """Return the promises about the image's configuration."""
     return [
-        *(checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()),
+        *(
+            checks.LabelCheck(component=IMAGE, label=label, value=value)
+            for label, value in labels.items()
+        ),
         checks.ConfigurationCheck(
             component=IMAGE,
             environment=tuple(sorted(environment.items())),
@@ -293,7 +341,9 @@ def _checks_of_configuration(
 
 def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
     """Return the promise that ranks of one host meet without its name, whatever torchrun of this version does."""
-    if not any(step.component == "torch" and Version(step.version) >= TORCHRUN_FROM for step in steps):
+    if not any(
+        step.component == "torch" and Version(step.version) >= TORCHRUN_FROM for step in steps
+    ):
         return []
     mode = ("--mode", "torch_distributed", "--processes-per-host", "2")
     return [
@@ -308,7 +358,9 @@ def _checks_of_torchrun(steps: Sequence[Step]) -> list[Check]:
 
 
 _CHECKS_OF_USE: tuple[Check, ...] = (
-    checks.StartCheck(component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"),
+    checks.StartCheck(
+        component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"
+    ),
     checks.CommandCheck(
         component=IMAGE,
         command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
@@ -317,7 +369,11 @@ _CHECKS_OF_USE: tuple[Check, ...] = (
     ),
     checks.CommandCheck(
         component=IMAGE,
-        command=("sh", "-ec", 'new=$(mktemp); ldconfig -X -C "$new"; cmp "$new" /etc/ld.so.cache; rm "$new"'),
+        command=(
+            "sh",
+            "-ec",
+            'new=$(mktemp); ldconfig -X -C "$new"; cmp "$new" /etc/ld.so.cache; rm "$new"',
+        ),
         why="the loader's cache has every library that ldconfig finds",
     ),
     checks.SecretsCheck(component=IMAGE),
@@ -334,30 +390,49 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
-    digests = [("", path, row.sha256) for row in facts.generated_files if row.sha256 for path in row.paths]
+    digests = [
+        ("", path, row.sha256) for row in facts.generated_files if row.sha256 for path in row.paths
+    ]
     return [
         checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
         checks.DeliveredFilesCheck(
             component=IMAGE,
             removed=tuple(pattern for recipe in recipes for pattern in recipe.removes),
             digests=tuple(digests),
-            copies=tuple((path, row.copy_of) for row in facts.generated_files if row.copy_of for path in row.paths),
+            copies=tuple(
+                (path, row.copy_of)
+                for row in facts.generated_files
+                if row.copy_of
+                for path in row.paths
+            ),
             closed=FOR_SOME_USERS,
-            sourced=tuple(pattern for recipe in recipes for pattern in recipe.owns if pattern.endswith("/**")),
+            sourced=tuple(
+                pattern for recipe in recipes for pattern in recipe.owns if pattern.endswith("/**")
+            ),
             links=(
-                *((path, row.leads_to) for row in facts.generated_files if row.leads_to for path in row.paths),
+                *(
+                    (path, row.leads_to)
+                    for row in facts.generated_files
+                    if row.leads_to
+                    for path in row.paths
+                ),
                 *(pair for recipe in recipes for pair in recipe.links.items()),
             ),
             privileged=tuple(allowed),
             shared=SHARED_FOLDERS,
-            rights=tuple(checks.PathRights(paths=row.paths, mode=row.mode, group=row.group) for row in facts.rights),
+            rights=tuple(
+                checks.PathRights(paths=row.paths, mode=row.mode, group=row.group)
+                for row in facts.rights
+            ),
         ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
         checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
     ]
 
 
-def lists_of_makers(steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]) -> Check:
+def lists_of_makers(
+    steps: Sequence[Step], recipes: Sequence[Recipe], declared: Sequence[Check]
+) -> Check:
     """Return the promise that the image has the plan's packages, and these their makers' lists of files.
 
     Args:
@@ -365,7 +440,9 @@ def lists_of_makers(steps: Sequence[Step], recipes: Sequence[Recipe], declared: 
         recipes: Those of the components in the image.
         declared: What the recipes promise, by name also distributions that are made of this repository.
     """
-    names = {check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)}
+    names = {
+        check.distribution for check in declared if isinstance(check, checks.PythonPackageCheck)
+    }
     for step in steps:
         names |= {package.name for package in step.python if step.in_image}
         # What a component downloads or builds itself has its name, or that of the download.

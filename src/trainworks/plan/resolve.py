@@ -17,10 +17,25 @@ from trainworks.facts.rows import (
 )
 from trainworks.plan.compatibility import all_hold
 from trainworks.plan.locks import check_lock
-from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.model import (
+    FabricVariable,
+    ImagePlan,
+    InstanceShape,
+    Missing,
+    Request,
+    Step,
+    Target,
+)
 from trainworks.plan.own_artifacts import variant_of_artifacts, with_own_artifacts
 from trainworks.plan.parts import Parts, parts_of
-from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions, lists_of_makers
+from trainworks.plan.promises import (
+    declared_checks,
+    file_checks,
+    filled,
+    image_checks,
+    known_versions,
+    lists_of_makers,
+)
 from trainworks.plan.select import select_components, select_row
 from trainworks.plan.shares import (
     BUILDER,
@@ -33,7 +48,13 @@ from trainworks.plan.shares import (
     share_packages,
 )
 from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
-from trainworks.plan.variants import BASE_NAME_LABEL, TITLE_LABEL, reference_of, usual_components, variant_of
+from trainworks.plan.variants import (
+    BASE_NAME_LABEL,
+    TITLE_LABEL,
+    reference_of,
+    usual_components,
+    variant_of,
+)
 
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/opt/trainworks/bin:/opt/venv/bin",
@@ -96,7 +117,11 @@ def plan_target(
 
 
 def assemble(
-    context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts, own_variant: str = ""
+    context: TargetContext,
+    components: Sequence[Component],
+    parts: Parts,
+    facts: Facts,
+    own_variant: str = "",
 ) -> ImagePlan:
     """Return the plan that these parts make; own_variant: see ``plan_target``.
 
@@ -157,7 +182,9 @@ def assemble(
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
         needs=compilers_needed([each.name for each in components if not each.build_only], facts),
-        built_whole=tuple(name for each in components if not each.build_only for name in each.compiles),
+        built_whole=tuple(
+            name for each in components if not each.build_only for name in each.compiles
+        ),
         libraries=libraries_of_other_builds(components, steps, facts),
     )
 
@@ -177,7 +204,9 @@ def _target_of(context: TargetContext) -> Target:
 
 def _shapes(facts: Facts) -> dict[str, InstanceShape]:
     return {
-        row.name: InstanceShape(**{each.name: getattr(row, each.name) for each in fields(InstanceShape)})
+        row.name: InstanceShape(
+            **{each.name: getattr(row, each.name) for each in fields(InstanceShape)}
+        )
         for row in facts.instances
     }
 
@@ -270,7 +299,9 @@ def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tu
     )
 
 
-def _missing(components: Sequence[Component], target: TargetContext, facts: Facts) -> tuple[Missing, ...]:
+def _missing(
+    components: Sequence[Component], target: TargetContext, facts: Facts
+) -> tuple[Missing, ...]:
     """Return what images of this framework and cell have by default, from whatever sources, and this one has not.
 
     What is added on request only is missing in no image. What has the recipe of one that is in the image is the same
@@ -282,12 +313,18 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
     possible = {
         component.name: component
         for component in facts.components
-        if any(component.fits(row.framework, sources, cell, row.base) for sources in component.sources)
+        if any(
+            component.fits(row.framework, sources, cell, row.base) for sources in component.sources
+        )
     }
     folders = {folder for name in recipes for folder in facts.recipes[name].path}
     missing = []
     for name, component in (possible | dict(target.fitting)).items():
-        if name in chosen or component.recipe_name in recipes or not (component.default and component.without):
+        if (
+            name in chosen
+            or component.recipe_name in recipes
+            or not (component.default and component.without)
+        ):
             continue
         own_folders = facts.recipes[component.recipe_name].path
         if own_folders and folders.issuperset(own_folders):
@@ -296,7 +333,9 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
     return tuple(missing)
 
 
-def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]) -> dict[str, str]:
+def _environment(
+    target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]
+) -> dict[str, str]:
     environment = {**ENVIRONMENT, **target.base.environment}
     if target.cell.version:
         environment |= CUDA_ENVIRONMENT
@@ -332,8 +371,14 @@ def _steps(
     target: TargetContext,
     artifacts: Mapping[str, tuple[Artifact, ...]],
 ) -> tuple[Step, ...]:
-    lent = {each.name for each in components if each.build_only and not target.components[each.name].build_only}
-    shares = share_packages(components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent)
+    lent = {
+        each.name
+        for each in components
+        if each.build_only and not target.components[each.name].build_only
+    }
+    shares = share_packages(
+        components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent
+    )
     chosen = {component.name for component in components}
     replaced = {package for component in components for package in component.replaces_debian}
     steps = [
@@ -356,7 +401,9 @@ def _steps(
     # The builder's environment is made with the compiled Python, so that one is built on its own.
     own_python = building.pop(OWN_PYTHON, ())
     # Those of every component that the target could have: a target's variants share one builder.
-    builder = tuple(dict.fromkeys([package for packages in building.values() for package in packages]))
+    builder = tuple(
+        dict.fromkeys([package for packages in building.values() for package in packages])
+    )
     steps = [
         replace(step, debian=every_package)
         if step.component == "system"

@@ -114,7 +114,9 @@ def matching_rows(
         found = [row for row in rows if value_of(row, facts) == value]
         if not found:
             kind = f"{label} for {described}:" if described else label
-            known = sorted({value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name))
+            known = sorted(
+                {value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name)
+            )
             problem = unknown(kind, value, known)
             elsewhere = _with_other_sources(field, wanted, every, facts)
             hint = "; ".join(filter(None, (elsewhere, problem.hint)))
@@ -132,7 +134,9 @@ def matching_rows(
     return rows, problems
 
 
-def _with_other_sources(field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts) -> str:
+def _with_other_sources(
+    field: str, wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
+) -> str:
     """Return with which other ``--sources`` the framework has a value; ``""`` if with none, or none were asked for."""
     label, value_of = COLUMNS[field]
     asked, framework, value = wanted.get("sources"), wanted.get("framework"), wanted[field]
@@ -141,7 +145,9 @@ def _with_other_sources(field: str, wanted: Mapping[str, str], rows: Iterable[Ta
     others = {
         facts.sources_of(row)
         for row in rows
-        if value_of(row, facts) == value and row.framework == framework and facts.sources_of(row) != asked
+        if value_of(row, facts) == value
+        and row.framework == framework
+        and facts.sources_of(row) != asked
     }
     if not others:
         return ""
@@ -155,7 +161,9 @@ def sorted_rows(facts: Facts) -> list[TargetRow]:
 
 def in_order(rows: Iterable[TargetRow]) -> list[TargetRow]:
     """Return targets by framework, version, cell and base."""
-    return sorted(rows, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
+    return sorted(
+        rows, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base)
+    )
 
 
 def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
@@ -167,17 +175,33 @@ def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
     rows = {facts.name_of(row): row for row in sorted_rows(facts)}
     if wrong := [each for each in patterns if not any(fnmatchcase(name, each) for name in rows)]:
         raise together([_unknown_pattern(pattern, rows) for pattern in wrong], GLOB)
-    return [row for name, row in rows.items() if not patterns or any(fnmatchcase(name, each) for each in patterns)]
+    return [
+        row
+        for name, row in rows.items()
+        if not patterns or any(fnmatchcase(name, each) for each in patterns)
+    ]
 
 
 def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
     """Return the error for a pattern that fits no target: with the target or the pattern that was meant."""
     part = pattern.strip("*-")
-    words = dict.fromkeys(word for row in rows.values() for word in (row.framework, row.cuda, row.version))
+    words = dict.fromkeys(
+        word for row in rows.values() for word in (row.framework, row.cuda, row.version)
+    )
     word = nearest(part, words)
-    for meant in (f"{part}-*", f"*-{part}-*", f"{part}*", *((f"{word}-*", f"*-{word}-*") if word else ())):
+    for meant in (
+        f"{part}-*",
+        f"*-{part}-*",
+        f"{part}*",
+        *((f"{word}-*", f"*-{word}-*") if word else ()),
+    ):
         if fitting := [name for name in rows if fnmatchcase(name, meant)]:
-            return unknown("target for --only", pattern, rows, near=fitting[0] if len(fitting) == 1 else f"'{meant}'")
+            return unknown(
+                "target for --only",
+                pattern,
+                rows,
+                near=fitting[0] if len(fitting) == 1 else f"'{meant}'",
+            )
     return unknown("target for --only", pattern, rows)
 
 
@@ -198,7 +222,9 @@ def optional(flag: str, components: Iterable[Component]) -> list[str]:
     ]
 
 
-def select_components(request: Request, target: TargetContext, facts: Facts) -> tuple[Component, ...]:
+def select_components(
+    request: Request, target: TargetContext, facts: Facts
+) -> tuple[Component, ...]:
     """Return the components that a request has of a target, in the order of their layers.
 
     Raises:
@@ -207,30 +233,49 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
     """
     available = target.components
     everywhere = {component.name: component for component in facts.components}
-    chosen = {name for name, component in available.items() if component.required or component.default}
+    chosen = {
+        name for name, component in available.items() if component.required or component.default
+    }
     problems: list[UnknownNameError] = []
-    for flag, names in (("--with", request.with_components), ("--without", request.without_components)):
+    for flag, names in (
+        ("--with", request.with_components),
+        ("--without", request.without_components),
+    ):
         for name in names:
             if name not in everywhere:
                 problems.append(
-                    unknown(f"component in {flag}:", name, optional(flag, available.values()), hidden=everywhere)
+                    unknown(
+                        f"component in {flag}:",
+                        name,
+                        optional(flag, available.values()),
+                        hidden=everywhere,
+                    )
                 )
             elif name not in available:
                 problems.append(_unavailable(flag, everywhere[name], target, facts))
             elif flag == "--without" and available[name].required:
                 problems.append(
-                    UnknownNameError(f"--without {name}: every image needs it", hint=f"it is {available[name].summary}")
+                    UnknownNameError(
+                        f"--without {name}: every image needs it",
+                        hint=f"it is {available[name].summary}",
+                    )
                 )
     both = set(request.with_components) & set(request.without_components)
     problems += [
-        UnknownNameError(f"{name}: both --with and --without", hint="use one of them") for name in sorted(both)
+        UnknownNameError(f"{name}: both --with and --without", hint="use one of them")
+        for name in sorted(both)
     ]
     chosen |= set(request.with_components)
     chosen -= set(request.without_components)
     for name in sorted(chosen & set(available)):
         for need in available[name].needs:
             if need not in chosen:
-                others = (name, *dependents_of([name], [each for each in available.values() if each.name in chosen]))
+                others = (
+                    name,
+                    *dependents_of(
+                        [name], [each for each in available.values() if each.name in chosen]
+                    ),
+                )
                 problems.append(
                     UnknownNameError(
                         f"{name} needs {need}, which is not in the image{_why(name, need, target, facts)}",
@@ -240,9 +285,13 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
     if problems:
         raise together(problems)
     built_with = {other for name in chosen for other in available[name].builds_with}
-    lent = {name for name in built_with - chosen if name in available and not available[name].default}
+    lent = {
+        name for name in built_with - chosen if name in available and not available[name].default
+    }
     return tuple(
-        replace(component, build_only=True, summary=f"{component.summary}; here it only builds others")
+        replace(
+            component, build_only=True, summary=f"{component.summary}; here it only builds others"
+        )
         if name in lent
         else component
         for name, component in available.items()
@@ -259,7 +308,9 @@ def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tupl
     """
     needs = {component.name: component.needs for component in components}
     gone, found = set(names), dict[str, None]()
-    while more := [name for name, needed in needs.items() if name not in gone and not gone.isdisjoint(needed)]:
+    while more := [
+        name for name, needed in needs.items() if name not in gone and not gone.isdisjoint(needed)
+    ]:
         gone.update(more)
         found |= dict.fromkeys(more)
     return tuple(found)
@@ -280,31 +331,40 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
 def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
     """Return the reason and the source of the rule that says that a component needs another; ``""`` without a rule."""
     for rule in facts.rules:
-        if need in rule.require and rule.when in ({name: PRESENT}, {name: PRESENT, "sources": target.sources}):
+        if need in rule.require and rule.when in (
+            {name: PRESENT},
+            {name: PRESENT, "sources": target.sources},
+        ):
             return f": {rule.reason} (source: {rule.source})"
     return ""
 
 
-def _unavailable(flag: str, component: Component, target: TargetContext, facts: Facts) -> UnknownNameError:
+def _unavailable(
+    flag: str, component: Component, target: TargetContext, facts: Facts
+) -> UnknownNameError:
     """Return why a target cannot have a component that others have."""
     name, row = component.name, target.row
     if component.needs_cuda and not target.cell.version:
         return UnknownNameError(
-            f"{flag} {name}: needs CUDA, and the cell {row.cuda} has no CUDA", hint="choose a --cuda cell"
+            f"{flag} {name}: needs CUDA, and the cell {row.cuda} has no CUDA",
+            hint="choose a --cuda cell",
         )
     if component.needs_neuron and not target.cell.neuron:
         return UnknownNameError(f"{flag} {name}: is for AWS Trainium", hint="choose --cuda neuron")
     if component.frameworks and row.framework not in component.frameworks:
         return UnknownNameError(
-            f"{flag} {name}: is for {', '.join(component.frameworks)}", hint=f"this image is for {row.framework}"
+            f"{flag} {name}: is for {', '.join(component.frameworks)}",
+            hint=f"this image is for {row.framework}",
         )
     if component.bases and row.base not in component.bases:
         return UnknownNameError(
-            f"{flag} {name}: is for {', '.join(component.bases)}", hint=f"this image is for {row.base}"
+            f"{flag} {name}: is for {', '.join(component.bases)}",
+            hint=f"this image is for {row.base}",
         )
     if component.by_row and target.sources in component.sources:
         return UnknownNameError(
-            f"{flag} {name}: not in this image: {component.by_row}", hint=_nearest_with(name, target, facts)
+            f"{flag} {name}: not in this image: {component.by_row}",
+            hint=_nearest_with(name, target, facts),
         )
     if target.sources in component.sources:
         return UnknownNameError(
@@ -319,17 +379,28 @@ def _unavailable(flag: str, component: Component, target: TargetContext, facts: 
 
 def _nearest_with(name: str, target: TargetContext, facts: Facts) -> str:
     """Return what chooses the target that has a component and is most like this one."""
-    contexts = [context_of(row, facts) for row in facts.targets if row.framework == target.row.framework]
-    having = [each for each in contexts if name in each.components and each.sources == target.sources]
+    contexts = [
+        context_of(row, facts) for row in facts.targets if row.framework == target.row.framework
+    ]
+    having = [
+        each for each in contexts if name in each.components and each.sources == target.sources
+    ]
     if not having:
         return "no target has it"
-    newer = [each for each in having if version_key(each.cell.version) >= version_key(target.cell.version)]
+    newer = [
+        each
+        for each in having
+        if version_key(each.cell.version) >= version_key(target.cell.version)
+    ]
     cells = {version_key(each.cell.version) for each in newer or having}
     cell = min(cells) if newer else max(cells)
     alike = [each for each in having if version_key(each.cell.version) == cell]
     near = min(
         alike,
-        key=lambda each: (each.base.architecture != target.base.architecture, each.python != target.python),
+        key=lambda each: (
+            each.base.architecture != target.base.architecture,
+            each.python != target.python,
+        ),
     )
     return f"the nearest target that can have it is {near.name}: --cuda {near.row.cuda}"
 

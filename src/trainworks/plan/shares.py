@@ -20,7 +20,8 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
     if target.lock is None:
         name = target.name
         raise LockError(
-            f"target {name} has no lock", hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml"
+            f"target {name} has no lock",
+            hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml",
         )
     return target.lock
 
@@ -60,9 +61,17 @@ def share_packages(
     that is ``lent``, built for another alone, has those of its files that nothing in the image needs.
     """
     replaced = [pattern for each in components for pattern in each.replaces]
-    lock = [package for package in lock if not any(fnmatchcase(package.name, pattern) for pattern in replaced)]
+    lock = [
+        package
+        for package in lock
+        if not any(fnmatchcase(package.name, pattern) for pattern in replaced)
+    ]
     own_names = {
-        name for each in components if each.name in fetched for name in python_patterns(each, cuda) if "*" not in name
+        name
+        for each in components
+        if each.name in fetched
+        for name in python_patterns(each, cuda)
+        if "*" not in name
     }
     owners = {
         build: _owners(
@@ -76,7 +85,11 @@ def share_packages(
         )
         for build in (False, True)
     }
-    rest = {package.name: package for package in lock if not package.build and package.name not in owners[False]}
+    rest = {
+        package.name: package
+        for package in lock
+        if not package.build and package.name not in owners[False]
+    }
     owners[False] |= _owners([each for each in components if each.name in lent], cuda, rest)
     shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
     for package in lock:
@@ -86,9 +99,15 @@ def share_packages(
     return {name: tuple(packages) for name, packages in shares.items()}
 
 
-def _owners(components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]) -> dict[str, str]:
+def _owners(
+    components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]
+) -> dict[str, str]:
     """Return which of these components has a package: who names it, else the first one that depends on it."""
-    patterns = [(component.name, pattern) for component in components for pattern in python_patterns(component, cuda)]
+    patterns = [
+        (component.name, pattern)
+        for component in components
+        for pattern in python_patterns(component, cuda)
+    ]
     needed = _closure([name for _, name in patterns if name in packages], packages)
     owner: dict[str, str] = {}
     for component_name, pattern in patterns:
@@ -106,7 +125,9 @@ def _owners(components: Sequence[Component], cuda: Cuda, packages: Mapping[str, 
     return owner
 
 
-def protected_distributions(components: Sequence[Component], steps: Sequence[Step]) -> dict[str, str]:
+def protected_distributions(
+    components: Sequence[Component], steps: Sequence[Step]
+) -> dict[str, str]:
     """Return what a job's requirements must not replace, name to version: exact names first, then patterns' matches.
 
     A component's own name that the lock does not have gets the component's version: a wheel that is downloaded by
@@ -114,7 +135,9 @@ def protected_distributions(components: Sequence[Component], steps: Sequence[Ste
     the image). The names that a component without packages of the index protects are its own: its files come with this
     repository.
     """
-    locked = {package.name: package.version for step in steps if step.in_image for package in step.python}
+    locked = {
+        package.name: package.version for step in steps if step.in_image for package in step.python
+    }
     versions = {step.component: step.version for step in steps}
     found: dict[str, str] = {}
     for exact in (True, False):
@@ -132,43 +155,77 @@ def protected_distributions(components: Sequence[Component], steps: Sequence[Ste
     return found
 
 
-def companion_distributions(components: Sequence[Component], steps: Sequence[Step]) -> dict[str, str]:
+def companion_distributions(
+    components: Sequence[Component], steps: Sequence[Step]
+) -> dict[str, str]:
     """Return the distributions that are compiled against a component, and that no step has: name to component."""
     locked = {package.name for step in steps if step.in_image for package in step.python}
-    return {name: component.name for component in components for name in component.companions if name not in locked}
+    return {
+        name: component.name
+        for component in components
+        for name in component.companions
+        if name not in locked
+    }
 
 
-def compiled_distributions(components: Sequence[Component], cuda: Cuda, facts: Facts) -> dict[str, str]:
+def compiled_distributions(
+    components: Sequence[Component], cuda: Cuda, facts: Facts
+) -> dict[str, str]:
     """Return the distributions that compile for GPUs with a component that an image for CUDA lacks: name to that."""
     chosen = {component.name for component in components if not component.build_only}
-    lacking = [each for each in facts.components if each.compiles and cuda.version and each.name not in chosen]
+    lacking = [
+        each
+        for each in facts.components
+        if each.compiles and cuda.version and each.name not in chosen
+    ]
     return {name: each.name for each in lacking for name in each.compiles}
 
 
 def compilers_needed(there: Container[str], facts: Facts) -> dict[str, str]:
     """Return the distributions that are installed only with a component that is not there: name to component."""
     absent = [each for each in facts.components if each.name not in there]
-    return {name: each.name for each in absent for name in each.compiles if name not in each.compiles_later}
+    return {
+        name: each.name
+        for each in absent
+        for name in each.compiles
+        if name not in each.compiles_later
+    }
 
 
-def libraries_of_other_builds(components: Sequence[Component], steps: Sequence[Step], facts: Facts) -> tuple[str, ...]:
+def libraries_of_other_builds(
+    components: Sequence[Component], steps: Sequence[Step], facts: Facts
+) -> tuple[str, ...]:
     """Return what only other builds of a framework need, such as CUDA's libraries in an image without CUDA; sorted.
 
     ``pip freeze`` of such a build lists them, and so does a project's lock.
     """
     present = {package.name for step in steps if step.in_image for package in step.python}
-    return library_names(components, present | protected_distributions(components, steps).keys(), facts)
+    return library_names(
+        components, present | protected_distributions(components, steps).keys(), facts
+    )
 
 
-def library_names(components: Sequence[Component], present: Set[str], facts: Facts) -> tuple[str, ...]:
+def library_names(
+    components: Sequence[Component], present: Set[str], facts: Facts
+) -> tuple[str, ...]:
     """Return the same for an image by what it has; components: those whose frameworks count."""
-    frameworks = {name for each in components if each.frameworks and each.protected for name in each.protected}
-    patterns = {pattern for each in facts.components if each.needs_cuda for pattern in each.protected} | frameworks
+    frameworks = {
+        name for each in components if each.frameworks and each.protected for name in each.protected
+    }
+    patterns = {
+        pattern for each in facts.components if each.needs_cuda for pattern in each.protected
+    } | frameworks
     found: set[str] = set()
     for lock in facts.locks.values():
         packages = {package.name: package for package in lock.packages if not package.build}
         found.update(_closure([name for name in frameworks if name in packages], packages))
-    return tuple(sorted(each for each in found - present if any(fnmatchcase(each, pattern) for pattern in patterns)))
+    return tuple(
+        sorted(
+            each
+            for each in found - present
+            if any(fnmatchcase(each, pattern) for pattern in patterns)
+        )
+    )
 
 
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainworks.facts.rows import Artifact, Base, BaseImage, Component, Cuda, Facts, LockedPackage, Source, TargetRow
+from trainworks.facts.rows import (
+    Artifact,
+    Base,
+    BaseImage,
+    Component,
+    Cuda,
+    Facts,
+    LockedPackage,
+    Source,
+    TargetRow,
+)
 
 LAUNCHER = "launcher"
 """The component that is this repository's launcher: its version is its own."""
@@ -51,11 +61,19 @@ class TargetContext:
 
 def context_of(row: TargetRow, facts: Facts) -> TargetContext:
     """Return what the names in a row stand for."""
-    base, cell, stack = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda], facts.stack_by_name[row.stack]
+    base, cell, stack = (
+        facts.base_by_name[row.base],
+        facts.cuda_by_name[row.cuda],
+        facts.stack_by_name[row.stack],
+    )
     image = facts.base_image_by_name.get(row.image)
     declared = {**stack.components, **(image.provides if image else {}), **row.versions}
     versions = {LAUNCHER: facts.launcher_version, **_brought(declared, facts), **declared}
-    fitting = {each.name: each for each in facts.components if each.fits(row.framework, stack.sources, cell, row.base)}
+    fitting = {
+        each.name: each
+        for each in facts.components
+        if each.fits(row.framework, stack.sources, cell, row.base)
+    }
     name = facts.name_of(row)
     lock = facts.locks.get(name)
     return TargetContext(
@@ -97,7 +115,9 @@ def _needs_version(component: Component) -> bool:
     return bool(component.by_row) or component.sources == ("vendor",)
 
 
-def artifact_rows(component: Component, target: TargetContext, facts: Facts) -> tuple[Artifact, ...]:
+def artifact_rows(
+    component: Component, target: TargetContext, facts: Facts
+) -> tuple[Artifact, ...]:
     """Return the rows of what a component downloads by itself, in the version that the target has.
 
     With packages only a component with ``artifact`` does: others come from the distribution or the package index.
@@ -105,4 +125,6 @@ def artifact_rows(component: Component, target: TargetContext, facts: Facts) -> 
     if target.sources == "packages" and not component.artifact:
         return ()
     version = target.versions.get(component.name, "")
-    return tuple(row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version)
+    return tuple(
+        row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version
+    )

@@ -39,7 +39,9 @@ class ImageName:
 
 def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
     """Return the components of a target's own image, the one without ``--with`` and ``--without``."""
-    return select_components(Request(framework=target.row.framework, cuda=target.row.cuda), target, facts)
+    return select_components(
+        Request(framework=target.row.framework, cuda=target.row.cuda), target, facts
+    )
 
 
 def reference_of(row: TargetRow, facts: Facts, variant: str = "") -> str:
@@ -63,7 +65,11 @@ def variant_of(components: Sequence[Component], target: TargetContext, facts: Fa
         + [f"-with-{name}" for name in sorted(chosen - usual.keys())]
         + [f"-without-{name}" for name in sorted(missing - unsaid)]
     )
-    return words if len(words) <= LONGEST else f"{HASHED}{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+    return (
+        words
+        if len(words) <= LONGEST
+        else f"{HASHED}{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+    )
 
 
 def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
@@ -76,12 +82,16 @@ def request_of(row: TargetRow, variant: str, facts: Facts) -> Request | None:
     parts: list[tuple[str, bool]] = []
     rest = variant
     while rest:
-        word = max((each for each in words if f"{rest}-".startswith(f"{each}-")), key=len, default="")
+        word = max(
+            (each for each in words if f"{rest}-".startswith(f"{each}-")), key=len, default=""
+        )
         if not word:
             return None
         parts.append(words[word])
         rest = rest.removeprefix(word)
-    request = replace(request_for(row, facts), with_components=tuple(name for name, added in parts if added))
+    request = replace(
+        request_for(row, facts), with_components=tuple(name for name, added in parts if added)
+    )
     with suppress(UnknownNameError):
         request = leave_out(request, [name for name, added in parts if not added], row, facts)
         if variant_of(select_components(request, target, facts), target, facts) == variant:

@@ -29,4 +29,7 @@ def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
     version = tuple(int(part) for part in python.split("."))
     interpreter = f"cp{python.replace('.', '')}"
     # The ABI is given: without it packaging looks whether the running Python is a debug or a free-threaded build.
-    return [*cpython_tags(version, [interpreter], platforms), *compatible_tags(version, interpreter, platforms)]
+    return [
+        *cpython_tags(version, [interpreter], platforms),
+        *compatible_tags(version, interpreter, platforms),
+    ]

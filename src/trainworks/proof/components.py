@@ -109,7 +109,11 @@ class BillOfMaterials:
         if not self.address:
             return str(PackageURL("oci", None, name, None, {"tag": tag}))
         repository, _, digest = self.address.partition("@")
-        return str(PackageURL("oci", None, repository.rpartition("/")[2], digest, {"repository_url": repository}))
+        return str(
+            PackageURL(
+                "oci", None, repository.rpartition("/")[2], digest, {"repository_url": repository}
+            )
+        )
 
 
 def target_bill(
@@ -164,8 +168,14 @@ def package_components(
         ProofError: The image cannot list its packages.
     """
     if found["error"] or not found["system"]:
-        raise ProofError([f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"])
-    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"] if not row["inside"]}
+        raise ProofError(
+            [f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"]
+        )
+    versions = {
+        str(canonicalize_name(row["name"])): row["version"]
+        for row in found["python"]
+        if not row["inside"]
+    }
     return (
         _distribution(found),
         *(_system(row, found) for row in found["system"]),
@@ -173,7 +183,9 @@ def package_components(
             # The lock pinned the file of a distribution, and nothing of a copy inside another one.
             _python(
                 row,
-                None if row["inside"] else locked.get((str(canonicalize_name(row["name"])), row["version"])),
+                None
+                if row["inside"]
+                else locked.get((str(canonicalize_name(row["name"])), row["version"])),
                 versions,
             )
             for row in found["python"]
@@ -188,13 +200,22 @@ def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ..
         sorted(
             unique.values(),
             # Copies inside other packages last: dependencies are those of the distribution itself.
-            key=lambda each: (each.kind, each.name.lower(), each.version, _is_copy(each), each.properties),
+            key=lambda each: (
+                each.kind,
+                each.name.lower(),
+                each.version,
+                _is_copy(each),
+                each.properties,
+            ),
         )
     )
 
 
 def extension_bill(
-    plan: ExtensionPlan, image: BuiltImage, found: PackagesAnswer, inherited: Sequence[ListedComponent]
+    plan: ExtensionPlan,
+    image: BuiltImage,
+    found: PackagesAnswer,
+    inherited: Sequence[ListedComponent],
 ) -> BillOfMaterials:
     """Return the bill of materials of an extended image; components of its base are marked as inherited.
 
@@ -221,7 +242,11 @@ def extension_bill(
             *in_order(
                 [
                     *(
-                        replace(each, inherited=True, requires=tuple(purl for purl in each.requires if purl in known))
+                        replace(
+                            each,
+                            inherited=True,
+                            requires=tuple(purl for purl in each.requires if purl in known),
+                        )
                         for each in components
                     ),
                     *(_required(each, hashes) for each in packages if _place(each) not in there),
@@ -262,13 +287,19 @@ def _extended(base: ExtendedBase) -> ListedComponent:
     )
 
 
-def _required(each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> ListedComponent:
+def _required(
+    each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]
+) -> ListedComponent:
     """Return an installed package with the hash of its file, or of all files of the lock that pip may have chosen."""
     own = each.kind == "python" and not _is_copy(each)
     allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if own else ()
     if len(allowed) == 1:
         return replace(each, sha256=allowed[0])
-    return replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed)))) if allowed else each
+    return (
+        replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed))))
+        if allowed
+        else each
+    )
 
 
 def _file(file: SourceFile) -> ListedComponent:
@@ -279,7 +310,9 @@ def _file(file: SourceFile) -> ListedComponent:
         kind="file",
         name=path,
         version="",
-        purl=str(PackageURL("generic", folder.strip("/"), name, None, {"checksum": f"sha256:{digest}"})),
+        purl=str(
+            PackageURL("generic", folder.strip("/"), name, None, {"checksum": f"sha256:{digest}"})
+        ),
         sha256=digest,
     )
 
@@ -290,7 +323,9 @@ def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
     for step in plan.steps:
         if step.in_image or not installed:
             for artifact in step.artifacts:
-                found.setdefault((artifact.name, artifact.version, artifact.url or artifact.commit), artifact)
+                found.setdefault(
+                    (artifact.name, artifact.version, artifact.url or artifact.commit), artifact
+                )
     return tuple(found.values())
 
 
@@ -308,7 +343,11 @@ def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
         kind="base",
         name=path,
         version=tag or version,
-        purl=str(PackageURL("oci", None, path.rpartition("/")[2], version or None, {"tag": tag} if tag else None)),
+        purl=str(
+            PackageURL(
+                "oci", None, path.rpartition("/")[2], version or None, {"tag": tag} if tag else None
+            )
+        ),
         sha256=version.removeprefix("sha256:"),
         properties=tuple(properties),
     )
@@ -355,19 +394,26 @@ def _distribution(found: PackagesAnswer) -> ListedComponent:
 def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
     is_rpm = found["kind"] == "rpm"
     epoch, _, version = row["version"].rpartition(":") if is_rpm else ("", "", row["version"])
-    qualifiers = {"arch": row["architecture"], "distro": f"{found['distribution']}-{found['version']}"}
+    qualifiers = {
+        "arch": row["architecture"],
+        "distro": f"{found['distribution']}-{found['version']}",
+    }
     if epoch:
         qualifiers["epoch"] = epoch
     if is_rpm:
         # As rpm names the file of a source package.
-        qualifiers["upstream"] = f"{row['source']}-{row['source_version'].rpartition(':')[2]}.src.rpm"
+        qualifiers["upstream"] = (
+            f"{row['source']}-{row['source_version'].rpartition(':')[2]}.src.rpm"
+        )
     elif (row["source"], row["source_version"]) != (row["name"], row["version"]):
         qualifiers["upstream"] = f"{row['source']}@{row['source_version']}"
     return ListedComponent(
         kind=found["kind"],
         name=row["name"],
         version=row["version"],
-        purl=str(PackageURL(found["kind"], found["distribution"], row["name"], version, qualifiers)),
+        purl=str(
+            PackageURL(found["kind"], found["distribution"], row["name"], version, qualifiers)
+        ),
         licenses=tuple(row["licenses"]),
         supplier=row["supplier"],
         properties=(
@@ -379,7 +425,9 @@ def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
     )
 
 
-def _trivy_properties(row: SystemPackage, found: PackagesAnswer, epoch: str) -> tuple[tuple[str, str], ...]:
+def _trivy_properties(
+    row: SystemPackage, found: PackagesAnswer, epoch: str
+) -> tuple[tuple[str, str], ...]:
     """Return what trivy knows a system package by: its source package, with the version in three parts."""
     source_epoch, _, version = row["source_version"].rpartition(":")
     upstream, _, revision = version.rpartition("-") if "-" in version else (version, "", "")
@@ -395,7 +443,9 @@ def _trivy_properties(row: SystemPackage, found: PackagesAnswer, epoch: str) -> 
     return tuple((f"{TRIVY}{name}", value) for name, value in values.items() if value)
 
 
-def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> ListedComponent:
+def _python(
+    row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]
+) -> ListedComponent:
     properties = [("path", row["path"])]
     if row["inside"]:
         properties.append(("inside", row["inside"]))

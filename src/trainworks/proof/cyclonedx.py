@@ -35,11 +35,16 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
         time: The time of the document, in seconds since 1970.
     """
     references = references_of(bill.components)
-    components = [_component(each, reference) for each, reference in zip(bill.components, references, strict=True)]
+    components = [
+        _component(each, reference)
+        for each, reference in zip(bill.components, references, strict=True)
+    ]
     by_purl: dict[str, str] = {}
     for each, reference in zip(bill.components, references, strict=True):
         by_purl.setdefault(each.purl, reference)
-    own = [name for each, name in zip(bill.components, references, strict=True) if not each.inherited]
+    own = [
+        name for each, name in zip(bill.components, references, strict=True) if not each.inherited
+    ]
     dependencies: list[object] = [{"ref": bill.purl, "dependsOn": sorted(own)}]
     image: dict[str, object] = {
         "type": "container",
@@ -71,7 +76,11 @@ def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str
         "metadata": {
             "timestamp": utc(time),
             "lifecycles": [{"phase": "post-build"}],
-            "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder.version}]},
+            "tools": {
+                "components": [
+                    {"type": "application", "name": "trainworks", "version": builder.version}
+                ]
+            },
             "authors": [{"name": builder.identifier}],
             "component": image,
         },
@@ -123,7 +132,10 @@ def _component(each: ListedComponent, reference: str) -> dict[str, object]:
     if each.origin:
         kind = "vcs" if each.origin.startswith("git+") else "distribution"
         content["externalReferences"] = [{"type": kind, "url": each.origin}]
-    properties = [*((f"trainworks:{name}", value) for name, value in each.properties), *each.scanner_properties]
+    properties = [
+        *((f"trainworks:{name}", value) for name, value in each.properties),
+        *each.scanner_properties,
+    ]
     if properties:
         content["properties"] = [{"name": name, "value": value} for name, value in properties]
     return content

@@ -18,7 +18,15 @@ EVIDENCE_FILE = "evidence.json"
 MANIFEST = "/opt/trainworks/image.json"
 """The file of an image whose hash a record has: the same in every build of one plan, and in no other image."""
 
-GPU_PARTS = ("communication", "compiled", "data_parallel", "failures", "hangs", "launcher", "pipelines")
+GPU_PARTS = (
+    "communication",
+    "compiled",
+    "data_parallel",
+    "failures",
+    "hangs",
+    "launcher",
+    "pipelines",
+)
 """The parts of `make gpu` that show that an image works on a GPU: all that need nothing but the GPU and the image."""
 
 RESULTS = ("passed", "failed", "not tested")
@@ -48,12 +56,16 @@ class Evidence:
             parts: What must have passed; more may be not tested, and nothing may have failed.
         """
         where = ", ".join(self.gpus) or "no GPU"
-        problems = [] if gpu.lower() in where.lower() else [f"{self.suite} ran on {where}, not on {gpu}"]
+        problems = (
+            [] if gpu.lower() in where.lower() else [f"{self.suite} ran on {where}, not on {gpu}"]
+        )
         if self.failed:
             problems.append(f"{self.suite} on {where}: failed: {', '.join(self.failed)}")
         missing = [part for part in parts if part not in (*self.passed, *self.failed)]
         if missing:
-            problems.append(f"{self.suite} on {where}: not tested, and demanded: {', '.join(missing)}")
+            problems.append(
+                f"{self.suite} on {where}: not tested, and demanded: {', '.join(missing)}"
+            )
         if self.changed:
             problems.append(f"{self.suite} ran on a checkout with changes that are in no commit")
         return problems
@@ -83,8 +95,13 @@ def evidence_of(record: Any) -> Evidence:
     """Return what a record says. Raises ProofError where it is none, or is not as it was written."""
     try:
         if record["digest"] != digest_of(record):
-            raise ProofError(["the record is not what was written: its digest does not follow from its content"])
-        ended = {name: [str(part["name"]) for part in record["parts"] if part["result"] == name] for name in RESULTS}
+            raise ProofError(
+                ["the record is not what was written: its digest does not follow from its content"]
+            )
+        ended = {
+            name: [str(part["name"]) for part in record["parts"] if part["result"] == name]
+            for name in RESULTS
+        }
         if record["schema"] != 1 or sum(map(len, ended.values())) != len(record["parts"]):
             raise KeyError
         return Evidence(
@@ -117,7 +134,9 @@ def statement_of(record: Mapping[str, Any], manifest: str, address: str) -> dict
     ran_in = evidence_of(record).image
     if ran_in != f"sha256:{manifest}":
         raise ProofError(
-            [f"the record is of another image: its {MANIFEST} was {ran_in or 'none'}, and is sha256:{manifest}"],
+            [
+                f"the record is of another image: its {MANIFEST} was {ran_in or 'none'}, and is sha256:{manifest}"
+            ],
             hint="run tests/gpu/run.py --report in a container of this image, then `tools/evidence.py gpu` on it",
         )
     return {"image": address.rpartition("@")[2], "record": dict(record)}

@@ -20,7 +20,11 @@ def spdx_expression(name: str) -> str:
     if " with " in text.lower() or "," in text:
         words = [text]
     else:
-        words = [word for word in re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE) if word.strip()]
+        words = [
+            word
+            for word in re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE)
+            if word.strip()
+        ]
     try:
         return str(canonicalize_license_expression(" ".join(_word(word.strip()) for word in words)))
     except InvalidLicenseExpression:

@@ -33,13 +33,27 @@ from trainworks.proof.components import (
     package_components,
     target_bill,
 )
-from trainworks.proof.provenance import Builder, Checkout, Documents, extension_provenance, provenance
+from trainworks.proof.provenance import (
+    Builder,
+    Checkout,
+    Documents,
+    extension_provenance,
+    provenance,
+)
 from trainworks.proof.requests import ProveRequest
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
-SOURCES = ("build.py", "images", "launcher", "smdistributed", "src", "templates", f":(exclude)images/{BUILT}")
+SOURCES = (
+    "build.py",
+    "images",
+    "launcher",
+    "smdistributed",
+    "src",
+    "templates",
+    f":(exclude)images/{BUILT}",
+)
 """The files of a checkout that decide an image, as git pathspecs. The record of builds is written after a build."""
 
 GIT_SECONDS = 60.0
@@ -100,17 +114,35 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     def list_contents() -> BillOfMaterials:
         return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
 
-    def predicate(bill: BillOfMaterials, builder: Builder, documents: Documents) -> dict[str, object]:
-        names = [f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")]
+    def predicate(
+        bill: BillOfMaterials, builder: Builder, documents: Documents
+    ) -> dict[str, object]:
+        names = [
+            f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")
+        ]
         checkout = read_checkout(root, names)
-        return provenance(plan, build_request, rendering, bill, checkout=checkout, builder=builder, documents=documents)
+        return provenance(
+            plan,
+            build_request,
+            rendering,
+            bill,
+            checkout=checkout,
+            builder=builder,
+            documents=documents,
+        )
 
     return ProvableImage(
-        name=plan.target.name, engine=engine, image=image, list_contents=list_contents, provenance=predicate
+        name=plan.target.name,
+        engine=engine,
+        image=image,
+        list_contents=list_contents,
+        provenance=predicate,
     )
 
 
-def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> ProvableImage:
+def extended_image(
+    request: ExtendRequest, root: Path, environment: Mapping[str, str]
+) -> ProvableImage:
     """Return an image that ``extend`` made.
 
     Raises:
@@ -127,11 +159,17 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
         return extension_bill(plan, image, _ask(engine, plan.tag), inherited)
 
-    def predicate(bill: BillOfMaterials, builder: Builder, documents: Documents) -> dict[str, object]:
+    def predicate(
+        bill: BillOfMaterials, builder: Builder, documents: Documents
+    ) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
-        return extension_provenance(plan, rendering, bill, checkout=checkout, builder=builder, documents=documents)
+        return extension_provenance(
+            plan, rendering, bill, checkout=checkout, builder=builder, documents=documents
+        )
 
-    return ProvableImage(name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate)
+    return ProvableImage(
+        name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate
+    )
 
 
 def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
@@ -155,7 +193,12 @@ def _ask(engine: Engine, reference: str) -> PackagesAnswer:
 
 
 def _target_bill(
-    plan: ImagePlan, rendering: Rendering, image: BuiltImage, found: PackagesAnswer, engine: Engine, root: Path
+    plan: ImagePlan,
+    rendering: Rendering,
+    image: BuiltImage,
+    found: PackagesAnswer,
+    engine: Engine,
+    root: Path,
 ) -> BillOfMaterials:
     launcher = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
     base = engine.inspect(plan.image)
@@ -170,7 +213,9 @@ def _target_bill(
     )
 
 
-def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Path) -> tuple[ListedComponent, ...]:
+def _base_components(
+    reference: str, image: BuiltImage, engine: Engine, root: Path
+) -> tuple[ListedComponent, ...]:
     """Return the components of an image that was extended; with hashes and downloads if this checkout built it."""
     found = _ask(engine, reference)
     facts = load(root)
@@ -198,7 +243,11 @@ def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
     return Checkout(
         commit=commit,
         changed=changed,
-        files={name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items() if path.is_file()},
+        files={
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if path.is_file()
+        },
     )
 
 

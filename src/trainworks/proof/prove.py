@@ -83,7 +83,9 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         texts[EVIDENCE_FILE] = text_of(statement_of(record, _manifest(provable), address))
     if request.licenses:
         texts[LICENSES_FILE] = licenses_of(provable, bill)
-    return Proof(name=provable.name, bill=bill, files=_write(request.output, texts), address=address)
+    return Proof(
+        name=provable.name, bill=bill, files=_write(request.output, texts), address=address
+    )
 
 
 def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
@@ -92,11 +94,19 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
     Raises:
         ProofError: The image has no such program, or a package of the bill of materials is not in its lists.
     """
-    with provable.engine.container(provable.image.reference, isolated=closed(provable.engine)) as container:
-        lists = [container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind)) for kind in ("debian", "python", "compiled")]
+    with provable.engine.container(
+        provable.image.reference, isolated=closed(provable.engine)
+    ) as container:
+        lists = [
+            container.run((SYSTEM_PYTHON, "-I", LIST_LICENSES, kind))
+            for kind in ("debian", "python", "compiled")
+        ]
     if any(each.status for each in lists):
         said = lists[0].output.strip()
-        raise ProofError([f"{provable.image.reference} does not list its licences: {said}"], hint="build it again")
+        raise ProofError(
+            [f"{provable.image.reference} does not list its licences: {said}"],
+            hint="build it again",
+        )
     text = "\n".join(each.output for each in lists)
     listed = {line[len("==== ") :] for line in text.splitlines() if line.startswith("==== ")}
     lacks = [
@@ -112,7 +122,9 @@ def licenses_of(provable: ProvableImage, bill: BillOfMaterials) -> str:
 
 def _manifest(provable: ProvableImage) -> str:
     """Return the sha256 of the image's own plan. Raises ProofError where it has none."""
-    with provable.engine.container(provable.image.reference, isolated=closed(provable.engine)) as container:
+    with provable.engine.container(
+        provable.image.reference, isolated=closed(provable.engine)
+    ) as container:
         done = container.run(("sha256sum", MANIFEST))
     if done.status:
         raise ProofError([f"{provable.image.reference} has no {MANIFEST}: {done.output.strip()}"])
@@ -159,7 +171,9 @@ def texts_of(
     document = cyclonedx(bill, builder=builder, time=time)
     text = text_of(document)
     digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    made = provenance(({"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest},))
+    made = provenance(
+        ({"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest},)
+    )
     return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(made)}
 
 

@@ -115,7 +115,9 @@ def extension_provenance(
         dependencies.append(_named(LOCK, hashlib.sha256(plan.lock.pins.encode()).hexdigest()))
     commits = plan.lock.all_commits.items()
     dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in commits]
-    dependencies += [_named(each.name, each.sha256) for each in bill.components if each.kind == "file"]
+    dependencies += [
+        _named(each.name, each.sha256) for each in bill.components if each.kind == "file"
+    ]
     definition = {
         "buildType": EXTEND_TYPE,
         "externalParameters": {
@@ -133,13 +135,18 @@ def extension_provenance(
     return _predicate(definition, builder, documents)
 
 
-def _predicate(definition: Mapping[str, object], builder: Builder, documents: Documents) -> dict[str, object]:
+def _predicate(
+    definition: Mapping[str, object], builder: Builder, documents: Documents
+) -> dict[str, object]:
     return {
         "buildDefinition": definition,
         "runDetails": {
             "builder": {
                 "id": builder.identifier,
-                "version": {"trainworks": builder.version, builder.engine.name: builder.engine.version},
+                "version": {
+                    "trainworks": builder.version,
+                    builder.engine.name: builder.engine.version,
+                },
             },
             "byproducts": list(documents),
         },
@@ -151,7 +158,10 @@ def _named(name: str, sha256: str) -> dict[str, object]:
 
 
 def _own_inputs(checkout: Checkout, rendering: Rendering) -> list[dict[str, object]]:
-    digests = {**dict(sorted(checkout.files.items())), "build context": rendering.digest.removeprefix("sha256:")}
+    digests = {
+        **dict(sorted(checkout.files.items())),
+        "build context": rendering.digest.removeprefix("sha256:"),
+    }
     return [_checkout(checkout), *(_named(name, digest) for name, digest in digests.items())]
 
 
@@ -185,6 +195,10 @@ def _artifact(plan: ImagePlan) -> list[dict[str, object]]:
 def _python(plan: ImagePlan) -> list[dict[str, object]]:
     files = {file.file: file for step in plan.steps for file in step.python}
     return [
-        {"name": file.file, "uri": python_purl(file.name, file.version), "digest": {"sha256": file.sha256}}
+        {
+            "name": file.file,
+            "uri": python_purl(file.name, file.version),
+            "digest": {"sha256": file.sha256},
+        }
         for file in sorted(files.values(), key=lambda file: file.file)
     ]

@@ -105,7 +105,9 @@ def read_output(files: Sequence[Path]) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ProofError([f"cannot read cosign's output: {error}"]) from error
     if sum(map(len, texts)) > LARGEST:
-        raise ProofError([f"cosign's output has more than {LARGEST // 1_000_000} MB; no proof of an image has"])
+        raise ProofError(
+            [f"cosign's output has more than {LARGEST // 1_000_000} MB; no proof of an image has"]
+        )
     return "\n".join(texts)
 
 
@@ -123,26 +125,35 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
         ProofError: Something does not hold; the error lists every problem.
     """
     passed_over: list[str] = []
-    statements: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in (*TYPES.values(), EVIDENCE)}
+    statements: dict[str, list[Mapping[str, Any]]] = {
+        kind: [] for kind in (*TYPES.values(), EVIDENCE)
+    }
     for number, statement in _statements(output):
         kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
         if kind not in statements:
-            passed_over.append(f"line {number}: not a type of statement that is known ({kind or 'it has no type'})")
+            passed_over.append(
+                f"line {number}: not a type of statement that is known ({kind or 'it has no type'})"
+            )
         elif sha256 not in subjects:
             said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
-            passed_over.append(f"line {number}: it is about another image: {said}, not sha256:{sha256}")
+            passed_over.append(
+                f"line {number}: it is about another image: {said}, not sha256:{sha256}"
+            )
         else:
             statements[kind].append(statement)
     missing = [name for name, kind in TYPES.items() if not statements[kind]]
     if missing:
         wanted = [
-            f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})" for name in missing
+            f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})"
+            for name in missing
         ]
         raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
     evidence, untrue = _evidence(statements[EVIDENCE], sha256, policy)
     if policy.gpu and not evidence:
         none = f"no statement of the type {EVIDENCE} (cosign verify-attestation --type {EVIDENCE})"
-        raise ProofError([*passed_over, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}")
+        raise ProofError(
+            [*passed_over, *(untrue or [none])], hint=f"nothing shows that it works on {policy.gpu}"
+        )
     bills: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
     for statement in statements[CYCLONEDX]:
@@ -152,12 +163,17 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
             bills[statement["predicate"]["serialNumber"]] = statement["predicate"]
     for provenance in reversed(statements[PROVENANCE] if bills else ()):
         found = _summary(sha256, provenance, bills)
-        differs = policy.problems(found) if found else ["the provenance is of another bill of materials than is there"]
+        differs = (
+            policy.problems(found)
+            if found
+            else ["the provenance is of another bill of materials than is there"]
+        )
         if found and not differs:
             return replace(found, evidence=evidence)
         problems += differs
     raise ProofError(
-        list(dict.fromkeys(problems)), hint="the signature is good; what it says is not what you demand of an image"
+        list(dict.fromkeys(problems)),
+        hint="the signature is good; what it says is not what you demand of an image",
     )
 
 
@@ -208,17 +224,26 @@ def _problem_of_bill(bill: Any, sha256: str) -> str:
     mistake that only the bill itself shows.
     """
     try:
-        serial, named = str(bill["serialNumber"]), PackageURL.from_string(bill["metadata"]["component"]["purl"]).version
+        serial, named = (
+            str(bill["serialNumber"]),
+            PackageURL.from_string(bill["metadata"]["component"]["purl"]).version,
+        )
     except (KeyError, TypeError, ValueError):
         return _NOT_OURS
     if serial != serial_number(bill):
         return "the bill of materials is not what was written: its serial number does not follow from its content"
     if not named:
         return "the bill of materials does not name the image's manifest: write it with `prove --pushed ADDRESS`"
-    return "" if named == f"sha256:{sha256}" else f"the bill of materials is about another image: {named}"
+    return (
+        ""
+        if named == f"sha256:{sha256}"
+        else f"the bill of materials is about another image: {named}"
+    )
 
 
-def _summary(sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]) -> Verified | None:
+def _summary(
+    sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]
+) -> Verified | None:
     """Return what a provenance says; ``None`` where it was made with none of these bills of materials."""
     try:
         predicate = provenance["predicate"]

@@ -29,7 +29,10 @@ def login_for(host: str) -> dict[str, str]:
     found = _from_docker(host)
     if token := found.get("identitytoken") or found.get("IdentityToken"):
         return {**_entry("<token>", ""), "identitytoken": token}
-    user, password = found.get("username") or found.get("Username"), found.get("password") or found.get("Password")
+    user, password = (
+        found.get("username") or found.get("Username"),
+        found.get("password") or found.get("Password"),
+    )
     if not (user and password):
         user, password = get_netrc_auth(urlunsplit(("https", host, "", "", ""))) or ("", "")
     return _entry(user, password) if user and password else {}

@@ -33,7 +33,12 @@ class Tags:
     shared: tuple[str, ...] = ()
 
 
-def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = (), shared: Sequence[str] = ()) -> Tags:
+def tags_for(
+    reference: str,
+    fixed: Sequence[str] = (),
+    moving: Sequence[str] = (),
+    shared: Sequence[str] = (),
+) -> Tags:
     """Return the tags of a push: those asked for, or those derived from the image's own tag.
 
     ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag ``VERSION-cu121-debian12``.
@@ -45,16 +50,22 @@ def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = 
     name = reference.rpartition("/")[2]
     own = name.partition("@")[0].partition(":")[2]
     if not own and not fixed:
-        raise RegistryError(f"{reference} has no tag to derive the pushed tags from", hint="give one with --tag")
+        raise RegistryError(
+            f"{reference} has no tag to derive the pushed tags from", hint="give one with --tag"
+        )
     dated = "" if fixed else own
     # A date and part of a hash are added.
     if len(dated) > LONGEST_TAG - 18:
-        raise RegistryError(f"the tag {dated} is too long to add a date", hint="give a shorter tag with --tag")
+        raise RegistryError(
+            f"the tag {dated} is too long to add a date", hint="give a shorter tag with --tag"
+        )
     default = () if fixed or asked.moving else (re.sub(r"-py\d+(?=-|$)", "", own),)
     moves = asked.moving or check_tags((), default).moving
     for tag in check_tags((), shared).moving:
         if tag in (*asked.fixed, *moves):
-            raise RegistryError(f"{tag} is a tag of one image", hint="give another --multi-arch-tag")
+            raise RegistryError(
+                f"{tag} is a tag of one image", hint="give another --multi-arch-tag"
+            )
     return Tags(fixed=asked.fixed, dated=dated, moving=moves, shared=tuple(shared))
 
 
@@ -72,16 +83,25 @@ def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:
             )
     for tag in moving:
         if ecr.never_moves(tag) or tag in fixed:
-            why = "--tag has it, too" if tag in fixed else f"it fits {ecr.IMMUTABLE_TAGS}, which Amazon ECR never moves"
+            why = (
+                "--tag has it, too"
+                if tag in fixed
+                else f"it fits {ecr.IMMUTABLE_TAGS}, which Amazon ECR never moves"
+            )
             raise RegistryError(
-                f"{tag} cannot be a moving tag: {why}", hint="give it with --tag, or give another --moving-tag"
+                f"{tag} cannot be a moving tag: {why}",
+                hint="give it with --tag, or give another --moving-tag",
             )
     return Tags(fixed=tuple(fixed), moving=tuple(moving))
 
 
 def split_reference(reference: str) -> tuple[str, str, str]:
     """Return host, name and tag of a reference: ``debian`` is (``docker.io``, ``library/debian``, ``latest``)."""
-    path, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "latest")
+    path, _, tag = (
+        reference.rpartition(":")
+        if ":" in reference.rpartition("/")[2]
+        else (reference, "", "latest")
+    )
     host, slash, name = path.partition("/")
     if slash and is_host(host):
         return host, name, tag
@@ -104,7 +124,11 @@ def check_repository(address: str) -> str:
             hint=f"for example {DEFAULT_HOST}/{address}, or ACCOUNT.dkr.ecr.REGION.amazonaws.com/{address}",
         )
     if not re.fullmatch(rf"{PART}(?:/{PART})*", name):
-        hint = "give the tag with --tag" if ":" in name else "use lowercase letters, digits, . _ - and /"
+        hint = (
+            "give the tag with --tag"
+            if ":" in name
+            else "use lowercase letters, digits, . _ - and /"
+        )
         raise RegistryError(f"{address}: {name!r} is not a valid repository name", hint=hint)
     if not re.fullmatch(r"[A-Za-z0-9.-]+(?::[0-9]+)?|\[[0-9a-fA-F:]+\](?::[0-9]+)?", host):
         raise RegistryError(f"{host!r} is not a valid host name")
@@ -112,7 +136,9 @@ def check_repository(address: str) -> str:
 
 
 def _with_login() -> RegistryError:
-    return RegistryError("the repository must not contain a user or password", hint="`docker login` stores them")
+    return RegistryError(
+        "the repository must not contain a user or password", hint="`docker login` stores them"
+    )
 
 
 def split_image(address: str, default_tag: str = "") -> tuple[str, str]:
@@ -128,7 +154,9 @@ def split_image(address: str, default_tag: str = "") -> tuple[str, str]:
     if ":" in name.rpartition("/")[2]:
         name, _, tag = name.rpartition(":")
     if at and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise RegistryError(f"{address}: {digest!r} is not a digest", hint="push prints it: sha256: and 64 digits")
+        raise RegistryError(
+            f"{address}: {digest!r} is not a digest", hint="push prints it: sha256: and 64 digits"
+        )
     if not at and not tag:
         raise RegistryError(f"{address} names no image", hint="add @sha256:... or :TAG")
     return check_repository(name), digest or check_tags([tag], ()).fixed[0]

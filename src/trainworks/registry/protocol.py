@@ -39,7 +39,15 @@ BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 """Variables that name a CA bundle. pip's own variable is not one of them: it is for the package index."""
 
 ENGINES_TRUST = tuple(
-    map(Path, ("/etc/docker/certs.d", "/etc/containers/certs.d", "~/.config/containers/certs.d", "~/.docker/certs.d"))
+    map(
+        Path,
+        (
+            "/etc/docker/certs.d",
+            "/etc/containers/certs.d",
+            "~/.config/containers/certs.d",
+            "~/.docker/certs.d",
+        ),
+    )
 )
 """Where docker and buildah keep the certificates of each registry, in a folder with its name."""
 
@@ -139,14 +147,19 @@ class Answer:
     def words(self) -> str:
         """The status, and what the registry says to it."""
         status = f"HTTP {self.status} {responses.get(self.status, '')}".strip()
-        said = (f"{row.get('code')}: {row.get('message') or row.get('detail') or ''}" for row in self.errors)
+        said = (
+            f"{row.get('code')}: {row.get('message') or row.get('detail') or ''}"
+            for row in self.errors
+        )
         return "; ".join((f"{status} from {self.elsewhere}" if self.elsewhere else status, *said))
 
 
 class Client:
     """Asks registries, with this machine's logins, certificates and proxies."""
 
-    def __init__(self, settings: HostSettings, folder: Path, *, report: Report, patience: Patience) -> None:
+    def __init__(
+        self, settings: HostSettings, folder: Path, *, report: Report, patience: Patience
+    ) -> None:
         """Store this machine's settings; ``folder`` is private, ``report`` receives a line for each retry."""
         self._settings = settings
         self._folder = folder
@@ -233,7 +246,9 @@ class Client:
                         # No answer, or not yet: whoever asks reports that.
                         del self._plain[host]
                         return False
-                    self._plain[host] = not any(isinstance(each, ssl.SSLCertVerificationError) for each in causes)
+                    self._plain[host] = not any(
+                        isinstance(each, ssl.SSLCertVerificationError) for each in causes
+                    )
         return self._plain[host]
 
     def trust(self, hosts: Sequence[str]) -> bool | str:
@@ -242,7 +257,10 @@ class Client:
         if key not in self._bundles:
             files = [Path(value) for name in BUNDLES if (value := os.environ.get(name))]
             files += sorted(
-                path for folder in ENGINES_TRUST for host in hosts for path in folder.expanduser().glob(f"{host}/*.crt")
+                path
+                for folder in ENGINES_TRUST
+                for host in hosts
+                for path in folder.expanduser().glob(f"{host}/*.crt")
             )
             parts = [self._settings.ca, *(path.read_bytes() for path in files if path.is_file())]
             bundle = b"\n".join(filter(None, dict.fromkeys(parts)))
@@ -252,7 +270,9 @@ class Client:
             self._bundles[key] = str(path) if bundle else True
         return self._bundles[key]
 
-    def patiently(self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0) -> _Result:
+    def patiently(
+        self, doing: str, host: str, attempt: Callable[[], _Result], *, attempts: int = 0
+    ) -> _Result:
         """Return the result of an attempt; repeat it after a ``PassingError``, as often as patience has it.
 
         A reason is printed when it first comes: six lines of one refused connection say no more than one.
@@ -272,14 +292,19 @@ class Client:
                     ) from None
                 if str(error) != said:
                     said = str(error)
-                    self._report(f"  {doing}: {said}; attempt {number + 1} of {count} in {wait:g} s")
+                    self._report(
+                        f"  {doing}: {said}; attempt {number + 1} of {count} in {wait:g} s"
+                    )
                 time.sleep(wait)
                 pause = min(pause * 2, LONGEST_PAUSE * self._patience.pause)
         raise AssertionError("at least one attempt")
 
     def clean(self, text: str) -> str:
         """Return others' words without terminal escapes, logins and the queries of addresses."""
-        text = "".join(each if each.isprintable() or each == "\n" else " " for each in processes.clean(text.encode()))
+        text = "".join(
+            each if each.isprintable() or each == "\n" else " "
+            for each in processes.clean(text.encode())
+        )
         for login in self.logins.values():
             encoded = login.get("auth", "")
             password = base64.b64decode(encoded).decode().partition(":")[2]
@@ -295,7 +320,12 @@ class Client:
         # Also where nothing asked for it yet: an answer may repeat what an engine has logged in with.
         self.login(host)
         said, codes = self.clean(answer.words), answer.codes
-        if answer.status == HTTPStatus.NOT_FOUND and codes and codes <= ABSENT | {HARBORS} and not answer.elsewhere:
+        if (
+            answer.status == HTTPStatus.NOT_FOUND
+            and codes
+            and codes <= ABSENT | {HARBORS}
+            and not answer.elsewhere
+        ):
             hint = "check the name; some registries need a repository to be created before the first push"
             absent = AbsentError(f"{doing}: not found at {host} ({said})", hint=hint)
             absent.certain = codes <= ABSENT
@@ -303,10 +333,17 @@ class Client:
         again = f"log in again (`docker login {host}`; for ECR see docs/ship.md), then repeat the command"
         known = {
             401: (f"{host} rejects the user or password", again),
-            403: (f"permission denied by {host}", "give the user the right to push, or log in again"),
+            403: (
+                f"permission denied by {host}",
+                "give the user the right to push, or log in again",
+            ),
             405: (f"{host} is read-only", "try later, or use another repository"),
         }
-        stranger = "" if codes else "no registry answers so: look at the address, and at the proxy before the registry"
+        stranger = (
+            ""
+            if codes
+            else "no registry answers so: look at the address, and at the proxy before the registry"
+        )
         what, hint = known.get(answer.status, (f"{host} refuses", stranger))
         if answer.status == HTTPStatus.UNAUTHORIZED and not self.login(host):
             what = f"{host} requires a login, and this machine has none"
@@ -340,8 +377,14 @@ class Client:
         values = {"service": asked.get("service") or "", "scope": asked.get("scope") or scope}
         identity = login.get("identitytoken", "")
         if identity:
-            values |= {"grant_type": "refresh_token", "client_id": "trainworks", "refresh_token": identity}
-        request = requests.Request("POST" if identity else "GET", url, **{"data" if identity else "params": values})
+            values |= {
+                "grant_type": "refresh_token",
+                "client_id": "trainworks",
+                "refresh_token": identity,
+            }
+        request = requests.Request(
+            "POST" if identity else "GET", url, **{"data" if identity else "params": values}
+        )
         prepared = request.prepare()
         headers = dict(prepared.headers) if identity else {"Authorization": basic} if basic else {}
         body = str(prepared.body or "").encode()
@@ -355,7 +398,13 @@ class Client:
         return f"Bearer {token}"
 
     def _send(
-        self, doing: str, host: str, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
+        self,
+        doing: str,
+        host: str,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
     ) -> Answer:
         begun, parts, size = time.monotonic(), [], 0
         try:
@@ -378,10 +427,17 @@ class Client:
             raise self._no_answer(doing, host, url, error) from error
 
     def _request(
-        self, method: str, url: str, host: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+        self,
+        method: str,
+        url: str,
+        host: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> requests.Response:
         # Go's programs use no proxy for loopback addresses either.
-        direct = {"no_proxy": urlsplit(url).hostname or ""} if _is_loopback(urlsplit(url).netloc) else {}
+        direct = (
+            {"no_proxy": urlsplit(url).hostname or ""} if _is_loopback(urlsplit(url).netloc) else {}
+        )
         return self._session.request(
             method,
             url,
@@ -406,8 +462,13 @@ class Client:
                 trust = f"put its CA into {ENGINES_TRUST[0]}/{host}/ca.crt, as for docker, or set {BUNDLES[0]}"
                 other = "use a host name that the registry's certificate has"
                 hint = other if each.verify_code in WRONG_NAMES else trust
-                return RegistryError(f"{host}: certificate not trusted ({each.verify_message})", hint=hint)
-        if any(isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLEOFError) for each in causes):
+                return RegistryError(
+                    f"{host}: certificate not trusted ({each.verify_message})", hint=hint
+                )
+        if any(
+            isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLEOFError)
+            for each in causes
+        ):
             hint = "only a registry on this machine may be without TLS"
             return RegistryError(f"{doing}: {host} does not speak TLS ({said})", hint=hint)
         unresolved = next((each for each in causes if isinstance(each, socket.gaierror)), None)
@@ -416,7 +477,11 @@ class Client:
                 f"cannot resolve {urlsplit(url).netloc} ({unresolved.strerror})",
                 hint="check the registry's name, and this machine's DNS and proxy settings",
             )
-            return PassingError(str(last.message), last) if unresolved.errno == socket.EAI_AGAIN else last
+            return (
+                PassingError(str(last.message), last)
+                if unresolved.errno == socket.EAI_AGAIN
+                else last
+            )
         return PassingError(said)
 
 
@@ -427,7 +492,9 @@ class _WithoutTlsError(requests.RequestException):
 class _Session(requests.Session):
     """Follows a registry to where its blobs are, never from TLS to an address without it, and no login goes along."""
 
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+    def rebuild_auth(
+        self, prepared_request: requests.PreparedRequest, response: requests.Response
+    ) -> None:
         """Keep the login from another host; called before a redirect is followed."""
         old, new = str(response.request.url), str(prepared_request.url)
         if urlsplit(new).scheme != "https" and not (

@@ -87,11 +87,15 @@ def push_image(
     day = f"{today or datetime.now(UTC):%Y%m%d}"
     for place in map(check_repository, repositories):
         prepare(place)
-    chosen = [_chosen_tags(registries, place, tags, image.identifier, day) for place in repositories]
+    chosen = [
+        _chosen_tags(registries, place, tags, image.identifier, day) for place in repositories
+    ]
     for place in repositories:
         for tag in tags.shared:
             images_of(registries, place, tag)
-    record = cache_folder(environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json")
+    record = cache_folder(
+        environment, "pushes", f"{hashlib.sha256(image.identifier.encode()).hexdigest()[:32]}.json"
+    )
     known = _recorded(record)
     results = []
     for place, choice in zip(repositories, chosen, strict=True):
@@ -100,14 +104,18 @@ def push_image(
             found, how = _found_elsewhere(registries, place, known, image), "copied"
         with contextlib.ExitStack() as stack:
             if found is None:
-                name = f"{SENT}{image.identifier.removeprefix('sha256:')[:12]}-{secrets.token_hex(4)}"
+                name = (
+                    f"{SENT}{image.identifier.removeprefix('sha256:')[:12]}-{secrets.token_hex(4)}"
+                )
                 _send(registries, engine, image, f"{place}:{name}")
                 found, how = registries.existing(place, name), "sent"
                 stack.callback(_remove, registries, place, found, name)
             # What came by a name is believed once it comes by its digest.
             found = registries.existing(place, found.digest)
             if not found.is_of(image.identifier):
-                raise RegistryError(f"{place}@{found.digest} is not the image {reference} that was sent")
+                raise RegistryError(
+                    f"{place}@{found.digest} is not the image {reference} that was sent"
+                )
             known[place] = found.digest
             with contextlib.suppress(OSError):
                 write_cached(record, json.dumps(known).encode())
@@ -126,7 +134,9 @@ def _send(registries: Registries, engine: Engine, image: BuiltImage, name: str) 
         engine.push_command(image, name, plain=plain) as argv,
         DISPLAY.task("pushing", log=False),
     ):
-        registries.push(place, argv, show=_say_layer, check_image=lambda: _hold_to_digests(engine, image))
+        registries.push(
+            place, argv, show=_say_layer, check_image=lambda: _hold_to_digests(engine, image)
+        )
 
 
 def _hold_to_digests(engine: Engine, image: BuiltImage) -> None:
@@ -160,7 +170,9 @@ def _remove(registries: Registries, place: str, image: Manifest, name: str) -> N
         value = list_of([image.descriptor], {"trainworks.sent": name})
         removed = registries.remove(place, registries.put_manifest(place, value, tag=name))
     if not removed:
-        say(f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing")
+        say(
+            f"  {place} keeps the tag {name}, under which the image was sent: the registry removes nothing"
+        )
 
 
 def _say_layer(line: str) -> None:
@@ -176,7 +188,9 @@ def _found_elsewhere(
     registries: Registries, place: str, known: Mapping[str, str], image: BuiltImage
 ) -> Manifest | None:
     """Copy an image that another repository of this registry has; ``None`` without one."""
-    for other in sorted((each for each in known if _host(each) == _host(place)), key=lambda each: each != place):
+    for other in sorted(
+        (each for each in known if _host(each) == _host(place)), key=lambda each: each != place
+    ):
         with contextlib.suppress(RegistryError):
             found = registries.manifest(other, known[other])
             if found is not None and found.is_of(image.identifier):
@@ -186,7 +200,9 @@ def _found_elsewhere(
     return None
 
 
-def _chosen_tags(registries: Registries, place: str, tags: Tags, identifier: str, day: str) -> _Chosen:
+def _chosen_tags(
+    registries: Registries, place: str, tags: Tags, identifier: str, day: str
+) -> _Chosen:
     """Return the fixed and dated tags; raises ``RegistryError`` if another image has one of them."""
     fixed: list[str] = []
     existing = None
@@ -212,16 +228,22 @@ def prepare(place: str) -> None:
     if registry is None:
         return
     if not ecr.available():
-        say(f"  {place}: no AWS credentials for boto3, so the repository must exist ({aws.INSTALL})")
+        say(
+            f"  {place}: no AWS credentials for boto3, so the repository must exist ({aws.INSTALL})"
+        )
     elif ecr.ensure_repository(registry, name):
         say(f"  {place}: created, with scan on push and dated tags that never move")
 
 
 def _pushed(place: str, digest: str, tags: Sequence[str], how: str) -> Pushed:
-    return Pushed(repository=place, image_uri=f"{place}@{digest}", digest=digest, tags=list(tags), how=how)
+    return Pushed(
+        repository=place, image_uri=f"{place}@{digest}", digest=digest, tags=list(tags), how=how
+    )
 
 
-def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: Registries) -> list[Pushed]:
+def promote_image(
+    source: str, targets: Sequence[str], tags: Tags, registries: Registries
+) -> list[Pushed]:
     """Copy an image between repositories by its digest, with everything that is attached to it, and to that.
 
     Args:
@@ -249,7 +271,9 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
         for place in places:
             registries.copy(origin, place, digest, attached=True)
             for name in _cosign_tags(registries, origin, manifest):
-                registries.copy(origin, place, registries.existing(origin, name).digest, tag=name, attached=True)
+                registries.copy(
+                    origin, place, registries.existing(origin, name).digest, tag=name, attached=True
+                )
             lost = attachments - set(_attachments(registries, place, manifest))
             if lost:
                 raise RegistryError(
@@ -280,7 +304,10 @@ def _attachments(registries: Registries, place: str, manifest: Manifest) -> Iter
 
 def _cosign_tags(registries: Registries, place: str, manifest: Manifest) -> Iterator[str]:
     """Yield the tags under which cosign keeps what it attached to an image or its platforms' images."""
-    for digest in (manifest.digest, *(str(each["digest"]) for each in manifest.listed("manifests"))):
+    for digest in (
+        manifest.digest,
+        *(str(each["digest"]) for each in manifest.listed("manifests")),
+    ):
         for end in COSIGN_TAGS:
             tag = f"{digest.replace(':', '-')}{end}"
             if registries.manifest(place, tag) is not None:
@@ -310,4 +337,8 @@ def _recorded(path: Path) -> dict[str, str]:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and all(isinstance(each, str) for each in found.values()) else {}
+    return (
+        found
+        if isinstance(found, dict) and all(isinstance(each, str) for each in found.values())
+        else {}
+    )

@@ -96,7 +96,8 @@ def images_of(registries: Registries, place: str, tag: str) -> tuple[Mapping[str
     found = registries.manifest(place, tag)
     if found is not None and "manifests" not in found.value:
         raise RegistryError(
-            f"{place}:{tag} is an image of one architecture", hint="give another --multi-arch-tag, or remove that tag"
+            f"{place}:{tag} is an image of one architecture",
+            hint="give another --multi-arch-tag, or remove that tag",
         )
     return found.listed("manifests") if found else ()
 
@@ -123,11 +124,15 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
     added: list[Mapping[str, Any]] = [mine]
     for _ in range(MERGES):
         begun = time.monotonic()
-        listed = {str(each.get("platform")): each for each in (*images_of(registries, place, tag), *added)}
+        listed = {
+            str(each.get("platform")): each for each in (*images_of(registries, place, tag), *added)
+        }
         rows = [listed[key] for key in sorted(listed)]
         dockers = all("vnd.docker." in str(each.get("mediaType")) for each in rows)
         kind = DOCKER_LIST if dockers else OCI_INDEX
-        registries.put_manifest(place, {"schemaVersion": 2, "mediaType": kind, "manifests": rows}, tag=tag)
+        registries.put_manifest(
+            place, {"schemaVersion": 2, "mediaType": kind, "manifests": rows}, tag=tag
+        )
         time.sleep(time.monotonic() - begun)
         claim = _claim(registries, place, tag) if claimed else None
         last = mine if claim is None else claim.image
@@ -137,9 +142,13 @@ def add_to_list(registries: Registries, place: str, image: Manifest, tag: str) -
         added = [last] if replaced else [last, mine]
         if all(each["digest"] in there for each in added):
             if replaced:
-                say(f"  {place}:{tag} was given another image for {platform['architecture']} meanwhile")
+                say(
+                    f"  {place}:{tag} was given another image for {platform['architecture']} meanwhile"
+                )
             return not replaced
-    raise RegistryError(f"{place}:{tag} was changed by another push at the same time", hint="repeat the command")
+    raise RegistryError(
+        f"{place}:{tag} was changed by another push at the same time", hint="repeat the command"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +184,9 @@ def _put_claim(registries: Registries, place: str, tag: str, value: Mapping[str,
     except RegistryUnreachableError:
         raise
     except RegistryError as error:
-        say(f"  {place}:{name} cannot be written, so only the registry keeps {tag} ({error.message})")
+        say(
+            f"  {place}:{name} cannot be written, so only the registry keeps {tag} ({error.message})"
+        )
         return False
     return True
 
@@ -290,7 +301,9 @@ class _Race:
             now = self._registries.existing(self._place, self._tag)
 
 
-def list_of(images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]) -> Mapping[str, Any]:
+def list_of(
+    images: Sequence[Mapping[str, Any]], annotations: Mapping[str, str]
+) -> Mapping[str, Any]:
     """Return a manifest that lists images, which keeps them from a registry's garbage collection."""
     return {
         "schemaVersion": 2,

@@ -106,7 +106,9 @@ def descriptors(found: object, where: str) -> tuple[Mapping[str, Any], ...]:
 class Registries:
     """The registries that one command talks to; a context manager with a private folder for logins and certificates."""
 
-    def __init__(self, settings: HostSettings, *, report: Report = ignore, patience: Patience | None = None) -> None:
+    def __init__(
+        self, settings: HostSettings, *, report: Report = ignore, patience: Patience | None = None
+    ) -> None:
         """Store this machine's settings; ``report`` receives a line for each retry."""
         self._settings = settings
         self._report = report
@@ -118,7 +120,9 @@ class Registries:
     def __enter__(self) -> Registries:
         """Create the private folder."""
         self._folder = self._stack.enter_context(private_folder())
-        self._client = Client(self._settings, self._folder, report=self._report, patience=self.patience)
+        self._client = Client(
+            self._settings, self._folder, report=self._report, patience=self.patience
+        )
         self._stack.callback(self._client.close)
         return self
 
@@ -135,7 +139,10 @@ class Registries:
         where = image_name(repository, reference)
         try:
             answer = self._client.ask(
-                f"reading {where}", repository, f"manifests/{reference}", headers={"Accept": MANIFESTS}
+                f"reading {where}",
+                repository,
+                f"manifests/{reference}",
+                headers={"Accept": MANIFESTS},
             )
         except AbsentError as error:
             if error.certain or (":" not in reference and not self._lists(repository, reference)):
@@ -143,7 +150,9 @@ class Registries:
             raise
         digest = _digest(answer.content)
         if ":" in reference and digest != reference:
-            raise RegistryError(f"{repository} sent a manifest with another digest than {reference}")
+            raise RegistryError(
+                f"{repository} sent a manifest with another digest than {reference}"
+            )
         value = table(answer.content, f"the manifest {digest} of {repository}")
         kind = value.get("mediaType") or answer.headers.get("Content-Type", "").partition(";")[0]
         if "schemaVersion" not in value and "mediaType" not in value:
@@ -170,7 +179,9 @@ class Registries:
 
     def blob(self, repository: str, digest: str) -> bytes:
         """Return a small blob; raises ``RegistryError`` if it does not have the digest."""
-        content = self._client.ask(f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}").content
+        content = self._client.ask(
+            f"reading {image_name(repository, digest)}", repository, f"blobs/{digest}"
+        ).content
         if _digest(content) != digest:
             raise RegistryError(f"{repository} sent a blob with another digest than {digest}")
         return content
@@ -191,7 +202,9 @@ class Registries:
             found += descriptors(table(answer.content, where).get("manifests"), where)
         return tuple(found)
 
-    def _pages(self, doing: str, repository: str, path: str, *, absent: bool = False) -> Iterator[Answer]:
+    def _pages(
+        self, doing: str, repository: str, path: str, *, absent: bool = False
+    ) -> Iterator[Answer]:
         """Yield the answers for a list, page by page; ``absent`` as of ``Client.ask``."""
         beginning = path
         seen = set()
@@ -224,14 +237,28 @@ class Registries:
         """
         hosts = [each.partition("/")[0] for each in (source, target)]
         plain = [
-            f"--{side}-plain-http" for side, host in zip(("from", "to"), hosts, strict=True) if self._client.plain(host)
+            f"--{side}-plain-http"
+            for side, host in zip(("from", "to"), hosts, strict=True)
+            if self._client.plain(host)
         ]
-        words = ("--no-tty", *(["--recursive"] if attached else []), *plain, image_name(source, digest))
+        words = (
+            "--no-tty",
+            *(["--recursive"] if attached else []),
+            *plain,
+            image_name(source, digest),
+        )
         named = f"{target}:{tag}" if tag else target
         argv = (oras(), "cp", *words, named)
         self._send(f"copying {words[-1]} to {named}", target, argv, source=(source, digest))
 
-    def push(self, repository: str, argv: tuple[str, ...], *, show: Report, check_image: Callable[[], None]) -> None:
+    def push(
+        self,
+        repository: str,
+        argv: tuple[str, ...],
+        *,
+        show: Report,
+        check_image: Callable[[], None],
+    ) -> None:
         """Run an engine's push.
 
         Args:
@@ -287,7 +314,13 @@ class Registries:
         headers = {"Content-Type": "application/octet-stream"}
         # An address that was used is not used again: a failure in the middle of it is a failure of the whole try.
         answer = self._client.ask(
-            doing, repository, address, method="PATCH", headers=headers, body=bytes(TRIED), attempts=1
+            doing,
+            repository,
+            address,
+            method="PATCH",
+            headers=headers,
+            body=bytes(TRIED),
+            attempts=1,
         )
         with contextlib.suppress(RegistryError):
             address = answer.headers.get("Location", "") or address
@@ -295,7 +328,9 @@ class Registries:
 
     def _put(self, doing: str, repository: str, reference: str, content: bytes, kind: str) -> None:
         headers = {"Content-Type": kind}
-        self._client.ask(doing, repository, f"manifests/{reference}", method="PUT", headers=headers, body=content)
+        self._client.ask(
+            doing, repository, f"manifests/{reference}", method="PUT", headers=headers, body=content
+        )
 
     def _send(
         self,
@@ -381,7 +416,11 @@ def what_failed(lines: Sequence[str]) -> str:
 
     Programs in Go print a stack of calls behind it.
     """
-    errors = [line for line in lines if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE)]
+    errors = [
+        line
+        for line in lines
+        if re.search(r"\berror\b|\bfatal\b|\bFATA\b|level=fatal", line, re.IGNORECASE)
+    ]
     return errors[0] if errors else "\n".join(lines[-5:])
 
 

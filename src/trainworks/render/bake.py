@@ -30,15 +30,25 @@ def bake(targets: Sequence[tuple[ImagePlan, Rendering]]) -> str:
             ``secrets/NAME``.
     """
     groups: dict[str, list[str]] = {"default": []}
-    variables: dict[str, dict[str, str]] = {REPOSITORY: {"default": "trainworks"}, CACHE: {"default": ""}}
+    variables: dict[str, dict[str, str]] = {
+        REPOSITORY: {"default": "trainworks"},
+        CACHE: {"default": ""},
+    }
     described: dict[str, Mapping[str, object]] = {}
     for plan, rendering in targets:
         name = bake_name(plan.target.name)
-        for group in ("default", plan.target.framework, plan.target.cuda, bake_name(plan.target.base)):
+        for group in (
+            "default",
+            plan.target.framework,
+            plan.target.cuda,
+            bake_name(plan.target.base),
+        ):
             groups.setdefault(group, []).append(name)
         described[name] = _target(plan, rendering)
         if stands_on_local_base(plan):
-            variables[base_variable(plan)] = {"default": "@".join(filter(None, (plan.base.image, plan.base.digest)))}
+            variables[base_variable(plan)] = {
+                "default": "@".join(filter(None, (plan.base.image, plan.base.digest)))
+            }
     content = {
         "variable": variables,
         "group": {name: {"targets": members} for name, members in groups.items()},
@@ -80,7 +90,9 @@ def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
             f"id={identifier},src=secrets/{name}/{identifier}"
             for identifier in dict.fromkeys(SECRET.findall(rendering.dockerfile))
         ],
-        "cache-from": [f'${{{CACHE} == "" ? "type=registry,ref=${{{REPOSITORY}}}/{rest}" : {cached}}}'],
+        "cache-from": [
+            f'${{{CACHE} == "" ? "type=registry,ref=${{{REPOSITORY}}}/{rest}" : {cached}}}'
+        ],
         "cache-to": [f'${{{CACHE} == "" ? "type=inline" : {cached[:-1]},mode=max"}}'],
     }
     if stands_on_local_base(plan):

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import cast
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import (
+    Environment,
+    FunctionLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateSyntaxError,
+    meta,
+    nodes,
+)
 from jinja2.exceptions import SecurityError, TemplateNotFound
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -120,11 +128,17 @@ class Rendering:
                 for file in self.files:
                     for source in sources.split():
                         if file.path == source:
-                            name = f"{path}{source.rpartition('/')[2]}" if path.endswith("/") else path
-                            found.append((component, name, hashlib.sha256(file.content).hexdigest()))
+                            name = (
+                                f"{path}{source.rpartition('/')[2]}" if path.endswith("/") else path
+                            )
+                            found.append(
+                                (component, name, hashlib.sha256(file.content).hexdigest())
+                            )
                         elif file.path.startswith(f"{source}/"):
                             name = f"{path}{file.path.removeprefix(source)}"
-                            found.append((component, name, hashlib.sha256(file.content).hexdigest()))
+                            found.append(
+                                (component, name, hashlib.sha256(file.content).hexdigest())
+                            )
         return tuple(found)
 
     @cached_property
@@ -132,7 +146,9 @@ class Rendering:
         """``sha256:`` and the hash of everything that decides the image, paths and permissions included."""
         digest = hashlib.sha256(self.dockerfile.encode())
         for file in self.files:
-            digest.update(f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0".encode() + file.content)
+            digest.update(
+                f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0".encode() + file.content
+            )
         return f"sha256:{digest.hexdigest()}"
 
 
@@ -179,7 +195,12 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         texts[step.component] = "\n".join(blocks.values())
         if "stage" in blocks:
             stages.append(
-                _Stage(component=step.component, version=step.version, summary=step.summary, text=blocks["stage"])
+                _Stage(
+                    component=step.component,
+                    version=step.version,
+                    summary=step.summary,
+                    text=blocks["stage"],
+                )
             )
         if "image" in blocks:
             layers.append(blocks["image"])
@@ -201,7 +222,9 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     return Rendering(
         dockerfile=dockerfile,
         files=files,
-        stage_components={name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)}
+        stage_components={
+            name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)
+        }
         | {"image": "image"},
         texts=texts,
     )
@@ -213,7 +236,9 @@ def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
     environment = new_environment(templates)
     with blaming(MACROS):
         macros = vars(environment.get_template(MACROS).module)
-        environment.globals.update({name: value for name, value in macros.items() if not name.startswith("_")})
+        environment.globals.update(
+            {name: value for name, value in macros.items() if not name.startswith("_")}
+        )
     return environment
 
 
@@ -260,7 +285,9 @@ def _signature(environment: Environment, name: str, text: str) -> frozenset[str]
     with blaming(f"components/{name}.j2"):
         tree = environment.parse(text)
         for other in tree.find_all((nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)):
-            raise TemplateSyntaxError("a recipe takes nothing from other templates", other.lineno, name)
+            raise TemplateSyntaxError(
+                "a recipe takes nothing from other templates", other.lineno, name
+            )
         return frozenset(meta.find_undeclared_variables(tree))
 
 
@@ -322,7 +349,9 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
     return values
 
 
-def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
+def _check_signature(
+    environment: Environment, recipe: Recipe, values: Mapping[str, object]
+) -> None:
     name = f"components/{recipe.name}.j2"
     signature = _signature(environment, recipe.name, recipe.text)
     missing = sorted(signature - values.keys() - environment.globals.keys())
@@ -331,7 +360,10 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
     if problems:
-        raise RecipeError(f"templates/{name}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
+        raise RecipeError(
+            f"templates/{name}: {'; '.join(problems)}",
+            hint=f"it may read: {', '.join(sorted(values))}",
+        )
 
 
 def _check_instructions(texts: Mapping[str, str]) -> None:
@@ -346,7 +378,9 @@ def _check_instructions(texts: Mapping[str, str]) -> None:
                     near = nearest(word, sorted(INSTRUCTIONS))
                     raise RecipeError(
                         f"{where}: {word!r} is not an instruction that recipes use",
-                        hint=f"did you mean {near}?" if near else f"known: {', '.join(sorted(INSTRUCTIONS))}",
+                        hint=f"did you mean {near}?"
+                        if near
+                        else f"known: {', '.join(sorted(INSTRUCTIONS))}",
                     )
                 if goes_on and line.startswith(tuple(f"{name} " for name in INSTRUCTIONS)):
                     raise RecipeError(f"{where}: the line before {word} ends with a backslash")
@@ -357,14 +391,19 @@ def _check_instructions(texts: Mapping[str, str]) -> None:
 
 def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[str, str]) -> None:
     """Refuse a Dockerfile that copies or mounts what its context does not have."""
-    copied = [source for sources, _ in CONTEXT_COPY.findall(dockerfile) for source in sources.split()]
+    copied = [
+        source for sources, _ in CONTEXT_COPY.findall(dockerfile) for source in sources.split()
+    ]
     paths = [f"{file.path}/" for file in files]
     missing = [
         source
         for source in sorted({*copied, *CONTEXT_MOUNT.findall(dockerfile)})
         if not any(path.startswith(f"{source}/") for path in paths)
     ]
-    stages = {*STAGE_NAME.findall(dockerfile), *re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)}
+    stages = {
+        *STAGE_NAME.findall(dockerfile),
+        *re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE),
+    }
     if unknown := sorted(set(STAGE_ASKED.findall(dockerfile)) - stages):
         names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
         near = nearest(unknown[0], sorted(stages))
@@ -376,21 +415,27 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
         recipes = {path: [name for name, text in texts.items() if path in text] for path in missing}
         raise RecipeError(
             "; ".join(
-                f"the recipe of {', '.join(names)} takes {path}, which is missing" for path, names in recipes.items()
+                f"the recipe of {', '.join(names)} takes {path}, which is missing"
+                for path, names in recipes.items()
             ),
             hint="files of recipes are in templates/files, launcher and smdistributed of the checkout",
         )
 
 
-def _blocks(environment: Environment, component: str, values: Mapping[str, object]) -> dict[str, str]:
+def _blocks(
+    environment: Environment, component: str, values: Mapping[str, object]
+) -> dict[str, str]:
     file = f"components/{component}.j2"
     with blaming(file):
         template = environment.get_template(f"components/{component}")
         context = template.new_context(dict(values))
-        blocks = {name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()}
+        blocks = {
+            name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()
+        }
     if others := sorted(blocks.keys() - BLOCKS):
         raise RecipeError(
-            f"templates/{file}: unknown block {others[0]!r}", hint=f"a recipe has: {', '.join(sorted(BLOCKS))}"
+            f"templates/{file}: unknown block {others[0]!r}",
+            hint=f"a recipe has: {', '.join(sorted(BLOCKS))}",
         )
     return blocks
 
@@ -404,16 +449,28 @@ def blaming(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
         if isinstance(error, (RecursionError, MemoryError)):
             what = "it calls or includes itself without an end, or makes more text than fits into memory"
         # The text of a syntax error repeats file and line, in Jinja's own words.
-        what = what or (error.message or "" if isinstance(error, TemplateSyntaxError) else str(error))
+        what = what or (
+            error.message or "" if isinstance(error, TemplateSyntaxError) else str(error)
+        )
         places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
         (file, line), *macros = places
         within = f" (in templates/{macros[-1][0]}, line {macros[-1][1]})" if macros else ""
-        raise RecipeError(f"templates/{file}:{f' line {line}:' if line else ''} {what}{within}") from error
+        raise RecipeError(
+            f"templates/{file}:{f' line {line}:' if line else ''} {what}{within}"
+        ) from error
 
 
 def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
@@ -448,25 +505,40 @@ def _context_files(
         "shells/profile.sh": render_profile(plan.environment),
         "shells/sshd.conf": render_sshd(plan.environment),
     }
-    files = [SourceFile(path=path, content=text.encode()) for path, text in generated.items() if path in dockerfile]
+    files = [
+        SourceFile(path=path, content=text.encode())
+        for path, text in generated.items()
+        if path in dockerfile
+    ]
     for step in plan.steps:
         for layer in wheels[step.component]:
-            lines = [f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in layer.wheel_packages]
+            lines = [
+                f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n"
+                for each in layer.wheel_packages
+            ]
             files.append(SourceFile(path=layer.requirements, content="".join(lines).encode()))
             if layer.archives:
-                rows = [f"{each.name} {each.version} {each.file} {each.sha256}\n" for each in layer.archive_packages]
+                rows = [
+                    f"{each.name} {each.version} {each.file} {each.sha256}\n"
+                    for each in layer.archive_packages
+                ]
                 files.append(SourceFile(path=layer.archives, content="".join(rows).encode()))
         if step.python:
             # The folder must exist to be mounted; local copies of the step's files are put there before a build.
             files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
         if step.artifacts:
-            text = "".join(f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts)
+            text = "".join(
+                f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts
+            )
             files.append(SourceFile(path=_artifacts_path(step), content=text.encode()))
             files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
         # A file is copied by its own path, or with its folder, or its folder is mounted.
-        if any(text in dockerfile for text in (file.path, f"COPY {top}/{name} ", f"source={top}/{name},")):
+        if any(
+            text in dockerfile
+            for text in (file.path, f"COPY {top}/{name} ", f"source={top}/{name},")
+        ):
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))
 

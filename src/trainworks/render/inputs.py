@@ -28,7 +28,9 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
         found["version"] = step.version
     if step.component == "system":
         found["base image"] = plan.image
-        found |= {f"archive {each.suite}": f"{each.date} ({each.contents[:12]})" for each in plan.archives}
+        found |= {
+            f"archive {each.suite}": f"{each.date} ({each.contents[:12]})" for each in plan.archives
+        }
     for package in (*step.debian, *step.build_packages):
         if step.component in {"system", "builder"}:
             found[f"package {package}"] = "from the distribution"
@@ -38,7 +40,9 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
         pin = artifact.commit or artifact.sha256
         found[f"artifact {artifact.name}"] = f"{artifact.version} ({pin[:12] or 'unlocked'})"
     for file in rendering.files:
-        if not file.path.startswith(("requirements/", "artifacts/", "wheels/")) and _copies(words, file.path):
+        if not file.path.startswith(("requirements/", "artifacts/", "wheels/")) and _copies(
+            words, file.path
+        ):
             found[f"file {file.path}"] = _digest(file.content + f"{file.mode:o}".encode())
     return found
 
@@ -47,7 +51,10 @@ def _copies(words: Set[str], path: str) -> bool:
     """Return whether a part copies a file of the context: by its own path, or by one of the folders above it."""
     folders = path.split("/")
     # No recipe copies a whole topmost folder (`files`, `launcher`), but texts contain these words.
-    return any("/".join(folders[:depth]) in words for depth in range(min(2, len(folders)), len(folders) + 1))
+    return any(
+        "/".join(folders[:depth]) in words
+        for depth in range(min(2, len(folders)), len(folders) + 1)
+    )
 
 
 def _digest(content: bytes) -> str:

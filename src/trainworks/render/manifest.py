@@ -27,7 +27,9 @@ def render_constraints(plan: ImagePlan) -> str:
         f"# {plan.target.name} is built around these: PIP_CONSTRAINT and UV_CONSTRAINT name this file.\n"
         "# To install others all the same: RUN PIP_CONSTRAINT= UV_CONSTRAINT= UV_NO_CONFIG=1 pip install ...\n"
     )
-    return head + "".join(f"{name}=={version}\n" for name, version in sorted(plan.protected.items()))
+    return head + "".join(
+        f"{name}=={version}\n" for name, version in sorted(plan.protected.items())
+    )
 
 
 def render_uv_settings(plan: ImagePlan) -> str:
@@ -51,7 +53,9 @@ def render_manifest(plan: ImagePlan) -> str:
         "name": plan.target.name,
         "target": asdict(plan.target),
         "components": {
-            step.component: {"version": step.version} for step in plan.steps if step.version and step.in_image
+            step.component: {"version": step.version}
+            for step in plan.steps
+            if step.version and step.in_image
         },
         "missing": [asdict(missing) for missing in plan.missing],
         "programs": programs,

@@ -65,7 +65,11 @@ _FLAGS = re.compile(r"^(--\S+ )+")
 
 def _instructions(dockerfile: str) -> Iterator[str]:
     """Yield each instruction as engines show it: on one line, without comments."""
-    lines = (line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    lines = (
+        line
+        for line in dockerfile.splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    )
     text = "\n".join(lines)
     for instruction in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
         yield " ".join(instruction.split())

@@ -24,9 +24,16 @@ class Bars:
     def __init__(self, stream: TextIO, tasks: Iterable[Task]) -> None:
         """Show tasks on a terminal."""
         # A terminal knows its width better than these variables do, and it may change.
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+        }
         console = Console(
-            file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, _environ=environment
+            file=stream,
+            force_terminal=True,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            _environ=environment,
         )
         self._rows: dict[Task, rich.progress.TaskID] = {}
         self._progress = _Progress(

@@ -48,7 +48,9 @@ class BuildProgress:
             task = self.running.pop(key, None)
             if task is not None:
                 self.display.remove(task)
-            self.ended(event, task.elapsed if task is not None and event.seconds is None else event.seconds)
+            self.ended(
+                event, task.elapsed if task is not None and event.seconds is None else event.seconds
+            )
         if self._task is not None and event.state != "output":
             self._task.reach(self.tally.done)
 

@@ -83,7 +83,9 @@ class Task:
         now = self._display.clock()
         if self._log and now - self._said >= LOG_SECONDS and not self._display.live:
             self._said = now
-            self._display.write(f"{self._label}  {self.title}: {self.how_far}{self.note and f', {self.note}'}")
+            self._display.write(
+                f"{self._label}  {self.title}: {self.how_far}{self.note and f', {self.note}'}"
+            )
 
     @property
     def elapsed(self) -> float:
@@ -108,7 +110,11 @@ class Task:
         """How much is done of how much; ``""`` if there is nothing to count."""
         about = "about " if self.about else ""
         if self.unit == BYTES:
-            return f"{amount(self.done)} of {about}{amount(self.total)}" if self.total else amount(self.done)
+            return (
+                f"{amount(self.done)} of {about}{amount(self.total)}"
+                if self.total
+                else amount(self.done)
+            )
         return f"{self.done} of {about}{self.total} {self.unit}" if self.total else ""
 
     @property
@@ -132,7 +138,9 @@ class Task:
 class Display:
     """The tasks of a process, and the lines written above them."""
 
-    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Show nothing yet.
 
         Args:
@@ -156,7 +164,9 @@ class Display:
         return self.stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
     @contextmanager
-    def task(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Iterator[Task]:
+    def task(
+        self, title: str, total: int = 0, unit: str = "", *, log: bool = True
+    ) -> Iterator[Task]:
         """Show a piece of work for the time of the ``with`` block.
 
         Args:

@@ -28,7 +28,10 @@ def stacked(sizes: Sequence[int], width: int) -> list[str]:
     """
     whole = sum(sizes) or 1
     ends = [round(width * end / whole) for end in accumulate(sizes)]
-    return [" " * min(start, width - 1) + ("#" * (end - start) or ".") for start, end in pairwise((0, *ends))]
+    return [
+        " " * min(start, width - 1) + ("#" * (end - start) or ".")
+        for start, end in pairwise((0, *ends))
+    ]
 
 
 def signed(size: int) -> str:
@@ -50,4 +53,6 @@ def readable(step: str) -> str:
 def clock(seconds: float) -> str:
     """Return a time as people read it: ``0:07``, ``12:30``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    )

@@ -26,7 +26,15 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from engine.helpers import BASE, request
 from trainworks.engine import create, isolation, processes, read_files
 from trainworks.engine.docker import DockerEngine
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
+from trainworks.engine.protocol import (
+    BuildRequest,
+    BuiltImage,
+    Engine,
+    Mount,
+    Progress,
+    Secret,
+    StepEvent,
+)
 from trainworks.engine.tree import read_tree
 from trainworks.errors import BuildError, OutputError
 from trainworks_testing.clock import PATIENCE, assert_within, start_clock
@@ -82,7 +90,9 @@ def _nothing_is_left(engine: Engine, image: tuple[str, list[StepEvent]]) -> Iter
                 engine.remove(identifier)
 
 
-def full_build(engine: Engine, folder: Path, tag: str, **options: Any) -> tuple[list[StepEvent], Any]:
+def full_build(
+    engine: Engine, folder: Path, tag: str, **options: Any
+) -> tuple[list[StepEvent], Any]:
     events: list[StepEvent] = []
     secrets = (Secret(identifier="token", content=SECRET), Secret(identifier="other", content=b"x"))
     built = build(
@@ -102,7 +112,9 @@ def full_build(engine: Engine, folder: Path, tag: str, **options: Any) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[StepEvent]]]:
+def image(
+    engine: Engine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, list[StepEvent]]]:
     tag = f"trainworks-conformance-{uuid.uuid4().hex[:12]}:full"
     events, _ = full_build(engine, tmp_path_factory.mktemp("full"), tag, no_cache=True)
     yield tag, events
@@ -161,7 +173,9 @@ def test_pull_from_where_nothing_is(engine: Engine) -> None:
     assert engine.pull("registry.invalid/nothing:there", timeout=300) is False
 
 
-def test_the_built_image_has_labels_environment_and_name(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_the_built_image_has_labels_environment_and_name(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     built = engine.inspect(image[0])
     assert built is not None
     assert built.reference == image[0]
@@ -173,15 +187,29 @@ def test_the_built_image_has_labels_environment_and_name(engine: Engine, image: 
 def test_events_are_in_order_and_name_the_component(image: tuple[str, list[StepEvent]]) -> None:
     _, events = image
     for component, word in (("metis", "compiling"), ("metis", "hidden")):
-        states = [event for event in events if event.component == component and f"echo {word}" in event.step]
+        states = [
+            event
+            for event in events
+            if event.component == component and f"echo {word}" in event.step
+        ]
         assert [event.state for event in states] == ["started", "output", "done"]
         assert states[1].text == word
-    order = [event.step[:30] for event in events if event.component == "launcher" and event.state == "started"]
+    order = [
+        event.step[:30]
+        for event in events
+        if event.component == "launcher" and event.state == "started"
+    ]
     copies = [step for step in order if step.startswith("COPY")]
-    assert [step.split()[1] for step in copies] == ["--from=compiler", "--from=tools", "--chmod=0755"]
+    assert [step.split()[1] for step in copies] == [
+        "--from=compiler",
+        "--from=tools",
+        "--chmod=0755",
+    ]
 
 
-def test_no_secret_in_any_layer_history_or_configuration(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_no_secret_in_any_layer_history_or_configuration(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     digest = hashlib.sha256(SECRET).hexdigest().encode()
     contents = []
     with engine.layers(image[0]) as layers:
@@ -202,7 +230,9 @@ def test_no_secret_in_any_layer_history_or_configuration(engine: Engine, image: 
     assert f"{temporary}/trainworks-" not in repr(engine.history(image[0]))
 
 
-def test_history_is_first_step_first_with_sizes(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_history_is_first_step_first_with_sizes(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     history = engine.history(image[0])
     assert history[0].size > 500_000
     order = [entry.created_by for entry in history]
@@ -211,9 +241,13 @@ def test_history_is_first_step_first_with_sizes(engine: Engine, image: tuple[str
     assert sum(entry.size for entry in history[1:]) < 100_000
 
 
-def test_the_size_of_an_image_is_not_that_of_its_compressed_layers(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_the_size_of_an_image_is_not_that_of_its_compressed_layers(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     dockerfile = f"FROM {BASE}\nCOPY files/zeros /zeros\n"
-    _, built = full_build(engine, tmp_path, tag, dockerfile=dockerfile, files={"files/zeros": "\0" * 20_000_000})
+    _, built = full_build(
+        engine, tmp_path, tag, dockerfile=dockerfile, files={"files/zeros": "\0" * 20_000_000}
+    )
     assert 20_000_000 < built.size < 25_000_000
 
 
@@ -223,7 +257,9 @@ def test_a_build_starts_from_every_name_of_an_image(
     built = engine.inspect(image[0])
     assert built is not None
     for number, name in enumerate((image[0], *built.digests)):
-        _, child = full_build(engine, tmp_path / str(number), tag, dockerfile=f"FROM {name}\nLABEL child=yes\n")
+        _, child = full_build(
+            engine, tmp_path / str(number), tag, dockerfile=f"FROM {name}\nLABEL child=yes\n"
+        )
         assert child.labels.items() >= {**built.labels, "child": "yes"}.items()
 
 
@@ -232,17 +268,27 @@ def test_a_build_for_a_label_makes_no_layer(
 ) -> None:
     first = engine.inspect(image[0])
     assert first is not None
-    asked = dataclasses.replace(request(tmp_path, f"FROM {image[0]}\n", tags=(tag,)), labels={"more": "1"})
+    asked = dataclasses.replace(
+        request(tmp_path, f"FROM {image[0]}\n", tags=(tag,)), labels={"more": "1"}
+    )
     built = engine.build(dataclasses.replace(asked, same_layers=True), ignore)
     assert built.labels["more"] == "1"
-    assert (built.layers, built.entry_point, built.command) == (first.layers, first.entry_point, first.command)
+    assert (built.layers, built.entry_point, built.command) == (
+        first.layers,
+        first.entry_point,
+        first.command,
+    )
     assert engine.inspect(image[0]) == first, "another name's image is removed"
     again = engine.build(dataclasses.replace(asked, labels={"more": "2"}, same_layers=True), ignore)
     assert again.labels["more"] == "2"
-    assert engine.name != "docker" or engine.inspect(built.identifier) is None, "it is left without a name"
+    assert engine.name != "docker" or engine.inspect(built.identifier) is None, (
+        "it is left without a name"
+    )
 
 
-def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_a_second_build_is_cached_even_with_another_secret(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     _, first = full_build(engine, tmp_path / "a", tag)
     events, second = full_build(engine, tmp_path / "b", tag)
     assert second.identifier == first.identifier
@@ -252,7 +298,9 @@ def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_p
     }
 
 
-def test_a_changed_file_rebuilds_only_the_later_steps(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_a_changed_file_rebuilds_only_the_later_steps(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     full_build(engine, tmp_path / "a", tag)
     changed = {**FILES, "files/data": f"other data {uuid.uuid4()}\n"}
     events, _ = full_build(engine, tmp_path / "b", tag, files=changed)
@@ -271,19 +319,31 @@ def test_proxies_reach_the_steps_and_nothing_else(engine: Engine, tmp_path: Path
     def lines(value: str) -> list[str]:
         events: list[StepEvent] = []
         folder = tmp_path / uuid.uuid4().hex
-        build(engine, request(folder, dockerfile, tags=(tag,), arguments={"http_proxy": value}), events.append)
-        return [event.text for event in events if event.state == "output" and event.text.startswith("proxy is")]
+        build(
+            engine,
+            request(folder, dockerfile, tags=(tag,), arguments={"http_proxy": value}),
+            events.append,
+        )
+        return [
+            event.text
+            for event in events
+            if event.state == "output" and event.text.startswith("proxy is")
+        ]
 
     assert lines(proxy) == [f"proxy is {proxy}"]
     assert lines("http://other.invalid") == [], "another proxy must not change the cache's key"
     assert "password" not in repr(engine.history(tag)) + repr(engine.inspect(tag))
 
 
-def test_a_failing_step_names_component_command_status_and_lines(engine: Engine, tmp_path: Path) -> None:
+def test_a_failing_step_names_component_command_status_and_lines(
+    engine: Engine, tmp_path: Path
+) -> None:
     dockerfile = f"FROM {BASE} AS ok\nRUN true\nFROM {BASE} AS bad\nCOPY --from=ok /bin/sh /x\nRUN seq 1 40; exit 9\n"
     events: list[StepEvent] = []
     with pytest.raises(BuildError) as caught:
-        engine.build(request(tmp_path, dockerfile, components={"bad": "torch", "ok": "base"}), events.append)
+        engine.build(
+            request(tmp_path, dockerfile, components={"bad": "torch", "ok": "base"}), events.append
+        )
     lines = caught.value.message.splitlines()
     assert lines[0] == "building tiny failed in component torch"
     assert lines[1] == "  step: RUN seq 1 40; exit 9"
@@ -299,7 +359,12 @@ def test_a_malformed_dockerfile_is_a_build_error(engine: Engine, tmp_path: Path)
 
 def test_a_missing_context_file_is_a_build_error(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no-such-file"):
-        engine.build(request(tmp_path, f"FROM {BASE} AS a\nCOPY no-such-file /\n", components={"a": "torch"}), ignore)
+        engine.build(
+            request(
+                tmp_path, f"FROM {BASE} AS a\nCOPY no-such-file /\n", components={"a": "torch"}
+            ),
+            ignore,
+        )
 
 
 def test_a_container_answers_testinfra(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
@@ -313,7 +378,9 @@ def test_a_container_answers_testinfra(engine: Engine, image: tuple[str, list[St
         assert host.check_output("echo $ANSWER") == "42"
 
 
-def test_a_container_runs_commands_with_status_and_output(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_a_container_runs_commands_with_status_and_output(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     with engine.container(image[0]) as container:
         done = container.run(("sh", "-c", "echo a; echo b >&2; echo $FLAVOUR; exit 4"))
         assert done.status == 4
@@ -355,7 +422,10 @@ def test_containers_and_jobs_get_the_processor_that_qemu_is_told(
     ask = ("sh", "-c", 'echo "$QEMU_CPU"')
     with engine.container(BASE) as container:
         assert container.run(ask).output.split() == ["neoverse-n2,pauth=off"]
-        assert Host(container.testinfra_backend()).check_output('echo "$QEMU_CPU"') == "neoverse-n2,pauth=off"
+        assert (
+            Host(container.testinfra_backend()).check_output('echo "$QEMU_CPU"')
+            == "neoverse-n2,pauth=off"
+        )
     assert engine.run(BASE, ask).output.split() == ["neoverse-n2,pauth=off"]
     assert engine.run(BASE, ask, environment={"QEMU_CPU": "max"}).output.split() == ["max"]
     monkeypatch.delenv("QEMU_CPU")
@@ -363,7 +433,9 @@ def test_containers_and_jobs_get_the_processor_that_qemu_is_told(
 
 
 def test_run_may_write_to_a_mount(engine: Engine, tmp_path: Path) -> None:
-    done = engine.run(BASE, ("sh", "-c", "echo hi > /out/file"), mounts=(Mount(source=tmp_path, target="/out"),))
+    done = engine.run(
+        BASE, ("sh", "-c", "echo hi > /out/file"), mounts=(Mount(source=tmp_path, target="/out"),)
+    )
     assert done.status == 0
     assert (tmp_path / "file").read_text() == "hi\n"
 
@@ -372,7 +444,9 @@ def test_two_builds_at_once(engine: Engine, tmp_path: Path, tag: str) -> None:
     def build_one(number: int) -> str:
         dockerfile = f"FROM {BASE} AS a\nRUN echo {number} {uuid.uuid4()} > /number && sleep 1\n"
         folder = tmp_path / str(number)
-        return engine.build(request(folder, dockerfile, tags=(f"{tag}-{number}",)), ignore).identifier
+        return engine.build(
+            request(folder, dockerfile, tags=(f"{tag}-{number}",)), ignore
+        ).identifier
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         identifiers = list(pool.map(build_one, (1, 2)))
@@ -399,11 +473,15 @@ create(sys.argv[1]).build(request, say)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "ctrl-c twice"])
-def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_build_leaves_nothing(
+    engine: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
     mark = str(uuid.uuid4().int)[:9]
     context = tmp_path / "context"
     # The second sleep leaves the process group, as a daemon would.
-    request(context, f"FROM {BASE} AS a\nRUN setsid sleep 1{mark} & echo begun {mark}; sleep 2{mark}\n")
+    request(
+        context, f"FROM {BASE} AS a\nRUN setsid sleep 1{mark} & echo begun {mark}; sleep 2{mark}\n"
+    )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     before = leftovers(engine)
@@ -426,7 +504,9 @@ def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, num
         finally:
             process.kill()
     assert "KeyboardInterrupt" in errors
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")] == []
+    assert [
+        path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")
+    ] == []
     assert leftovers(engine) <= before
     # dockerd ends the step's processes on its own side, just after its client is gone.
     deadline = time.monotonic() + PATIENCE
@@ -453,14 +533,18 @@ def leftovers(engine: Engine) -> set[str]:
     if engine.name == "docker":
         # Not by `ancestor`: of what BuildKit built Docker knows none.
         argv = (information.program, "ps", "--all", "--format", "{{.Names}} {{.Image}}")
-        lines = [line.split() for line in processes.run(argv, timeout=300).output.decode().splitlines()]
+        lines = [
+            line.split() for line in processes.run(argv, timeout=300).output.decode().splitlines()
+        ]
         return {name for name, image in lines if "conformance" in image}
     done = processes.run((information.program, "containers", "--json"), timeout=300)
     listed = json.loads(done.output or b"null") or []
     return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
 
 
-def test_nothing_is_left_of_containers_and_runs(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_nothing_is_left_of_containers_and_runs(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     before = leftovers(engine)
 
     def work() -> None:
@@ -494,14 +578,23 @@ def test_the_next_builder_removes_the_container_of_one_that_was_killed(
     assert leftovers(engine) <= before
 
 
-def test_cold_builds_are_byte_identical_where_the_engine_can(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_cold_builds_are_byte_identical_where_the_engine_can(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     if isinstance(engine, DockerEngine) and not engine.sets_times():
-        pytest.skip("this Docker writes the time of the build into the image (it needs 26, with containerd's store)")
-    identifiers = {full_build(engine, tmp_path / str(number), tag, no_cache=True)[1].identifier for number in (1, 2)}
+        pytest.skip(
+            "this Docker writes the time of the build into the image (it needs 26, with containerd's store)"
+        )
+    identifiers = {
+        full_build(engine, tmp_path / str(number), tag, no_cache=True)[1].identifier
+        for number in (1, 2)
+    }
     assert len(identifiers) == 1
 
 
-def test_a_build_without_a_network_sees_nothing_of_this_machine(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_a_build_without_a_network_sees_nothing_of_this_machine(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     """What runs code of others: buildah's usual isolation shows it services on loopback, and processes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = f"{server.getsockname()[1]:04X}"
@@ -561,7 +654,9 @@ def test_an_asked_container_ends_endless_output_and_endless_work(closing: Engine
     with closing.container(BASE, isolated="asked") as container:
         endless = container.run(("yes",), timeout=600)
         assert endless.status == processes.TOO_MUCH
-        assert endless.output.endswith(f"(stopped after {isolation.OUTPUT_BYTES} bytes of output)\n")
+        assert endless.output.endswith(
+            f"(stopped after {isolation.OUTPUT_BYTES} bytes of output)\n"
+        )
         assert len(endless.output) < 10_000
         assert container.run(("sh", "-c", "while :; do :; done"), timeout=2).status == 124
         assert container.run(("echo", "still here")).output == "still here\n"
@@ -580,12 +675,16 @@ def test_a_job_that_is_isolated_may_change_its_own_files_and_users(closing: Engi
     assert lines == ["wrote", "networks", "lo", "NoNewPrivs:", "1"]
 
 
-def test_an_isolated_run_starts_the_entry_point(closing: Engine, image: tuple[str, list[StepEvent]]) -> None:
+def test_an_isolated_run_starts_the_entry_point(
+    closing: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
     done = closing.run(image[0], ("a", "b"), isolated="asked")
     assert (done.status, done.output.splitlines()[0]) == (0, "arguments: a b")
 
 
-def test_the_files_of_an_image_are_read_without_it(engine: Engine, tmp_path: Path, tag: str) -> None:
+def test_the_files_of_an_image_are_read_without_it(
+    engine: Engine, tmp_path: Path, tag: str
+) -> None:
     dockerfile = (
         f"FROM {BASE}\nRUN mkdir /gone /kept && echo a >/gone/a && echo a >/kept/a && ln -s ../etc /kept/etc "
         "&& ln -s /kept/../../../kept/a /kept/up && ln -s /none /kept/none && ln -s loop /kept/loop\n"
@@ -596,7 +695,11 @@ def test_the_files_of_an_image_are_read_without_it(engine: Engine, tmp_path: Pat
     assert tree.read("/kept/a") == b"b\n"
     assert tree.read("/kept/up") == b"b\n"
     assert (tree.read("/kept/etc/passwd") or b"").startswith(b"root:")
-    assert [tree.kind(each) for each in ("/gone/a", "/gone", "/kept/none", "/kept/loop", "/bin/sh")] == [""] * 5
+    assert [
+        tree.kind(each) for each in ("/gone/a", "/gone", "/kept/none", "/kept/loop", "/bin/sh")
+    ] == [""] * 5
     assert [tree.kind(each) for each in ("/", "/kept", "/bin/ls")] == ["folder", "folder", "file"]
     assert tree.runs("/bin/ls")
-    assert sorted(tree.below("/kept")) == [f"/kept/{name}" for name in ("a", "etc", "loop", "none", "up")]
+    assert sorted(tree.below("/kept")) == [
+        f"/kept/{name}" for name in ("a", "etc", "loop", "none", "up")
+    ]

@@ -16,7 +16,9 @@ from sagemaker.local import LocalSession  # type: ignore[import-not-found]
 from sagemaker.pytorch import PyTorch  # type: ignore[import-not-found]
 
 job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-through_s3 = {"default_bucket": job["bucket"], "s3_endpoint_url": job["store"]} if job["store"] else {}
+through_s3 = (
+    {"default_bucket": job["bucket"], "s3_endpoint_url": job["store"]} if job["store"] else {}
+)
 session = LocalSession(boto3.Session(), **through_s3)
 # The documented way to keep code on this machine: it is mounted, and no S3 is asked.
 session.config = {"local": {"local_code": not job["store"], "container_root": str(Path.cwd())}}

@@ -33,7 +33,9 @@ trainer = ModelTrainer(
 )
 result = {"error": "", "model": ""}
 try:
-    trainer.train([InputData(channel_name=name, data_source=path) for name, path in job["channels"].items()])
+    trainer.train(
+        [InputData(channel_name=name, data_source=path) for name, path in job["channels"].items()]
+    )
     result["model"] = f"file://{Path.cwd()}/compressed_artifacts/model.tar.gz"
 except Exception as error:  # noqa: BLE001  (what a user sees is what the test looks at)
     result["error"] = f"{type(error).__name__}: {error}"

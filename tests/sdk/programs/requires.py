@@ -8,4 +8,6 @@ import iniconfig
 
 version = importlib.metadata.version("iniconfig")
 print(f"{iniconfig.__name__} {version} is here")
-Path(os.environ["SM_MODEL_DIR"], f"{os.environ['SM_CURRENT_HOST']}.txt").write_text(version, encoding="utf-8")
+Path(os.environ["SM_MODEL_DIR"], f"{os.environ['SM_CURRENT_HOST']}.txt").write_text(
+    version, encoding="utf-8"
+)

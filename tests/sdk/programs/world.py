@@ -10,7 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-here = {"host": os.environ["SM_CURRENT_HOST"], "arguments": sys.argv[1:], "greeting": os.environ.get("GREETING", "")}
+here = {
+    "host": os.environ["SM_CURRENT_HOST"],
+    "arguments": sys.argv[1:],
+    "greeting": os.environ.get("GREETING", ""),
+}
 
 if "OMPI_COMM_WORLD_RANK" in os.environ:
     from mpi4py import MPI  # type: ignore[import-not-found]

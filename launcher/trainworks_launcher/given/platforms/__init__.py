@@ -59,9 +59,15 @@ A_KIND = "(a count with an index, or a list of hosts)"
 
 _ROWS = (
     Platform("hosts", (names.HOSTS_VARIABLE, names.HOST_VARIABLE), ends_jobs=False),
-    Platform("sagemaker", (names.RESOURCE_CONFIG_FILE,), job=(names.JOB_NAME_VARIABLE,), in_rows=True),
+    Platform(
+        "sagemaker", (names.RESOURCE_CONFIG_FILE,), job=(names.JOB_NAME_VARIABLE,), in_rows=True
+    ),
     Platform("hyperpod", (HYPERPOD_AGENT,), in_rows=True),
-    Platform("mpirun", ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), in_rows=True),
+    Platform(
+        "mpirun",
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        in_rows=True,
+    ),
     Platform(
         "slurm",
         (
@@ -77,7 +83,9 @@ _ROWS = (
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     ),
     Platform("mpi_operator", ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE)),
-    Platform("kubeflow", ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*")),
+    Platform(
+        "kubeflow", ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*")
+    ),
     Platform("volcano", ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX")),
     Platform("leader_worker_set", ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX")),
     Platform(
@@ -92,7 +100,9 @@ _ROWS = (
         first_start=1,
     ),
     Platform("dstack", ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"), in_rows=True),
-    Platform("skypilot", ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"), in_rows=True),
+    Platform(
+        "skypilot", ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"), in_rows=True
+    ),
     Platform("vertex", ("CLUSTER_SPEC",)),
     Platform("azureml", ("AZUREML_NODE_COUNT",)),
     Platform(
@@ -112,7 +122,9 @@ _ROWS = (
         ),
     ),
     # In a container the engine sends KILL; without one these variables may be a person's own.
-    Platform("environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), ends_jobs=False),
+    Platform(
+        "environment", ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"), ends_jobs=False
+    ),
     Platform("flux", ("FLUX_JOB_NNODES", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"), job=("FLUX_JOB_ID",)),
     Platform(
         "lsf",
@@ -120,9 +132,15 @@ _ROWS = (
         job=("LSB_JOBID", "LSB_JOBINDEX"),
         in_rows=True,
     ),
-    Platform("pbs", ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"), job=("PBS_JOBID",), in_rows=True),
-    Platform("oar", ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"), job=("OAR_JOB_ID",), in_rows=True),
-    Platform("kuberay", ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"), in_rows=True),
+    Platform(
+        "pbs", ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"), job=("PBS_JOBID",), in_rows=True
+    ),
+    Platform(
+        "oar", ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"), job=("OAR_JOB_ID",), in_rows=True
+    ),
+    Platform(
+        "kuberay", ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"), in_rows=True
+    ),
     Platform(
         "counted",
         (
@@ -244,7 +262,9 @@ class Description(NamedTuple):
     """
 
     platform: str = ""
-    why: str = "no platform's variable is set, and there is no resource config: the job is this one host"
+    why: str = (
+        "no platform's variable is set, and there is no resource config: the job is this one host"
+    )
     resource_config: Mapping[str, Json] = NOTHING
     where: str = names.RESOURCE_CONFIG_FILE
     leader_address: str = ""
@@ -293,7 +313,9 @@ def _present(mark: str, given: Given) -> tuple[str, ...]:
     if mark == HYPERPOD_AGENT:
         return (mark,) if given.program == mark else ()
     if mark == A_KIND:
-        return tuple(pair.names[0] for pair in given.pairs) + tuple(listed.name for listed in given.lists)
+        return tuple(pair.names[0] for pair in given.pairs) + tuple(
+            listed.name for listed in given.lists
+        )
     if "*" in mark:
         return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
     return (mark,) if mark in given.variables else ()
@@ -316,7 +338,9 @@ def _described(given: Given, found: Sequence[tuple[Platform, str]]) -> Descripti
     made = _read(given, row)
     why += "" if made.why == NONE.why else f"; {made.why}"
     if not made.problems:
-        made = made._replace(problems=_check_addresses(given, made) or _check_counts(given, row, made, others))
+        made = made._replace(
+            problems=_check_addresses(given, made) or _check_counts(given, row, made, others)
+        )
     restarts = row.restarts(given.variables)
     return made._replace(platform=row.name, why=why, ends_jobs=row.ends_jobs, restarts=restarts)
 
@@ -334,11 +358,19 @@ def _check_addresses(given: Given, made: Description) -> tuple[Problem, ...]:
     count = _count_of(made)
     if count < 2:
         return ()
-    kept = without_brackets(given.variables.get("MASTER_ADDR", "")) if "MASTER_ADDR" in made.kept else ""
+    kept = (
+        without_brackets(given.variables.get("MASTER_ADDR", ""))
+        if "MASTER_ADDR" in made.kept
+        else ""
+    )
     for address, where in ((made.leader_address, made.where), (kept, "MASTER_ADDR")):
         what = common.why_no_leader(address, count) if address else ""
         if what:
-            return (Problem(what, f"variable {where}", "give the name or address of the first host alone"),)
+            return (
+                Problem(
+                    what, f"variable {where}", "give the name or address of the first host alone"
+                ),
+            )
     return ()
 
 
@@ -354,7 +386,9 @@ def _check_counts(
     given: Given, row: Platform, made: Description, others: Sequence[tuple[Platform, str]]
 ) -> tuple[Problem, ...]:
     """Return a problem where the platform that counts says one host, and another one that is recognised says more."""
-    alone = _count_of(made) == 1 and made.tasks is None and not made.ranks_elsewhere and not made.served
+    alone = (
+        _count_of(made) == 1 and made.tasks is None and not made.ranks_elsewhere and not made.served
+    )
     if not alone or row.name in _DECIDES_ALONE:
         return ()
     for other, mark in others:
@@ -362,16 +396,18 @@ def _check_counts(
             continue
         said = _read(given, other)
         count = _count_of(said)
-        if other.name == "environment" and said.where == "WORLD_SIZE" and count == made.processes_per_host:
+        if (
+            other.name == "environment"
+            and said.where == "WORLD_SIZE"
+            and count == made.processes_per_host
+        ):
             continue  # it counts the processes of this one host
         more = count > 1 or (bool(said.problems) and other.name in _COUNTERS)
         if not more:
             continue
         told = f"{count} hosts" if count > 1 else "more than one"
         what = f"{row.name} says that the job has one host ({made.where}), and {other.name} {told} ({mark})"
-        advice = (
-            f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
-        )
+        advice = f"unset the variables of the one that is wrong, or set {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
         if row.name == "kubeflow" and "PET_RDZV_ENDPOINT" in given.variables:
             advice = "leave elasticPolicy out, or give it as many replicas as the job has pods"
         return (Problem(what, f"{made.where}, {said.where}", advice),)
@@ -385,7 +421,9 @@ def _count_of(made: Description) -> int:
 def _is_own(name: str, row: Platform) -> bool:
     """Return whether a variable is one more of a platform's own: SLURM_NNODES beside SLURM_STEP_NUM_NODES."""
     vendors = {mark.partition("_")[0] for mark in row.marks if "_" in mark}
-    return row.name not in ("counted", "environment") and name.lstrip("_").partition("_")[0] in vendors
+    return (
+        row.name not in ("counted", "environment") and name.lstrip("_").partition("_")[0] in vendors
+    )
 
 
 def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:

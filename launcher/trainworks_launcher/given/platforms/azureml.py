@@ -7,12 +7,16 @@ Learning, Distributed GPU training guide, environment variables of a PyTorch dis
 from __future__ import annotations
 
 from trainworks_launcher.given.platforms import Description, Given
-from trainworks_launcher.given.platforms.common import RENDEZVOUS, Reader, config_of, given_rendezvous, numbered
+from trainworks_launcher.given.platforms.common import (
+    RENDEZVOUS,
+    Reader,
+    config_of,
+    given_rendezvous,
+    numbered,
+)
 from trainworks_launcher.given.platforms.ranks import others
 
-_ADVICE = (
-    "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST"
-)
+_ADVICE = "use distribution: type: pytorch with process_count_per_instance: 1, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST"
 
 
 def describe(given: Given) -> Description:

@@ -25,13 +25,16 @@ def describe(given: Given) -> Description:
     address = given.address() if is_main else reader.text(_ADDRESS)
     if is_main and not address and count > 1:
         reader.refuse(
-            "this is the main node, and it has no IPv4 address on a default route", "AWS_BATCH_JOB_NODE_INDEX"
+            "this is the main node, and it has no IPv4 address on a default route",
+            "AWS_BATCH_JOB_NODE_INDEX",
         )
     if reader.problems:
         return Description(problems=reader.problems)
     names = numbered(count)
     return Description(
-        resource_config=config_of((names[main], *(name for name in names if name != names[main])), names[index]),
+        resource_config=config_of(
+            (names[main], *(name for name in names if name != names[main])), names[index]
+        ),
         where="AWS_BATCH_JOB_NUM_NODES",
         leader_address=address,
         names_resolve=False,

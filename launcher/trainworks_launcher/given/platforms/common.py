@@ -56,7 +56,10 @@ class Reader:
 
     def optional(self, *named: str) -> str:
         """Return the first of the variables that is set; ``""`` if none is."""
-        return next((value for value in (self._variables.get(name, "").strip() for name in named) if value), "")
+        return next(
+            (value for value in (self._variables.get(name, "").strip() for name in named) if value),
+            "",
+        )
 
     def whole(self, *named: str, least: int = 0, most: int | None = None) -> int:
         """Return the first of the variables that is set as a whole number; ``least`` if it is missing or wrong."""
@@ -82,7 +85,11 @@ class Reader:
             return int(value)
         possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
         shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
-        enough = " that a job can have" if most is None and value.isdecimal() and value.strip("0") else ""
+        enough = (
+            " that a job can have"
+            if most is None and value.isdecimal() and value.strip("0")
+            else ""
+        )
         self.refuse(f"{shown!r} is not a whole number {possible}{enough}", name)
         return least
 
@@ -101,7 +108,9 @@ class Reader:
         empty = [name for name in missing if name in self._variables]
         parts = [(unset, "not set"), (empty, "set, but empty")]
         said = " and ".join(
-            f"{', '.join(those)} {'is' if len(those) == 1 else 'are'} {what}" for those, what in parts if those
+            f"{', '.join(those)} {'is' if len(those) == 1 else 'are'} {what}"
+            for those, what in parts
+            if those
         )
         what = f"{said}, so the job's other hosts are not known"
         return (Problem(what, f"the variables of {self._title}", self._advice), *self.wrong)
@@ -123,7 +132,9 @@ def given_rendezvous(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 def is_loopback(address: str) -> bool:
     """Return whether a name or an address is that of the host which uses it."""
-    return address in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
+    return (
+        address in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
+    )
 
 
 def why_no_leader(address: str, count: int = 0) -> str:
@@ -151,12 +162,18 @@ def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> De
     if len(hosts) == 1:
         return Description(where=where)
     listed = ",".join(hosts[:_SHOWN]) + (",..." if len(hosts) > _SHOWN else "") if hosts else "a,b"
-    what = f"{title} gave the job {len(hosts)} hosts" if hosts else f"{where} does not say which hosts the job has"
+    what = (
+        f"{title} gave the job {len(hosts)} hosts"
+        if hosts
+        else f"{where} does not say which hosts the job has"
+    )
     todo = (
         f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's own name; for a job"
         " of this one host set both to its name"
     )
-    problem = Problem(f"{what}, and not how train is started on them", f"the variables of {title}", todo)
+    problem = Problem(
+        f"{what}, and not how train is started on them", f"the variables of {title}", todo
+    )
     return Description(problems=(problem,))
 
 
@@ -171,7 +188,15 @@ def numbers(value: str) -> int:
 
 
 def described_by_addresses(
-    given: Given, title: str, advice: str, *, count: str, rank: str, addresses: str, gpus: str, leader: str = ""
+    given: Given,
+    title: str,
+    advice: str,
+    *,
+    count: str,
+    rank: str,
+    addresses: str,
+    gpus: str,
+    leader: str = "",
 ) -> Description:
     """Return the hosts of a platform that gives every node the addresses of all of them.
 
@@ -199,7 +224,9 @@ def described_by_addresses(
     here = hosts[index]
     if first in hosts:  # the leader first, whatever its index
         hosts = (first, *(host for host in hosts if host != first))
-    return Description(resource_config=config_of(hosts, here), where=addresses, gpus=_gpus(reader.optional(gpus)))
+    return Description(
+        resource_config=config_of(hosts, here), where=addresses, gpus=_gpus(reader.optional(gpus))
+    )
 
 
 def _gpus(said: str) -> int | None:
@@ -223,7 +250,9 @@ def expand_nodes(listed: str) -> tuple[str, ...]:
         parts = re.findall(r"\[([^\[\]]*)\]|([^\[\]]+)", word)
         if not parts or word in "[]":
             raise ValueError(f"{listed!r} is not a list of nodes")
-        choices = [tuple(_numbers(inside, listed)) if not plain else (plain,) for inside, plain in parts]
+        choices = [
+            tuple(_numbers(inside, listed)) if not plain else (plain,) for inside, plain in parts
+        ]
         size = 1
         for choice in choices:
             size *= len(choice)
@@ -240,7 +269,9 @@ def _numbers(inside: str, listed: str) -> Iterator[str]:
     for entry in inside.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
         if not found:
-            raise ValueError(f"{listed!r} is not a list of nodes: {entry!r} is not a number or a range")
+            raise ValueError(
+                f"{listed!r} is not a list of nodes: {entry!r} is not a number or a range"
+            )
         first, last = found.group(1), found.group(2) or found.group(1)
         if int(last) < int(first) or int(last) - int(first) >= _NODES_LIMIT:
             raise ValueError(f"{listed!r} is not a list of nodes: {entry!r} is not a range")

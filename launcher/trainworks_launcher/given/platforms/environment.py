@@ -28,10 +28,18 @@ _ADVICE = (
     f" or {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}; a job of one host needs none of them: unset them"
 )
 
-_SAID_OF_HOSTS = MappingProxyType({"mpirun": ("WORLD_SIZE", "RANK"), "ranks": ("WORLD_SIZE", "RANK")})
+_SAID_OF_HOSTS = MappingProxyType(
+    {"mpirun": ("WORLD_SIZE", "RANK"), "ranks": ("WORLD_SIZE", "RANK")}
+)
 """They count hosts: a rank of mpirun that reads them would take itself for another."""
 
-_PER_HOST = ("NPROC_PER_NODE", "PROCESSES_PER_NODE", "PROCS_PER_NODE", "GPUS_PER_NODE", "NUM_GPUS_PER_NODE")
+_PER_HOST = (
+    "NPROC_PER_NODE",
+    "PROCESSES_PER_NODE",
+    "PROCS_PER_NODE",
+    "GPUS_PER_NODE",
+    "NUM_GPUS_PER_NODE",
+)
 """Variables with the processes of each host, as manifests call them: beside them WORLD_SIZE mostly counts processes."""
 
 
@@ -49,23 +57,38 @@ def describe(given: Given) -> Description:
             return Description(where="MASTER_ADDR", kept=kept)
         if world not in ("", "1"):
             elsewhere = f"WORLD_SIZE={world} with MASTER_ADDR={variables['MASTER_ADDR']}"
-            waits = f"{elsewhere}: a script that reads them waits for the other processes on this host"
+            waits = (
+                f"{elsewhere}: a script that reads them waits for the other processes on this host"
+            )
             return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, warnings=(waits,))
     per_host = next(filter(None, map(reader.optional, _PER_HOST)), "")
-    if where == "WORLD_SIZE" and numbers(per_host) > 1 and numbers(world) and numbers(world) % numbers(per_host) == 0:
+    if (
+        where == "WORLD_SIZE"
+        and numbers(per_host) > 1
+        and numbers(world)
+        and numbers(world) % numbers(per_host) == 0
+    ):
         fewer = numbers(world) // numbers(per_host)
         what = f"WORLD_SIZE={world} with {per_host} processes on each host may count processes, or hosts"
         advice = f"set NNODES to the number of hosts ({fewer}, or {world}) and NODE_RANK to this one's, from 0"
         reader.refuse(what, "WORLD_SIZE", advice=advice)
         return Description(problems=reader.problems)
     count = reader.whole(where, least=1)
-    if where == nodes and rank and (world not in ("", "1", str(count)) or node_rank not in ("", rank)):
+    if (
+        where == nodes
+        and rank
+        and (world not in ("", "1", str(count)) or node_rank not in ("", rank))
+    ):
         elsewhere = f"RANK={rank} with {nodes}={count} and NODE_RANK={node_rank}"
-        return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, problems=reader.problems)
+        return Description(
+            where=where, kept=kept, ranks_elsewhere=elsewhere, problems=reader.problems
+        )
     if where == nodes:
         index_of = ("NODE_RANK", "RANK") if world == str(count) else ("NODE_RANK",)
         if world.isdecimal() and int(world) % count:
-            reader.refuse(f"WORLD_SIZE={world} is not a multiple of {nodes}={count}", "WORLD_SIZE", where)
+            reader.refuse(
+                f"WORLD_SIZE={world} is not a multiple of {nodes}={count}", "WORLD_SIZE", where
+            )
     else:
         index_of = ("RANK",)
         if node_rank and rank and node_rank != rank:
@@ -78,7 +101,9 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     hosts = numbered(count)
-    counted = f"WORLD_SIZE={world} is taken for the number of hosts; NNODES and NODE_RANK would say it"
+    counted = (
+        f"WORLD_SIZE={world} is taken for the number of hosts; NNODES and NODE_RANK would say it"
+    )
     return Description(
         why=counted if where == "WORLD_SIZE" else NONE.why,
         resource_config=config_of(hosts, hosts[index]),

@@ -28,7 +28,9 @@ def describe(given: Given) -> Description:
     number = reader.text("PET_NNODES")
     fewest, _, most = number.partition(":")
     if most and fewest != most:
-        reader.refuse(f"the job may have from {fewest} to {most} hosts", "PET_NNODES", advice=_ELASTIC)
+        reader.refuse(
+            f"the job may have from {fewest} to {most} hosts", "PET_NNODES", advice=_ELASTIC
+        )
     count = reader.number(most or fewest, "PET_NNODES", least=1)
     if most and not reader.optional("PET_MASTER_ADDR"):
         address, _, port_text = reader.text("PET_RDZV_ENDPOINT").rpartition(":")
@@ -46,7 +48,9 @@ def describe(given: Given) -> Description:
     if restarts not in ("", "0"):
         advice = f"leave maxRestarts out, and set TRAINWORKS_MAX_RESTARTS={restarts}"
         reader.refuse("the launcher starts ranks again itself", "PET_MAX_RESTARTS", advice=advice)
-    processes = 0 if per_node in ("auto", "gpu") else reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
+    processes = (
+        0 if per_node in ("auto", "gpu") else reader.number(per_node, "PET_NPROC_PER_NODE", least=1)
+    )
     if reader.problems:
         return Description(problems=reader.problems)
     hosts = _names(address, count)

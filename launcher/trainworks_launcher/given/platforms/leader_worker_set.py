@@ -24,5 +24,7 @@ def describe(given: Given) -> Description:
     name, dot, domain = address.partition(".")
     hosts = (address, *(f"{name}-{number}{dot}{domain}" for number in range(1, count)))
     return Description(
-        resource_config=config_of(hosts, hosts[index]), where="LWS_GROUP_SIZE", kept=given_rendezvous(given.variables)
+        resource_config=config_of(hosts, hosts[index]),
+        where="LWS_GROUP_SIZE",
+        kept=given_rendezvous(given.variables),
     )

@@ -18,7 +18,12 @@ _ROLE = "K_MPI_JOB_ROLE"
 _SLOTS = "OMPI_MCA_orte_set_default_slots"
 _ADVICE = "the launcher of an MPIJob has them: let its workers run /usr/sbin/sshd -De, which is their default command"
 
-_MPIRUN_READS = (names.MPI_HOSTFILE_VARIABLE, _SLOTS, "OMPI_MCA_orte_keep_fqdn_hostnames", "OMPI_MCA_plm_rsh_args")
+_MPIRUN_READS = (
+    names.MPI_HOSTFILE_VARIABLE,
+    _SLOTS,
+    "OMPI_MCA_orte_keep_fqdn_hostnames",
+    "OMPI_MCA_plm_rsh_args",
+)
 """The operator's parameters of mpirun, which the plan gives by words."""
 
 
@@ -33,13 +38,19 @@ def describe(given: Given) -> Description:
     default = numbers(reader.optional(_SLOTS))
     lines = [line.split("#")[0].split() for line in given.read(path).splitlines()]
     counts: dict[str, int] = {}
-    for words in filter(None, lines):  # Open MPI adds up the slots of a host that is there more than once
+    for words in filter(
+        None, lines
+    ):  # Open MPI adds up the slots of a host that is there more than once
         counts[words[0]] = counts.get(words[0], 0) + (_slots(words[1:]) or default)
     if not counts:
-        reader.refuse(f"the hostfile {path!r} has no host, or cannot be read", names.MPI_HOSTFILE_VARIABLE)
+        reader.refuse(
+            f"the hostfile {path!r} has no host, or cannot be read", names.MPI_HOSTFILE_VARIABLE
+        )
     elif len({*counts.values()}) > 1 or not all(counts.values()):
         told = ", ".join(f"{host} slots={count or '?'}" for host, count in counts.items())
-        reader.refuse(f"each host needs the same number of slots: {told}", names.MPI_HOSTFILE_VARIABLE)
+        reader.refuse(
+            f"each host needs the same number of slots: {told}", names.MPI_HOSTFILE_VARIABLE
+        )
     if reader.problems:
         return Description(problems=reader.problems)
     own = next((host for host in counts if host.split(".")[0] == given.hostname.split(".")[0]), "")

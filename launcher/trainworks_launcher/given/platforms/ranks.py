@@ -51,4 +51,8 @@ def tasks_of(config: str) -> int:
         cluster = mapping(mapping(decode(config)).get("cluster"))
     except ValueError:
         return 0
-    return sum(len(listed) for listed in cluster.values() if isinstance(listed, (list, dict))) if cluster else 1
+    return (
+        sum(len(listed) for listed in cluster.values() if isinstance(listed, (list, dict)))
+        if cluster
+        else 1
+    )

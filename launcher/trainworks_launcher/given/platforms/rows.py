@@ -22,7 +22,13 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.given import several
 from trainworks_launcher.given.platforms import HYPERPOD_AGENT, Description, Given, ranks
-from trainworks_launcher.given.platforms.common import Reader, config_of, described_by_addresses, numbered, on_one_host
+from trainworks_launcher.given.platforms.common import (
+    Reader,
+    config_of,
+    described_by_addresses,
+    numbered,
+    on_one_host,
+)
 
 _ON_EACH_HOST = "start train once on each host, for example with"
 
@@ -54,11 +60,15 @@ def _skypilot(given: Given) -> Description:
 
 def _lsf(given: Given) -> Description:
     variables = given.variables
-    words = variables.get("LSB_MCPU_HOSTS", "").split()[::2] or variables.get("LSB_HOSTS", "").split()
+    words = (
+        variables.get("LSB_MCPU_HOSTS", "").split()[::2] or variables.get("LSB_HOSTS", "").split()
+    )
     words = words or given.read(variables.get("LSB_DJOB_HOSTFILE", "")).split()
     parts = (variables.get(name, "").strip() for name in ("LSB_JOBID", "LSB_JOBINDEX"))
     job = "_".join(word for word in parts if word not in ("", "0"))
-    return on_one_host("LSF", "LSB_MCPU_HOSTS", words, f"{_ON_EACH_HOST} blaunch")._replace(job_id=job)
+    return on_one_host("LSF", "LSB_MCPU_HOSTS", words, f"{_ON_EACH_HOST} blaunch")._replace(
+        job_id=job
+    )
 
 
 def _pbs(given: Given) -> Description:
@@ -72,7 +82,9 @@ def _pbs(given: Given) -> Description:
 
 def _oar(given: Given) -> Description:
     variables = given.variables  # the file has a line for each core
-    words = given.read(variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")).split()
+    words = given.read(
+        variables.get("OAR_NODEFILE", "") or variables.get("OAR_NODE_FILE", "")
+    ).split()
     made = on_one_host("OAR", "OAR_NODEFILE", words, f"{_ON_EACH_HOST} oarsh")
     return made._replace(job_id=variables.get("OAR_JOB_ID", "").strip())
 
@@ -131,7 +143,9 @@ def _counted(given: Given) -> Description:
         f"set {names.HOSTS_VARIABLE}=a,b to the same list on every host and {names.HOST_VARIABLE} to its own name; for"
         " a job of this one host set both to its name"
     )
-    return Description(problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),))
+    return Description(
+        problems=(Problem(what, f"a variable of {_COUNTS[name].partition(' (')[0]}", advice),)
+    )
 
 
 def _several(given: Given) -> Description:
@@ -145,7 +159,11 @@ def _several(given: Given) -> Description:
         made = _of_list(given, listed, pair)
         if made is not None:
             return made
-    address = several.leader(given.variables, pair.vendor) if pair is not None and pair.of_hosts else ("", "")
+    address = (
+        several.leader(given.variables, pair.vendor)
+        if pair is not None and pair.of_hosts
+        else ("", "")
+    )
     if pair is not None and address[1] and pair.place < pair.size:
         hosts = numbered(pair.size)
         return Description(
@@ -161,7 +179,9 @@ def _several(given: Given) -> Description:
             f"if each runs on a host of its own, set MASTER_ADDR to the first host's address, NNODES={pair.size} and"
             f" NODE_RANK=${pair.names[1]}; if it is a job of its own, set {_TO_ITSELF}"
         )
-        return Description(where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),))
+        return Description(
+            where=pair.names[0], problems=(Problem(what, f"variable {pair.names[0]}", advice),)
+        )
     listed = given.lists[0]
     shown = ",".join(listed.hosts[:_SHOWN])
     what = f"{listed.name} names {len(listed.hosts)} hosts, and not how train is started on them"
@@ -169,7 +189,9 @@ def _several(given: Given) -> Description:
         f"start train once on each of them with {names.HOSTS_VARIABLE}={shown} and {names.HOST_VARIABLE} set to its own"
         f" name; if it is a job of its own, set {_TO_ITSELF}"
     )
-    return Description(where=listed.name, problems=(Problem(what, f"variable {listed.name}", advice),))
+    return Description(
+        where=listed.name, problems=(Problem(what, f"variable {listed.name}", advice),)
+    )
 
 
 _SHOWN = 16
@@ -182,11 +204,19 @@ def _of_list(given: Given, listed: several.Listed, pair: several.Pair | None) ->
     """Return the hosts of a list in which this one knows its place, None if it does not."""
     hosts = listed.hosts
     own = given.hostname.partition(".")[0]
-    here = next((host for host in hosts if host.partition(".")[0] == own or host == given.address()), "")
+    here = next(
+        (host for host in hosts if host.partition(".")[0] == own or host == given.address()), ""
+    )
     index_name = several.index_of(given.variables, listed)
     fits = pair is not None and pair.size == len(hosts) and pair.place < pair.size
     if not listed.in_file and (index_name or fits):
-        index = int(given.variables[index_name]) if index_name else pair.place if pair is not None else 0
+        index = (
+            int(given.variables[index_name])
+            if index_name
+            else pair.place
+            if pair is not None
+            else 0
+        )
         here = hosts[index]
     elif not fits or pair is None:
         return None  # nothing says that train was started on each of them

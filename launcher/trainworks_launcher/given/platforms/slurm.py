@@ -27,7 +27,9 @@ _OF_PMI = ("PMI_", "PMIX_")
 """Slurm's own server for MPI, and its plugins (``PMIX_MCA_``), which the image's Open MPI does not have.
 Source: enroot, conf/hooks/extra/50-slurm-pmi.sh."""
 
-HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"mpirun": ("SLURM_", *_OF_PMI), "ranks": _OF_PMI})
+HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"mpirun": ("SLURM_", *_OF_PMI), "ranks": _OF_PMI}
+)
 """With these mpirun starts its daemons by srun, which is not in the image, and takes itself for a rank of srun; and its
 own ranks look for Slurm's server instead of mpirun's."""
 
@@ -41,7 +43,10 @@ def describe(given: Given) -> Description:
         advice = f"set {names.HOSTS_VARIABLE} to all components' hosts and {names.HOST_VARIABLE} to the host's own name"
         what = f"a heterogeneous job has {components} components, and each step describes its own one only"
         return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
-    if not reader.optional("SLURM_STEP_ID", "SLURM_STEPID") and reader.optional("SLURM_JOB_NUM_NODES") == "1":
+    if (
+        not reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
+        and reader.optional("SLURM_JOB_NUM_NODES") == "1"
+    ):
         host = reader.optional("SLURMD_NODENAME") or given.hostname
         return _described(config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
     step = reader.whole("SLURM_STEP_ID", "SLURM_STEPID")
@@ -61,7 +66,9 @@ def describe(given: Given) -> Description:
         return Description(problems=reader.problems)
     if not len(hosts) == len(counts) == nodes:
         what = f"{listed!r} names {len(hosts)} node(s), {per_node!r} {len(counts)}, and the step has {nodes}"
-        reader.refuse(what, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES")
+        reader.refuse(
+            what, "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"
+        )
     elif sum(counts) != tasks or rank >= tasks:
         what = f"task {rank} of {tasks}, and {per_node!r} are {sum(counts)} task(s)"
         reader.refuse(what, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
@@ -71,10 +78,14 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     place = Tasks(rank, local_rank, counts) if max(counts) > 1 else None
-    return _described(config_of(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader)
+    return _described(
+        config_of(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader
+    )
 
 
-def _described(config: Mapping[str, Json], where: str, number: int, tasks: Tasks | None, reader: Reader) -> Description:
+def _described(
+    config: Mapping[str, Json], where: str, number: int, tasks: Tasks | None, reader: Reader
+) -> Description:
     """Return the description of a job step. number: What the ports follow from."""
     first, count = _PORTS
     step = reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
@@ -86,7 +97,8 @@ def _described(config: Mapping[str, Json], where: str, number: int, tasks: Tasks
         tasks=tasks,
         control_port=first + (number + count // 2) % count,
         master_port=first + number % count,
-        job_id=reader.optional("SLURM_JOB_ID", "SLURM_JOBID") + (f".{step}" if step not in ("", "0") else ""),
+        job_id=reader.optional("SLURM_JOB_ID", "SLURM_JOBID")
+        + (f".{step}" if step not in ("", "0") else ""),
         hidden=HIDDEN,
         problems=reader.problems,
     )

@@ -10,7 +10,9 @@ from trainworks_launcher.contract.values import decode, mapping, text, texts, wi
 from trainworks_launcher.given.platforms import Description, Given
 from trainworks_launcher.given.platforms.common import Reader, config_of, given_rendezvous
 
-_ADVICE = "leave CLUSTER_SPEC to Vertex AI, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST on every host"
+_ADVICE = (
+    "leave CLUSTER_SPEC to Vertex AI, or set TRAINWORKS_HOSTS and TRAINWORKS_HOST on every host"
+)
 _POOLS = ("workerpool0", "workerpool1")
 """Pools whose hosts run one program; the others are for parameter servers and evaluators."""
 
@@ -33,7 +35,11 @@ def describe(given: Given) -> Description:
     if not {*pools} <= {*_POOLS}:
         reader.refuse(f"the pools {', '.join(pools)} may run different programs", "CLUSTER_SPEC")
     elif not isinstance(index, int) or not 0 <= index < len(pools.get(pool, ())):
-        what = f"it does not have this host: task {index} of {pool!r}" if pool else "it does not say which host this is"
+        what = (
+            f"it does not have this host: task {index} of {pool!r}"
+            if pool
+            else "it does not say which host this is"
+        )
         reader.refuse(what, "CLUSTER_SPEC")
     if reader.problems or not isinstance(index, int):
         return Description(problems=reader.problems)

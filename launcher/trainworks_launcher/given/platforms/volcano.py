@@ -22,7 +22,9 @@ def describe(given: Given) -> Description:
     variables = given.variables
     reader = Reader(variables, "Volcano", _ADVICE)
     listed = _tasks(reader, variables)
-    hosts = tuple(host for task in sorted(listed, key=lambda task: task != _LEADER) for host in listed[task])
+    hosts = tuple(
+        host for task in sorted(listed, key=lambda task: task != _LEADER) for host in listed[task]
+    )
     where = tuple(f"VC_{task}_HOSTS" for task in listed)
     _check_rendezvous(reader, hosts, where)
     own = next((host for host in hosts if _pod(host) == _pod(given.hostname)), "")
@@ -33,12 +35,18 @@ def describe(given: Given) -> Description:
         reader.refuse(f"the host name {given.hostname!r} is none of {', '.join(hosts)}", *where)
     if reader.problems:
         return Description(problems=reader.problems)
-    return Description(resource_config=config_of(hosts, own), where=", ".join(where), kept=given_rendezvous(variables))
+    return Description(
+        resource_config=config_of(hosts, own),
+        where=", ".join(where),
+        kept=given_rendezvous(variables),
+    )
 
 
 def _tasks(reader: Reader, variables: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
     """Return the hosts of each task; what does not fit together is noted."""
-    named = {match.group(1) for name in variables if (match := re.fullmatch("VC_(.+)_(HOSTS|NUM)", name))}
+    named = {
+        match.group(1) for name in variables if (match := re.fullmatch("VC_(.+)_(HOSTS|NUM)", name))
+    }
     listed: dict[str, tuple[str, ...]] = {}
     for task in sorted(named) or ["WORKER"]:
         hosts = tuple(re.split(r"[,\s]+", reader.text(f"VC_{task}_HOSTS")))
@@ -46,10 +54,15 @@ def _tasks(reader: Reader, variables: Mapping[str, str]) -> Mapping[str, tuple[s
         if hosts != ("",):
             listed[task] = hosts
         if number and hosts != ("",) and number != str(len(hosts)):
-            reader.refuse(f"{len(hosts)} host(s), and the task has {number}", f"VC_{task}_HOSTS", f"VC_{task}_NUM")
+            reader.refuse(
+                f"{len(hosts)} host(s), and the task has {number}",
+                f"VC_{task}_HOSTS",
+                f"VC_{task}_NUM",
+            )
     if len(listed) > 1 and {*listed} != {_LEADER, _OTHERS}:
         reader.refuse(
-            f"the tasks {', '.join(listed)} may run different programs", *(f"VC_{task}_HOSTS" for task in listed)
+            f"the tasks {', '.join(listed)} may run different programs",
+            *(f"VC_{task}_HOSTS" for task in listed),
         )
     return listed
 
@@ -58,7 +71,9 @@ def _check_rendezvous(reader: Reader, hosts: Sequence[str], where: Sequence[str]
     """Compare the hosts with what Volcano's plugin for PyTorch says, or a person."""
     leader, world = reader.optional("MASTER_ADDR"), reader.optional("WORLD_SIZE")
     if leader and hosts and _pod(leader) != _pod(hosts[0]):
-        reader.refuse(f"the leader {leader!r} is not the first of {', '.join(hosts)}", "MASTER_ADDR", *where)
+        reader.refuse(
+            f"the leader {leader!r} is not the first of {', '.join(hosts)}", "MASTER_ADDR", *where
+        )
     if hosts and world.isdecimal() and (int(world) % len(hosts) or len(hosts) == 1 < int(world)):
         reader.refuse(f"WORLD_SIZE={world}, and {len(hosts)} host(s)", "WORLD_SIZE", *where)
 

@@ -34,19 +34,28 @@ def plan_host(job: Job) -> NodePlan:
     placement = job.placement
     plan = planner(placement.mode if placement.takes_part or placement.served else "none")(job)
     platform = job.environment.platform
-    why = [*plan.why, Reason(f"platform {platform.platform or 'none'}", platform.why, Origin.PLATFORM)]
+    why = [
+        *plan.why,
+        Reason(f"platform {platform.platform or 'none'}", platform.why, Origin.PLATFORM),
+    ]
     kept = why_kept(job.environment) if plan.requirements else ""
     if kept:
         why.append(Reason("requirements", kept, Origin.IMAGE))
     hidden = (*plan.hidden, *platform.hidden.get(plan.ranks_by, ()))
     checks = checks_of(job.environment, placement, job.network)
-    left_out = [name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)]
+    left_out = [
+        name
+        for name, value in job.inherited.items()
+        if job.network.fabric.why_left_out(name, value)
+    ]
     warnings = list(plan.warnings)
     python, home = job.environment.programs.get("python", ""), job.inherited.get(_PYTHON_HOME, "")
     if home and not python.startswith(f"{home.rstrip('/')}/"):
         # Python looks for its own library there, and ends with status 1 before the first line of a script.
         left_out.append(_PYTHON_HOME)
-        warnings.append(f"left out {_PYTHON_HOME}={home}: it is of another Python than {python or 'the image has'}")
+        warnings.append(
+            f"left out {_PYTHON_HOME}={home}: it is of another Python than {python or 'the image has'}"
+        )
     member = placement.member
     return plan._replace(
         checks=checks,

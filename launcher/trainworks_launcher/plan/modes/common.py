@@ -16,7 +16,14 @@ from trainworks_launcher.job.arguments import ORDERS
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import missing_program
 from trainworks_launcher.plan.exported import exported_variables
-from trainworks_launcher.plan.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
+from trainworks_launcher.plan.plan import (
+    NodePlan,
+    Reason,
+    control_of,
+    network_variables,
+    role_of,
+    words_of,
+)
 
 
 class Variable(NamedTuple):
@@ -42,13 +49,23 @@ def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tu
 
     Raises RefusalError for one of ours that is too long for the kernel: what reads it looks for no file.
     """
-    long = [row for row in rows if row.ours and len(row.name) + len(row.value) + 2 > ARGUMENT_LIMIT_BYTES]
+    long = [
+        row
+        for row in rows
+        if row.ours and len(row.name) + len(row.value) + 2 > ARGUMENT_LIMIT_BYTES
+    ]
     if long:
         hosts = len(job.placement.distribution_hosts)
         limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
         what = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
         raise RefusalError(
-            [Problem(what, f"mode {job.placement.mode}", "use fewer hosts, or a mode that does not list them")]
+            [
+                Problem(
+                    what,
+                    f"mode {job.placement.mode}",
+                    "use fewer hosts, or a mode that does not list them",
+                )
+            ]
         )
     kept = [row for row in rows if row.ours or row.name not in job.inherited]
     why = tuple(Reason(row.name, row.why, row.origin) for row in kept)
@@ -86,10 +103,17 @@ def warn_without_gpu(job: Job) -> tuple[str, ...]:
     """Return what a script of smp or smddp needs on hosts without a GPU; () where there is one, or it is set."""
     kind, seen = job.placement.instance_type, job.environment.devices
     row = job.environment.manifest.instances.get(kind, Instance())
-    if seen.gpus or row.gpus or row.neuron_cores or job.inherited.get(names.EMULATION_VARIABLE) == "1":
+    if (
+        seen.gpus
+        or row.gpus
+        or row.neuron_cores
+        or job.inherited.get(names.EMULATION_VARIABLE) == "1"
+    ):
         return ()
     hosts = f"{kind} has" if kind else "the hosts have"
-    return (f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the job's environment",)
+    return (
+        f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the job's environment",
+    )
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
@@ -103,7 +127,11 @@ def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
         return []
     what = " or ".join(packages)
     advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"
-    return [Problem(f"{job.placement.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice)]
+    return [
+        Problem(
+            f"{job.placement.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice
+        )
+    ]
 
 
 def own_process(
@@ -166,14 +194,22 @@ def shell_of(job: Job) -> str:
 def command(job: Job) -> tuple[Reason, ...]:
     """Return the user's program with its arguments, as it is started on its own."""
     python = job.environment.programs.get("python", "python3")
-    return explained_program(job, program_words(job.program.entry, job.program.code, python, shell_of(job)))
+    return explained_program(
+        job, program_words(job.program.entry, job.program.code, python, shell_of(job))
+    )
 
 
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
     """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
-    program = Reason("program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words)
+    program = Reason(
+        "program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words
+    )
     given = job.environment.invocation.program
-    sort = "sorted by name" if job.program.order == ORDERS[0] else "in the order of the platform's file"
+    sort = (
+        "sorted by name"
+        if job.program.order == ORDERS[0]
+        else "in the order of the platform's file"
+    )
     of = "as on the command line" if given else f"the job's hyperparameters, {sort}"
     arguments = Reason("arguments", of, Origin.USER, job.program.arguments)
     return (program, arguments) if job.program.arguments else (program,)
@@ -182,5 +218,11 @@ def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[
 def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:
     """argv of rank.py, behind which the user's program stands."""
     environment = job.environment
-    words = (environment.launcher_python, "-I", f"{environment.launcher_directory}/programs/rank.py", *options, "--")
+    words = (
+        environment.launcher_python,
+        "-I",
+        f"{environment.launcher_directory}/programs/rank.py",
+        *options,
+        "--",
+    )
     return Reason("rank.py", why, words=words)

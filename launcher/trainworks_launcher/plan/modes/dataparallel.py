@@ -24,22 +24,40 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
     environment = job.environment
     if len(job.placement.distribution_hosts) > 1:
-        kind = text(environment.hyperparameters.get(names.INSTANCE_TYPE)) or job.placement.instance_type
+        kind = (
+            text(environment.hyperparameters.get(names.INSTANCE_TYPE))
+            or job.placement.instance_type
+        )
         rows = [
-            Variable("SMDATAPARALLEL_USE_HOMOGENEOUS", "1", "smddp over several hosts of one kind", ours=True),
+            Variable(
+                "SMDATAPARALLEL_USE_HOMOGENEOUS",
+                "1",
+                "smddp over several hosts of one kind",
+                ours=True,
+            ),
             Variable(
                 "SMDATAPARALLEL_SERVER_ADDR",
                 job.placement.leader_address,
                 "smddp's own rendezvous is on the leader",
                 ours=True,
             ),
-            Variable("SMDATAPARALLEL_SERVER_PORT", str(names.DATA_PARALLEL_PORT), "smddp's own rendezvous"),
-            Variable("SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True),
+            Variable(
+                "SMDATAPARALLEL_SERVER_PORT",
+                str(names.DATA_PARALLEL_PORT),
+                "smddp's own rendezvous",
+            ),
+            Variable(
+                "SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True
+            ),
         ]
     else:
         rows = [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
     before: list[Reason] = []
     if _START in environment.programs:
         words = (environment.programs[_START],)
-        before.append(Reason(_START, "smddp's own start of a rank, with its variables", Origin.IMAGE, words))
-    return plan_ranks(job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job)))
+        before.append(
+            Reason(_START, "smddp's own start of a rank, with its variables", Origin.IMAGE, words)
+        )
+    return plan_ranks(
+        job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job))
+    )

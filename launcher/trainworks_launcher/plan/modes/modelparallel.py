@@ -25,10 +25,19 @@ def plan(job: Job) -> NodePlan:
     rows: list[Variable] = []
     torch = version_of(environment, "torch")
     if torch:
-        rows.append(Variable("NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", Origin.IMAGE))
+        rows.append(
+            Variable(
+                "NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", Origin.IMAGE
+            )
+        )
         if torch >= (2,):
             rows.append(
-                Variable("NCCL_ALGO", "ring", "smp can hang with other algorithms on this PyTorch", Origin.IMAGE)
+                Variable(
+                    "NCCL_ALGO",
+                    "ring",
+                    "smp can hang with other algorithms on this PyTorch",
+                    Origin.IMAGE,
+                )
             )
     before: list[Reason] = []
     value, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
@@ -36,4 +45,6 @@ def plan(job: Job) -> NodePlan:
     if backend == "auto" and _SET_UP in environment.programs:
         words = (environment.programs[_SET_UP], "-i", job.placement.instance_type, "--allow-bypass")
         before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
-    return plan_ranks(job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job)))
+    return plan_ranks(
+        job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job))
+    )

@@ -23,11 +23,24 @@ from trainworks_launcher.contract.values import text
 from trainworks_launcher.given.entry import program_words
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.mpirun.dialects import Dialect, dialect_of
-from trainworks_launcher.mpirun.flags import Setting, UserOptions, merge_parameters, parse_user_options
+from trainworks_launcher.mpirun.flags import (
+    Setting,
+    UserOptions,
+    merge_parameters,
+    parse_user_options,
+)
 from trainworks_launcher.plan.exported import HOST_SPECIFIC, exported_variables
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.modes.common import Variable
-from trainworks_launcher.plan.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of, words_of
+from trainworks_launcher.plan.plan import (
+    NodePlan,
+    Reason,
+    Shell,
+    control_of,
+    network_variables,
+    role_of,
+    words_of,
+)
 
 _FROM_USER = "from the job's custom_mpi_options"
 
@@ -38,7 +51,10 @@ def plan(job: Job) -> NodePlan:
 
 
 def plan_ranks(
-    job: Job, variables: Sequence[Variable] = (), before: Sequence[Reason] = (), warnings: Sequence[str] = ()
+    job: Job,
+    variables: Sequence[Variable] = (),
+    before: Sequence[Reason] = (),
+    warnings: Sequence[str] = (),
 ) -> NodePlan:
     """Plan the host of a job whose ranks are started by mpirun.
 
@@ -57,14 +73,26 @@ def plan_ranks(
     where = job.placement.mpi_options_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
     user, problems = parse_user_options(job.placement.mpi_options, dialect, where)
-    more_variables, variables_why = common.variables(job, (*variables, *_interface_of_host(job, user, dialect)))
-    parameters, left_out, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
+    more_variables, variables_why = common.variables(
+        job, (*variables, *_interface_of_host(job, user, dialect))
+    )
+    parameters, left_out, more = merge_parameters(
+        _parameters(job, dialect), user, dialect, job.inherited, where
+    )
     if served and job.program.requirements:
         advice = "put them into the image (build.py extend), or install them before mpirun"
-        problems.append(Problem("requirements are not installed on the workers", job.program.code.requirements, advice))
+        problems.append(
+            Problem(
+                "requirements are not installed on the workers",
+                job.program.code.requirements,
+                advice,
+            )
+        )
     if problems or more:
         raise RefusalError([*problems, *more])
-    exports, not_exported, not_set = _exports(job, user, {*HOST_SPECIFIC, *network, *more_variables})
+    exports, not_exported, not_set = _exports(
+        job, user, {*HOST_SPECIFIC, *network, *more_variables}
+    )
     env = MappingProxyType({**exported_variables(job), **network, **more_variables})
     handed_on = _handed_on(env, exports) if served else ()
     line = [
@@ -77,9 +105,15 @@ def plan_ranks(
     if user.rest:
         line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
     line += [_wrapper(job, exports), *before, *_program(job)]
-    left_out_why = tuple(Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported))
+    left_out_why = tuple(
+        Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported)
+    )
     worker = job.placement.host != job.placement.leader and not served
-    waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through this launcher"),)
+    waiting = (
+        Reason(
+            "no command", "mpirun on the leader starts the ranks of this host through this launcher"
+        ),
+    )
     return NodePlan(
         mode=job.placement.mode,
         host=job.placement.host,
@@ -151,7 +185,9 @@ def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> tuple[R
     words = tuple(word for name in found for word in ("-x", name))
     return (
         Reason(
-            "-x NAME...", "no launcher runs on the workers: mpirun gives the ranks this one's variables", words=words
+            "-x NAME...",
+            "no launcher runs on the workers: mpirun gives the ranks this one's variables",
+            words=words,
         ),
     )
 
@@ -163,13 +199,19 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     if job.network.interface and several:
         why = f"bind MPI's traffic to this interface: {job.network.interface_why}"
         rows.append(Setting("btl_tcp_if_include", job.network.interface, Origin.PLATFORM, why))
-        rows.append(Setting(dialect.canonical("oob_tcp_if_include"), job.network.interface, Origin.PLATFORM, why))
+        rows.append(
+            Setting(
+                dialect.canonical("oob_tcp_if_include"), job.network.interface, Origin.PLATFORM, why
+            )
+        )
     host = job.placement.host
     named = job.environment.hostname == host or job.environment.hostname_shim
     if several and dialect.major >= 5 and not named:
         why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {host}"
         rows.append(Setting("prte_do_not_resolve", "0", Origin.PLATFORM, why))
-    if several and any("." in name and not name.replace(".", "").isdigit() for name in job.placement.hosts):
+    if several and any(
+        "." in name and not name.replace(".", "").isdigit() for name in job.placement.hosts
+    ):
         name = dialect.canonical("orte_keep_fqdn_hostnames")
         rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
@@ -181,13 +223,23 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
 
 def _parameters_of_any_job(dialect: Dialect) -> list[Setting]:
     may_not_read = "a container may not read another process's memory, and each try is logged"
-    pml = Setting("pml", "ob1", Origin.DEFAULT, "plain point-to-point messages; NCCL has its own way to the fabric")
+    pml = Setting(
+        "pml",
+        "ob1",
+        Origin.DEFAULT,
+        "plain point-to-point messages; NCCL has its own way to the fabric",
+    )
     if dialect.major >= 5:
         return [pml, Setting("smsc", "^cma", Origin.DEFAULT, may_not_read)]
     ends = "a rank that fails ends the job, not only itself"
     return [
         pml,
-        Setting("btl", "^openib", Origin.DEFAULT, "without verbs devices this transport only prints warnings"),
+        Setting(
+            "btl",
+            "^openib",
+            Origin.DEFAULT,
+            "without verbs devices this transport only prints warnings",
+        ),
         Setting("orte_abort_on_non_zero_status", "1", Origin.DEFAULT, ends),
         Setting("btl_vader_single_copy_mechanism", "none", Origin.DEFAULT, may_not_read),
     ]
@@ -199,12 +251,20 @@ def _parameters_of_agent(job: Job, dialect: Dialect) -> list[Setting]:
     served = job.placement.served
     # ssh to a daemon of Open MPI 5 lives as long as that; the launcher's agent only asks.
     at_once = str(max(len(job.placement.distribution_hosts), 128)) if served else "32"
-    how = "ssh with the keys that the platform mounted" if served else "ask the launcher of each host to start it"
+    how = (
+        "ssh with the keys that the platform mounted"
+        if served
+        else "ask the launcher of each host to start it"
+    )
     return [
         Setting(dialect.canonical(name), value, Origin.PLATFORM, why)
         for name, value, why in (
             ("plm_rsh_agent", agent, how),
-            ("plm_rsh_no_tree_spawn", "1", "only the leader may start something, so it contacts every host itself"),
+            (
+                "plm_rsh_no_tree_spawn",
+                "1",
+                "only the leader may start something, so it contacts every host itself",
+            ),
             ("plm_rsh_num_concurrent", at_once, "contact so many hosts at once"),
         )
     ]
@@ -226,8 +286,16 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     keyed: dict[str, Reason] = {}
     for option, values, said in (
         ("allow-run-as-root", (), "containers run as root, and mpirun refuses root without it"),
-        ("bind-to", ("none",), "data loaders need the cores of the whole host, so no process is pinned"),
-        ("map-by", ("slot",), "fill one host before the next, so that neighbouring ranks share a host"),
+        (
+            "bind-to",
+            ("none",),
+            "data loaders need the cores of the whole host, so no process is pinned",
+        ),
+        (
+            "map-by",
+            ("slot",),
+            "fill one host before the next, so that neighbouring ranks share a host",
+        ),
     ):
         if option not in user.left_out:
             keyed[option] = Reason(f"--{option}", said, words=(f"--{option}", *values))
@@ -235,7 +303,12 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
         keyed[option] = Reason(f"--{option}", _FROM_USER, Origin.USER, (f"--{option}", *given))
     return (
         Reason("--host", why, Origin.PLATFORM, ("--host", slots)),
-        Reason("-np", "processes in all", job.placement.processes_origin, ("-np", str(job.placement.processes))),
+        Reason(
+            "-np",
+            "processes in all",
+            job.placement.processes_origin,
+            ("-np", str(job.placement.processes)),
+        ),
         *keyed.values(),
     )
 
@@ -263,16 +336,22 @@ def _exports(
     fabric = job.network.fabric
     for asked in user.forwarded:
         pattern = asked.endswith("*")
-        found = sorted(name for name in known if name.startswith(asked[:-1])) if pattern else [asked]
+        found = (
+            sorted(name for name in known if name.startswith(asked[:-1])) if pattern else [asked]
+        )
         for name in found:
             if name in own:
-                left_out.append((f"-x {name}", "each host has its own value, and its ranks get that one"))
+                left_out.append(
+                    (f"-x {name}", "each host has its own value, and its ranks get that one")
+                )
             elif fabric.why_left_out(name, known.get(name, "")):
                 left_out.append((f"-x {name}", fabric.why_left_out(name, known[name])))
             elif name not in known:
                 warnings.append(f"left out -x {name}: it is not set")
             else:
-                exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", Origin.USER, ("-x", name))
+                exports[name] = Reason(
+                    f"-x {name}", f"{_FROM_USER}, the leader's value", Origin.USER, ("-x", name)
+                )
     for name, value in user.exports:
         why = fabric.why_left_out(name, value)
         if why:

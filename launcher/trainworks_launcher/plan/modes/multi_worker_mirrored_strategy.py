@@ -16,11 +16,22 @@ def plan(job: Job) -> NodePlan:
     problems = common.missing_package(job, ("tensorflow",))
     if problems:
         raise RefusalError(problems)
-    workers: list[Json] = [f"{host}:{names.TENSORFLOW_MIRRORED_PORT}" for host in job.placement.distribution_hosts]
+    workers: list[Json] = [
+        f"{host}:{names.TENSORFLOW_MIRRORED_PORT}" for host in job.placement.distribution_hosts
+    ]
     task: dict[str, Json] = {"type": "worker", "index": job.placement.host_rank}
-    document: dict[str, Json] = {"cluster": {"worker": workers}, "environment": "cloud", "task": task}
-    rows = [Variable("TF_CONFIG", compact(document), "how the hosts' processes find each other", ours=True)]
+    document: dict[str, Json] = {
+        "cluster": {"worker": workers},
+        "environment": "cloud",
+        "task": task,
+    }
+    rows = [
+        Variable(
+            "TF_CONFIG", compact(document), "how the hosts' processes find each other", ours=True
+        )
+    ]
     choice = Reason(
-        "mode multi_worker_mirrored_strategy", "every host runs the program once; the first one is the chief"
+        "mode multi_worker_mirrored_strategy",
+        "every host runs the program once; the first one is the chief",
     )
     return common.own_process(job, common.command(job), [choice], rows)

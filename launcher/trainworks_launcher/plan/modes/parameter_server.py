@@ -28,7 +28,9 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError if the image has none of the three frameworks."""
     manifest = job.environment.manifest
     installed = [name for name in _FRAMEWORKS if name in manifest.components]
-    framework = manifest.framework if manifest.framework in _FRAMEWORKS else next(iter(installed), "")
+    framework = (
+        manifest.framework if manifest.framework in _FRAMEWORKS else next(iter(installed), "")
+    )
     if framework == "tensorflow":
         return _tensorflow(job)
     if framework == "mxnet":
@@ -36,7 +38,9 @@ def plan(job: Job) -> NodePlan:
     if framework == "torch":
         return _torch(job)
     what = "parameter_server needs TensorFlow, MXNet or PyTorch"
-    raise RefusalError([Problem(what, f"image {manifest.name!r}", "use an image that has one of them")])
+    raise RefusalError(
+        [Problem(what, f"image {manifest.name!r}", "use an image that has one of them")]
+    )
 
 
 def _tensorflow(job: Job) -> NodePlan:
@@ -53,7 +57,9 @@ def _tensorflow(job: Job) -> NodePlan:
     row = Variable(
         "TF_CONFIG",
         _tensorflow_cluster(
-            hosts, "master" if first else "worker", job.placement.host_rank if first else job.placement.host_rank - 1
+            hosts,
+            "master" if first else "worker",
+            job.placement.host_rank if first else job.placement.host_rank - 1,
         ),
         "how the processes of the cluster find each other",
         ours=True,
@@ -62,9 +68,15 @@ def _tensorflow(job: Job) -> NodePlan:
         name="TensorFlow parameter server",
         argv=(python, f"{job.environment.launcher_directory}/programs/tensorflow_server.py"),
         # No GPU: two TensorFlow processes on one GPU take each other's memory.
-        env={"TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.placement.host_rank), "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            "TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.placement.host_rank),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
     )
-    choice = Reason(f"mode {job.placement.mode}", "every host runs the program, and a parameter server beside it")
+    choice = Reason(
+        f"mode {job.placement.mode}",
+        "every host runs the program, and a parameter server beside it",
+    )
     made = common.own_process(job, common.command(job), [choice], [row])
     return made._replace(auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
 
@@ -85,28 +97,49 @@ def _mxnet(job: Job) -> NodePlan:
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise RefusalError([Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")])
+        raise RefusalError(
+            [Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")]
+        )
     address = job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
     rows = [
         Variable("DMLC_ROLE", "worker", "the program is a worker", ours=True),
         Variable("DMLC_NUM_WORKER", count, "one worker per host", ours=True),
         Variable("DMLC_NUM_SERVER", count, "one server per host", ours=True),
-        Variable(_SCHEDULER, address, "where the scheduler is; each process looks its address up", ours=True),
+        Variable(
+            _SCHEDULER,
+            address,
+            "where the scheduler is; each process looks its address up",
+            ours=True,
+        ),
         Variable("DMLC_PS_ROOT_PORT", port, "where the scheduler listens", ours=True),
         Variable("PS_VERBOSE", str(user.get("_ps_verbose") or 0), "how much the servers say"),
     ]
     if job.network.interface:
         rows.append(
-            Variable("DMLC_INTERFACE", job.network.interface, f"the servers listen there: {job.network.interface_why}")
+            Variable(
+                "DMLC_INTERFACE",
+                job.network.interface,
+                f"the servers listen there: {job.network.interface_why}",
+            )
         )
     roles = ("scheduler", "server") if job.placement.host == job.placement.leader else ("server",)
     environment = job.environment
     program = f"{environment.launcher_directory}/programs/resolve.py"
-    look_up = (environment.launcher_python, "-I", program, _SCHEDULER, "--")  # its name becomes an address on the host
+    look_up = (
+        environment.launcher_python,
+        "-I",
+        program,
+        _SCHEDULER,
+        "--",
+    )  # its name becomes an address on the host
     servers = tuple(
-        Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role}) for role in roles
+        Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role})
+        for role in roles
     )
-    choice = Reason(f"mode {job.placement.mode}", f"every host runs the program, and beside it: {', '.join(roles)}")
+    choice = Reason(
+        f"mode {job.placement.mode}",
+        f"every host runs the program, and beside it: {', '.join(roles)}",
+    )
     before = Reason("resolve.py", "MXNet listens on an address and knows no names", words=look_up)
     made = common.own_process(job, (before, *common.command(job)), [choice], rows)
     return made._replace(auxiliaries=servers, needs=(*made.needs, python))
@@ -122,4 +155,6 @@ def _torch(job: Job) -> NodePlan:
         Variable("WORLD_SIZE", str(len(job.placement.distribution_hosts)), "one process per host"),
     ]
     why = "PyTorch has no parameter servers: every host runs the program once, and they find each other by MASTER_ADDR"
-    return common.own_process(job, common.command(job), [Reason(f"mode {job.placement.mode}", why)], rows)
+    return common.own_process(
+        job, common.command(job), [Reason(f"mode {job.placement.mode}", why)], rows
+    )

@@ -22,7 +22,9 @@ def plan(job: Job) -> NodePlan:
     _check(job)
     gpus = job.placement.processes_per_host
     hosts = job.placement.distribution_hosts
-    workers = "|".join(f"localservice:{rank};{host}:{names.XLA_WORKER_PORT}" for rank, host in enumerate(hosts))
+    workers = "|".join(
+        f"localservice:{rank};{host}:{names.XLA_WORKER_PORT}" for rank, host in enumerate(hosts)
+    )
     rows = [
         Variable("XRT_HOST_ORDINAL", str(job.placement.host_rank), "index of this host", ours=True),
         Variable("XRT_SHARD_WORLD_SIZE", str(len(hosts)), "hosts of the distribution", ours=True),
@@ -31,17 +33,29 @@ def plan(job: Job) -> NodePlan:
     ]
     if len(hosts) > 1:
         address = f"{job.placement.leader_address}:{names.XLA_MESH_PORT}"
-        rows.append(Variable("XRT_MESH_SERVICE_ADDRESS", address, "the hosts find each other there", ours=True))
+        rows.append(
+            Variable(
+                "XRT_MESH_SERVICE_ADDRESS", address, "the hosts find each other there", ours=True
+            )
+        )
     if job.network.fabric.efa:
         why = "several connections per GPU use more of EFA's bandwidth"
         rows.append(Variable("OFI_NCCL_NIC_DUP_CONNS", str(gpus), why, Origin.FABRIC))
     starter = (python, "-m", "torch_xla.distributed.xla_spawn")
     command = [
         Reason("xla_spawn", "starts the processes of this host", Origin.IMAGE, starter),
-        Reason("--num_gpus", common.counts_and_why(job), job.placement.processes_origin, ("--num_gpus", str(gpus))),
+        Reason(
+            "--num_gpus",
+            common.counts_and_why(job),
+            job.placement.processes_origin,
+            ("--num_gpus", str(gpus)),
+        ),
         *common.explained_program(job, (job.program.entry.name,)),
     ]
-    choice = Reason("mode pytorchxla", "every host starts its own processes; they find each other by XRT_WORKERS")
+    choice = Reason(
+        "mode pytorchxla",
+        "every host starts its own processes; they find each other by XRT_WORKERS",
+    )
     made = common.own_process(job, command, [choice], rows)
     return made._replace(processes=gpus, ranks_by="spawn")
 
@@ -52,11 +66,21 @@ def _check(job: Job) -> None:
     unknown = job.environment.manifest.lacks(job.placement.instance_type)
     if not unknown and not accelerators(job.environment, job.placement.instance_type)[0]:
         advice = "use an instance type with GPUs, or torch_distributed"
-        problems.append(Problem("pytorchxla is for GPUs only", f"instance type {job.placement.instance_type}", advice))
+        problems.append(
+            Problem(
+                "pytorchxla is for GPUs only",
+                f"instance type {job.placement.instance_type}",
+                advice,
+            )
+        )
     if job.program.entry.kind != "script":
         advice = "name a .py file as the entry point"
         problems.append(
-            Problem("pytorchxla starts Python scripts only", f"entry point {job.program.entry.name!r}", advice)
+            Problem(
+                "pytorchxla starts Python scripts only",
+                f"entry point {job.program.entry.name!r}",
+                advice,
+            )
         )
     problems += common.missing_package(job, ("torch_xla",))
     if problems:

@@ -46,13 +46,31 @@ def plan(job: Job) -> NodePlan:
     options, warnings = _options(job, head)
     warnings += _check_token(job)
     here = (f"{job.environment.launcher_directory}/programs/ray_node.py", leader, port, seconds)
-    start = (job.environment.launcher_python, "-I", *here, "head" if head else "worker", "--", ray, "start")
+    start = (
+        job.environment.launcher_python,
+        "-I",
+        *here,
+        "head" if head else "worker",
+        "--",
+        ray,
+        "start",
+    )
     name = "Ray head" if head else "Ray worker"
     patience = {} if head else {_RETRIES: str(max(20, int(job.network.limits.join / 2)))}
     daemon = Auxiliary(name, (*start, *words_of(options)), patience)
     rows = [
-        Variable(_ADDRESS, f"{leader}:{port}", "where Ray's head listens: ray.init() connects to it", ours=True),
-        Variable("RAY_USAGE_STATS_ENABLED", "0", "Ray sends nothing about the job to its makers", Origin.DEFAULT),
+        Variable(
+            _ADDRESS,
+            f"{leader}:{port}",
+            "where Ray's head listens: ray.init() connects to it",
+            ours=True,
+        ),
+        Variable(
+            "RAY_USAGE_STATS_ENABLED",
+            "0",
+            "Ray sends nothing about the job to its makers",
+            Origin.DEFAULT,
+        ),
         Variable("RAY_COLOR_PREFIX", "0", _NO_COLOR, Origin.DEFAULT),
         *_token(job.environment.job_secret),
     ]
@@ -62,7 +80,8 @@ def plan(job: Job) -> NodePlan:
         *common.command(job),
     ]
     choice = Reason(
-        "mode ray", "Ray's head runs on the leader, a worker on each other host; the program runs on the leader"
+        "mode ray",
+        "Ray's head runs on the leader, a worker on each other host; the program runs on the leader",
     )
     why = [choice, *(Reason(option.subject, option.why, option.origin) for option in options)]
     made = common.own_process(job, command if head else (), why, rows, warnings)
@@ -86,7 +105,9 @@ def _check_token(job: Job) -> tuple[str, ...]:
     version = job.environment.manifest.components.get("ray", "")
     first = _ASKS_FOR_A_TOKEN
     if not version:
-        return (f"which Ray is installed is not known: one before {first} ignores {names.JOB_SECRET_VARIABLE}",)
+        return (
+            f"which Ray is installed is not known: one before {first} ignores {names.JOB_SECRET_VARIABLE}",
+        )
     if release(version) >= release(first):
         return ()
     what = f"Ray {version} ignores {names.JOB_SECRET_VARIABLE}: every program that reaches its ports can run code"
@@ -104,7 +125,10 @@ def _token(secret: str) -> list[Variable]:
 
     token = hmac.new(secret.encode(), b"trainworks: ray", "sha256").hexdigest()
     why = f"made of {names.JOB_SECRET_VARIABLE}: Ray answers only to processes that have it"
-    return [Variable("RAY_AUTH_MODE", "token", why, Origin.USER), Variable("RAY_AUTH_TOKEN", token, why, Origin.USER)]
+    return [
+        Variable("RAY_AUTH_MODE", "token", why, Origin.USER),
+        Variable("RAY_AUTH_TOKEN", token, why, Origin.USER),
+    ]
 
 
 def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
@@ -118,9 +142,16 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
     options = [
         Reason("--head", "this host is the leader", Origin.PLATFORM, ("--head", f"--port={port}"))
         if head
-        else Reason("--address", "Ray's head is on the leader", Origin.PLATFORM, (f"--address={leader}:{port}",)),
+        else Reason(
+            "--address",
+            "Ray's head is on the leader",
+            Origin.PLATFORM,
+            (f"--address={leader}:{port}",),
+        ),
         Reason("--block", "ends with a failure when a process of Ray dies", words=("--block",)),
-        Reason("--num-gpus", "GPUs that this host can open", Origin.PLATFORM, (f"--num-gpus={gpus}",)),
+        Reason(
+            "--num-gpus", "GPUs that this host can open", Origin.PLATFORM, (f"--num-gpus={gpus}",)
+        ),
     ]
     if head:
         why = f"the dashboard is for people; {names.RAY_OPTIONS_VARIABLE}=--include-dashboard=true starts it"
@@ -139,14 +170,20 @@ def _options(job: Job, head: bool) -> tuple[list[Reason], tuple[str, ...]]:
     try:
         given = shlex.split(job.inherited.get(names.RAY_OPTIONS_VARIABLE, ""))
     except ValueError as error:
-        raise RefusalError([Problem(f"cannot be read: {error}", where, "close the quotes")]) from error
+        raise RefusalError(
+            [Problem(f"cannot be read: {error}", where, "close the quotes")]
+        ) from error
     wrong = [word for word in given if word.partition("=")[0] in _OWN or not word.startswith("--")]
     if wrong:
         advice = f"write --NAME=VALUE; leave out {', '.join(_OWN)}, which the launcher gives"
-        raise RefusalError([Problem(f"{word!r} cannot be given to ray start", where, advice) for word in wrong])
+        raise RefusalError(
+            [Problem(f"{word!r} cannot be given to ray start", where, advice) for word in wrong]
+        )
     words = tuple(word for word in given if head or word.partition("=")[0] not in _HEAD_ONLY)
     if words:
-        options.append(Reason("more options", f"from {names.RAY_OPTIONS_VARIABLE}", Origin.USER, words))
+        options.append(
+            Reason("more options", f"from {names.RAY_OPTIONS_VARIABLE}", Origin.USER, words)
+        )
     return options, warnings
 
 
@@ -157,8 +194,14 @@ def _object_store(job: Job) -> tuple[list[Reason], tuple[str, ...]]:
         return [], ()
     half = free // 2
     if half >= _LEAST_STORE:
-        why = f"half of what /dev/shm has free ({free >> 20} MiB); the other half is for data loaders"
-        return [Reason("--object-store-memory", why, Origin.PLATFORM, (f"--object-store-memory={half}",))], ()
+        why = (
+            f"half of what /dev/shm has free ({free >> 20} MiB); the other half is for data loaders"
+        )
+        return [
+            Reason(
+                "--object-store-memory", why, Origin.PLATFORM, (f"--object-store-memory={half}",)
+            )
+        ], ()
     place = job.environment.temporary or job.inherited.get("TMPDIR") or "/tmp"  # noqa: S108  (as Ray)
     what = f"/dev/shm has {free >> 20} MiB free, too little for Ray's object store"  # noqa: S108
     words = (f"--object-store-memory={_LEAST_STORE}", f"--plasma-directory={place}")

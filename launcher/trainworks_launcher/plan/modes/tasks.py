@@ -28,7 +28,9 @@ def plan(job: Job) -> NodePlan:
         )
     ]
     why = f"{job.environment.platform.platform} starts {placement.processes} tasks, each of which is one rank"
-    made = common.own_process(job, common.command(job), [Reason("mode tasks", why)], rows, _warnings(job))
+    made = common.own_process(
+        job, common.command(job), [Reason("mode tasks", why)], rows, _warnings(job)
+    )
     made = made._replace(rank=tasks.rank)
     if tasks.local_rank:
         return made._replace(code=made.code._replace(archive="", fetch=()), requirements=())
@@ -41,4 +43,6 @@ def _warnings(job: Job) -> tuple[str, ...]:
     if not 0 < gpus < tasks:
         return ()
     sees = f"this task sees {gpus} GPU(s), and its host has {tasks} tasks"
-    return (f"{sees}: a script that chooses its GPU by LOCAL_RANK fails; give every task all GPUs of the host",)
+    return (
+        f"{sees}: a script that chooses its GPU by LOCAL_RANK fails; give every task all GPUs of the host",
+    )

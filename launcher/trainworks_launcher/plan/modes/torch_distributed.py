@@ -23,7 +23,14 @@ from trainworks_launcher.job.placement import DATA_PARALLEL
 from trainworks_launcher.plan.exported import exported_variables
 from trainworks_launcher.plan.flight_recorder import release
 from trainworks_launcher.plan.modes import common
-from trainworks_launcher.plan.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
+from trainworks_launcher.plan.plan import (
+    NodePlan,
+    Reason,
+    control_of,
+    network_variables,
+    role_of,
+    words_of,
+)
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
 
@@ -49,13 +56,15 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for what is asked for and the image does not have."""
     compiling = job.inherited.get(_COMPILE, "").strip() == "1"
     torchrun = common.programs_of_mode(job)["torchrun"]
-    compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
+    compiler = (
+        common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it")
+        if compiling
+        else ""
+    )
     network, network_why = network_variables(job)
     line = _line(job, torchrun, compiler)
     own = {_OWN_STORE: "1"} if _is_dynamic(job) else {}
-    why = (
-        "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
-    )
+    why = "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
     own_why = [Reason(name, why) for name in own]
     return NodePlan(
         mode=job.placement.mode,
@@ -99,7 +108,11 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
     line += _numa_binding(job)
     # Without --no-python it would add a Python of its own.
-    line.append(Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)))
+    line.append(
+        Reason(
+            "--no-python", "the command line says which Python runs what", words=("--no-python",)
+        )
+    )
     return [
         *_spelled(line, job.environment.manifest.components.get("torch", "")),
         common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
@@ -143,7 +156,15 @@ def _numa_binding(job: Job) -> list[Reason]:
     if asked not in ("auto", "off"):
         if version and not binds:
             what = f"torch {version} has no --numa-binding"
-            raise RefusalError([Problem(what, f"variable {names.NUMA_VARIABLE}", "leave it out, or use a newer image")])
+            raise RefusalError(
+                [
+                    Problem(
+                        what,
+                        f"variable {names.NUMA_VARIABLE}",
+                        "leave it out, or use a newer image",
+                    )
+                ]
+            )
         why = f"{names.NUMA_VARIABLE} asks for it"
         return [Reason("--numa-binding", why, Origin.USER, (f"--numa-binding={asked}",))]
     if asked == "off" or not nodes or len(nodes) != job.placement.processes_per_host or not binds:
@@ -170,7 +191,9 @@ def _warnings(job: Job) -> tuple[str, ...]:
         found += common.warn_of_library(job, DATA_PARALLEL)
     first, leader = min(job.placement.distribution_hosts), job.placement.leader
     if _is_dynamic(job) and leader != first:
-        found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")
+        found.append(
+            f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}"
+        )
     version = job.environment.manifest.components.get("torch", "")
     if _is_dynamic(job) and release(version)[:2] == _NAMES_ITSELF:
         found.append(
@@ -240,7 +263,9 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--rdzv-conf",
             f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait as long for one"
             " another; torch would guess who is the host by its name",
-            words=("--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),),
+            words=(
+                "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
+            ),
         ),
         Reason(
             "--local-addr",

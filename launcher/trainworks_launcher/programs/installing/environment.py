@@ -75,14 +75,20 @@ class Here:
         """Return what uv takes of a lock: name to version, ``""`` where it says none. Raises RefusedError."""
         nothing = str(installation.folder / "nothing")
         form = ("--quiet", "--dry-run", "--output-format", "json", "--target", nothing)
-        done = installation.call("pip", "install", *self.words, *form, *words, quiet=True, stdout=subprocess.PIPE)
+        done = installation.call(
+            "pip", "install", *self.words, *form, *words, quiet=True, stdout=subprocess.PIPE
+        )
         if done.returncode:
-            raise RefusedError(f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}")
+            raise RefusedError(
+                f"uv cannot use {words[1]}: {done.stderr.decode('utf-8', 'replace').strip()}"
+            )
         return {row["name"]: row.get("version", "") for row in json.loads(done.stdout)["changes"]}
 
     def lacks_wheel(self, installation: Any, words: Sequence[str]) -> bool:
         """Whether no wheel fits what words ask for; an index that does not answer is no such answer."""
-        return bool(installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1)
+        return bool(
+            installation.call("pip", "install", *self.words, *words, quiet=True).returncode == 1
+        )
 
     def import_error(self, modules: Sequence[str]) -> str:
         """Import modules as a script would, and return the last words of it; ``""`` for success."""
@@ -127,7 +133,11 @@ def applying(text: str) -> Any:
         wanted = Requirement(text)
     except ValueError:
         return None
-    return wanted if wanted.marker is None or wanted.marker.evaluate({**here().markers(), "extra": ""}) else None
+    return (
+        wanted
+        if wanted.marker is None or wanted.marker.evaluate({**here().markers(), "extra": ""})
+        else None
+    )
 
 
 def needs_of(each: metadata.Distribution) -> Iterator[Any]:
@@ -159,7 +169,9 @@ def build_of(name: str, version: str) -> str:
     """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or the version."""
     try:
         path = Path(str(distributions()[name].locate_file(f"{name}/version.py")))
-        said = re.search(r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", path.read_text(errors="replace"))
+        said = re.search(
+            r"(?m)^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", path.read_text(errors="replace")
+        )
     except (KeyError, OSError):
         return version
     return said.group(1) if said and said.group(1).startswith(f"{version}+") else version
@@ -172,12 +184,21 @@ def elsewhere(home: str) -> Mapping[str, str]:
 
 def import_error(*modules: str) -> str:
     """Import modules in a process of their own, as a script would, and return its last words; ``""`` for success."""
-    words, nothing = (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}"), subprocess.DEVNULL
+    words, nothing = (
+        (sys.executable, "-I", "-B", "-c", f"import {', '.join(modules)}"),
+        subprocess.DEVNULL,
+    )
     try:
         with tempfile.TemporaryDirectory(dir=os.environ.get(RUNTIME_DIRECTORY)) as home:
             given: Any = {"stdin": nothing, "timeout": _IMPORT_SECONDS, "env": elsewhere(home)}
             done = subprocess.run(words, capture_output=True, check=False, **given)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
-    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return "" if done.returncode == 0 else (said or [f"import ended with status {done.returncode}"])[-1]
+    said = [
+        line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()
+    ]
+    return (
+        ""
+        if done.returncode == 0
+        else (said or [f"import ended with status {done.returncode}"])[-1]
+    )

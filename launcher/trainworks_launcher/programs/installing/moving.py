@@ -81,7 +81,10 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     has_keyring = pip.keyring_provider != "disabled" and shutil.which("keyring")
     rows: dict[str, object] = {
         "keyring-provider": "subprocess" if has_keyring else "disabled",
-        "find-links": [each if "://" in each else str(Path(each).expanduser().absolute()) for each in pip.find_links],
+        "find-links": [
+            each if "://" in each else str(Path(each).expanduser().absolute())
+            for each in pip.find_links
+        ],
         "allow-insecure-host": pip.trusted_hosts,
         "no-build-isolation": not pip.build_isolation,
         "no-index": pip.no_index,
@@ -96,7 +99,9 @@ def for_uv(pip: Any, folder: Path) -> tuple[dict[str, str], list[str]]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
-    bundle = next(filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), "")
+    bundle = next(
+        filter(None, [pip.cert, *map(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))]), ""
+    )
     found = {
         "XDG_CONFIG_DIRS": str(folder / "settings"),
         "XDG_CONFIG_HOME": str(_without_uv_of_user(folder)),
@@ -166,10 +171,14 @@ class Installation:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         return str(path)
 
-    def call(self, *words: str, quiet: bool = False, **more: Any) -> subprocess.CompletedProcess[Any]:
+    def call(
+        self, *words: str, quiet: bool = False, **more: Any
+    ) -> subprocess.CompletedProcess[Any]:
         """Call uv with pip's settings. quiet: what it says is shown where it succeeds only."""
         errors = subprocess.PIPE if quiet else None
-        done = subprocess.run((self._uv, *words), env=self.environment, check=False, stderr=errors, **more)
+        done = subprocess.run(
+            (self._uv, *words), env=self.environment, check=False, stderr=errors, **more
+        )
         if quiet and done.returncode == 0:
             sys.stderr.write(done.stderr.decode("utf-8", "replace"))
         return done
@@ -186,19 +195,37 @@ class Installation:
         """
         target = self.folder / f"of-{file.stem}" / "pylock.toml"
         target.parent.mkdir(exist_ok=True)
-        own = ("--script", str(file)) if file.suffix == ".py" else ("--project", str(file.parent.absolute()))
+        own = (
+            ("--script", str(file))
+            if file.suffix == ".py"
+            else ("--project", str(file.parent.absolute()))
+        )
         plain = ("--no-emit-project", "--no-default-groups") if file.suffix != ".py" else ()
-        form = ("--frozen", "--quiet", "--no-header", "--format", "pylock.toml", "--output-file", str(target))
-        done = self.call("export", *own, *plain, *form, *words, quiet=True, stdout=subprocess.DEVNULL)
+        form = (
+            "--frozen",
+            "--quiet",
+            "--no-header",
+            "--format",
+            "pylock.toml",
+            "--output-file",
+            str(target),
+        )
+        done = self.call(
+            "export", *own, *plain, *form, *words, quiet=True, stdout=subprocess.DEVNULL
+        )
         if done.returncode:
-            raise RefusedError(f"{file} cannot be read: {done.stderr.decode('utf-8', 'replace').strip()}")
+            raise RefusedError(
+                f"{file} cannot be read: {done.stderr.decode('utf-8', 'replace').strip()}"
+            )
         return target
 
     def install(self, *words: str, quiet: bool = False) -> int:
         """Install, and return uv's status."""
         return int(here().install(self, (*self.options, *words), quiet=quiet))
 
-    def first(self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading) -> int:
+    def first(
+        self, words: Sequence[str], answer: Answer, needs: Mapping[str, str], reading: Reading
+    ) -> int:
         """Install what is asked for, without indexes of the user's file that do not answer, as pip does.
 
         Args:
@@ -230,26 +257,45 @@ class Installation:
             options = [line.text for line in lines if line.text.startswith("--")]
             self._sources = ("-r", self.file("sources.txt", options)) if options else ()
             given = (
-                ["-r", self.file("wanted.txt", [line.text for line in lines if not line.constraint])] if lines else []
+                [
+                    "-r",
+                    self.file("wanted.txt", [line.text for line in lines if not line.constraint]),
+                ]
+                if lines
+                else []
             )
             given += ["-c", self.file("limits.txt", limits)] if limits else []
             compiled = [line for line in (*lines, *of_projects) if line.name in needs]
             self._refuse_compiled(compiled, options, needs)
             status = self.install(*words, *given, *excluded, *self._kept)
-            dead = [line for line in asked if status and line in lines and not self._answers(line.text.split(" ")[1])]
+            dead = [
+                line
+                for line in asked
+                if status and line in lines and not self._answers(line.text.split(" ")[1])
+            ]
             if not dead:
                 return status
             for line in dead:
-                say(f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does")
+                say(
+                    f"{line.place}: {_plain(line.text)} does not answer: it is left out, as pip does"
+                )
                 answer.left.append(line.place)
             lines = [line for line in lines if line not in dead]
 
-    def _refuse_compiled(self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]) -> None:
+    def _refuse_compiled(
+        self, lines: Sequence[Line], options: Sequence[str], needs: Mapping[str, str]
+    ) -> None:
         """Raise RefusedError for lines whose distributions have no wheel, and whose compiler is not there."""
         refused = []
         for line in [line for line in lines if not line.wanted.url and not line.constraint]:
             one = self.file("one.txt", [*options, re.sub(r" --hash=.*", "", line.text)])
-            dry = ("--dry-run", "--no-deps", "--only-binary=:all:", "--target", str(self.folder / "none"))
+            dry = (
+                "--dry-run",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--target",
+                str(self.folder / "none"),
+            )
             if here().lacks_wheel(self, (*dry, "-r", one)):
                 name = needs[line.name]
                 refused.append(
@@ -279,17 +325,28 @@ class Installation:
         tried: set[str] = set()
         while True:
             lacking, now = losing(), distributions()
-            new = sorted(name for name in lacking if name not in self._lacking and name not in tried)
+            new = sorted(
+                name for name in lacking if name not in self._lacking and name not in tried
+            )
             # A project of the user's own stays, and a line said what it does not get.
-            lost = [name for name in new if '"dir_info"' not in (now[name].read_text("direct_url.json") or "")]
+            lost = [
+                name
+                for name in new
+                if '"dir_info"' not in (now[name].read_text("direct_url.json") or "")
+            ]
             tried.update(new)
             if not lost:
                 return
             for name in lost:
-                what, need = f"{name} {now[name].version}", f"{lacking[name].name}{lacking[name].specifier}"
+                what, need = (
+                    f"{name} {now[name].version}",
+                    f"{lacking[name].name}{lacking[name].specifier}",
+                )
                 have = answer.kept.get(normalised(lacking[name].name), "")
                 if name in answer.kept:
-                    what = f"the requirements take from this image's {what} what it requires ({need})"
+                    what = (
+                        f"the requirements take from this image's {what} what it requires ({need})"
+                    )
                     raise RefusedError(f"{what}; ask for other versions")
                 if have and name in self.pinned and name not in companions:
                     raise RefusedError(
@@ -299,13 +356,19 @@ class Installation:
             if not self.moved(lost):
                 for name in [name for name in lost if not self.moved([name])]:
                     need = f"{lacking[name].name}{lacking[name].specifier}"
-                    say(f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}")
+                    say(
+                        f"{name} {now[name].version} stays, and does not go with the requirements: it requires {need}"
+                    )
 
     def moved(self, wanted: Sequence[str], *more: str) -> bool:
         """Ask for distributions beside what was brought, which stays as it is; return whether that went."""
         names = [re.split("[<=]", each)[0] for each in wanted]
         now = {name: version for name, version in versions().items() if name not in names}
-        brought = [f"{name}=={version}" for name, version in now.items() if self.before.get(name) != version]
+        brought = [
+            f"{name}=={version}"
+            for name, version in now.items()
+            if self.before.get(name) != version
+        ]
         limits = (*self._sources, *self._kept, "-c", self.file("brought.txt", brought))
         only = [f"--only-binary={name}" for name in names]
         return self.install(*wanted, *only, *more, *limits, quiet=True) == 0
@@ -322,9 +385,15 @@ def _plain(address: str) -> str:
 def modules_of(name: str) -> list[str]:
     """Return the top modules of a distribution that has compiled code; none for another."""
     files = distributions()[name].files or ()
-    tops = {file.parts[0].split(".")[0] for file in files if len(file.parts) > 1 or file.suffix == ".py"}
+    tops = {
+        file.parts[0].split(".")[0] for file in files if len(file.parts) > 1 or file.suffix == ".py"
+    }
     compiled = {file.parts[0].split(".")[0] for file in files if file.suffix == ".so"}
-    return sorted(top for top in tops & compiled if top.isidentifier() and f"{top}/__init__.py" in map(str, files))
+    return sorted(
+        top
+        for top in tops & compiled
+        if top.isidentifier() and f"{top}/__init__.py" in map(str, files)
+    )
 
 
 def look_at_companions(manifest: Mapping[str, Any], installation: Installation) -> None:
@@ -341,7 +410,11 @@ def look_at_companions(manifest: Mapping[str, Any], installation: Installation) 
             error = here().import_error((module,))
         if error:
             what = f"{name} {versions().get(name, '')} does not work with this image's {framework} {after[framework]}"
-            way = f"add --extra-index-url {index} to the requirements file" if index else "ask for a build that fits"
+            way = (
+                f"add --extra-index-url {index} to the requirements file"
+                if index
+                else "ask for a build that fits"
+            )
             raise RefusedError(f"{what} ({error}); {way}, or remove it")
 
 
@@ -349,7 +422,9 @@ def look_at_older(installation: Installation) -> None:
     """Take an older release of what fails beside what went back, as pyarrow does beside numpy 1: no metadata say it."""
     before, after = installation.before, versions()
     back = [name for name, old in before.items() if is_later(old, after.get(name, old))]
-    for name in [name for name in after if back and after[name] != before.get(name) and name not in back]:
+    for name in [
+        name for name in after if back and after[name] != before.get(name) and name not in back
+    ]:
         modules = modules_of(name)
         error = here().import_error(modules) if modules else ""
         if not any(other in error.lower() for other in back):
@@ -360,11 +435,15 @@ def look_at_older(installation: Installation) -> None:
                 works = versions()[name]
                 break
         if works and name not in installation.pinned:
-            say(f"{name} {after[name]} cannot be imported beside the requirements ({error}): {works} is taken")
+            say(
+                f"{name} {after[name]} cannot be imported beside the requirements ({error}): {works} is taken"
+            )
             continue
         installation.moved([f"{name}=={after[name]}"])
         advice = f"; {name}=={works} works" if works else ""
-        say(f"warning: {name} {after[name]} cannot be imported beside the requirements ({error}){advice}")
+        say(
+            f"warning: {name} {after[name]} cannot be imported beside the requirements ({error}){advice}"
+        )
 
 
 class Task:
@@ -409,8 +488,12 @@ class Task:
             return self._by_pip()
         manifest, installation = self._manifest, self.installation
         installation.options += sorted(self.reading.options)
-        installation.options += [f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())]
-        installation.options += [f"--no-sources-package={name}" for name in self.answer.without_source]
+        installation.options += [
+            f"--no-build-isolation-package={name}" for name in manifest.get("built_whole", ())
+        ]
+        installation.options += [
+            f"--no-sources-package={name}" for name in self.answer.without_source
+        ]
         if self.reading.project is not None:
             installation.environment["UV_PROJECT"] = str(self.reading.project)
         words = [*self.reading.words, *more]
@@ -431,10 +514,23 @@ class Task:
         return 0
 
     def _by_pip(self) -> int:
-        say("this image has no uv: pip installs, and what of the image loses a requirement is not looked after")
+        say(
+            "this image has no uv: pip installs, and what of the image loses a requirement is not looked after"
+        )
         kept = self._folder / "kept.txt"
         rows = [f"{name}=={version}\n" for name, version in self.answer.kept.items()]
         kept.write_text("".join(rows), encoding="utf-8")
-        pip = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *self._words, "-c", str(kept))
+        pip = (
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            *self._words,
+            "-c",
+            str(kept),
+        )
         own = " ".join(_without_the_images(os.environ.get("PIP_CONSTRAINT", "").split()))
-        return subprocess.run(pip, env={**os.environ, "PIP_CONSTRAINT": own}, check=False).returncode
+        return subprocess.run(
+            pip, env={**os.environ, "PIP_CONSTRAINT": own}, check=False
+        ).returncode

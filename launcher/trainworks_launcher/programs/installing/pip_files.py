@@ -155,7 +155,10 @@ def _ask_pip(*words: str) -> str:
     command = (sys.executable, "-I", "-m", "pip", "config", *words, "--disable-pip-version-check")
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.decode("utf-8", "replace").split()) or f"pip ended with {done.returncode}"
+        said = (
+            " ".join(done.stderr.decode("utf-8", "replace").split())
+            or f"pip ended with {done.returncode}"
+        )
         raise SettingsError(f"pip cannot read its settings: {said}")
     return done.stdout.decode("utf-8", "replace")
 
@@ -166,7 +169,9 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
     default = Settings._field_defaults[name]
     if isinstance(default, bool):
         if value.lower() not in (*_YES, *_NO):
-            raise SettingsError(f"pip cannot read its settings: {key} is {value!r}, and neither yes nor no")
+            raise SettingsError(
+                f"pip cannot read its settings: {key} is {value!r}, and neither yes nor no"
+            )
         values[name] = value.lower() in _YES
     elif name in ("no_binary", "only_binary"):
         values[name] = [*values.get(name, ()), *(each for each in value.split(",") if each)]
@@ -177,7 +182,9 @@ def _set(values: dict[str, Any], key: str, value: str) -> None:
         try:
             _NUMBERS.get(name, str)(values[name])
         except ValueError as error:
-            raise SettingsError(f"pip cannot read its settings: {key} is {value!r}, and not a number") from error
+            raise SettingsError(
+                f"pip cannot read its settings: {key} is {value!r}, and not a number"
+            ) from error
 
 
 class Row(NamedTuple):
@@ -210,7 +217,14 @@ class _Options(argparse.ArgumentParser):
 def _options_of_lines() -> argparse.ArgumentParser:
     made = _Options(add_help=False, allow_abbrev=False, argument_default=None)
     made.add_argument("-i", "--index-url", "--pypi-url")
-    for name in ("--extra-index-url", "--trusted-host", "--no-binary", "--only-binary", "--use-feature", "--hash"):
+    for name in (
+        "--extra-index-url",
+        "--trusted-host",
+        "--no-binary",
+        "--only-binary",
+        "--use-feature",
+        "--hash",
+    ):
         made.add_argument(name, action="append", default=[])
     for names in (
         ("-r", "--requirement"),
@@ -244,13 +258,17 @@ def read_rows(file: Path, *, constraint: bool = False, above: Sequence[Path] = (
     options = _options_of_lines()
     for number, text, place in _logical_lines(_text_of(file)):
         words = text.split(" ")
-        first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
+        first = next(
+            (index for index, word in enumerate(words) if word.startswith("-")), len(words)
+        )
         try:
             found = options.parse_args(shlex.split(" ".join(words[first:])))
         except (SettingsError, ValueError) as error:
             raise SettingsError(f"{file} line {number}: {error}") from error
         requirement = " ".join(words[:first]).strip()
-        nested = [(each, False) for each in found.requirement] + [(each, True) for each in found.constraint]
+        nested = [(each, False) for each in found.requirement] + [
+            (each, True) for each in found.constraint
+        ]
         if requirement or not nested:
             yield Row(file, number, place, requirement, found, constraint)
             continue

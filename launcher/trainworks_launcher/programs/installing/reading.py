@@ -71,12 +71,16 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
     Raises:
         RefusedError: The file, or a line of it, is another tool's, or pip cannot read it.
     """
-    if other := next((sentence for pattern, sentence in _OTHERS.items() if re.fullmatch(pattern, file.name)), ""):
+    if other := next(
+        (sentence for pattern, sentence in _OTHERS.items() if re.fullmatch(pattern, file.name)), ""
+    ):
         raise RefusedError(f"{file} {other}")
     try:
         rows = list(pip_files.read_rows(file))
     except UnicodeDecodeError as error:
-        raise RefusedError(f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it") from error
+        raise RefusedError(
+            f"{file} is not UTF-8: `iconv -f LATIN1 -t UTF-8` converts it"
+        ) from error
     except OSError as error:
         raise RefusedError(f"cannot open {error.filename or file}: {error.strerror}") from error
     except pip_files.SettingsError as error:
@@ -84,7 +88,9 @@ def read_file(file: Path, options: set[str]) -> Iterator[Line]:
     for row in rows:
         place = row.place or f"{row.file} line {row.number}"
         if row.options.config_settings or row.options.global_option:
-            raise RefusedError(f"{place}: options of a build are not handed to it: name the address of a wheel")
+            raise RefusedError(
+                f"{place}: options of a build are not handed to it: name the address of a wheel"
+            )
         editable = [*row.options.editable, ""][0]
         if text := row.requirement or editable:
             yield _requirement(place, text, row, is_editable=not row.requirement)
@@ -99,7 +105,9 @@ def _lines_of_options(place: str, row: Any, options: set[str]) -> Iterator[Line]
     options |= {"--require-hashes"} if given.require_hashes else set()
     options |= {f"--allow-insecure-host={host}" for host in given.trusted_host}
     if given.prefer_binary:
-        say(f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept")
+        say(
+            f"{place}: --prefer-binary is left out: uv takes the newest release that fits; --only-binary is kept"
+        )
     yield from (Line(place, f"-r {address}") for address in given.requirement)
     yield from (Line(place, f"-c {address}") for address in given.constraint)
     if given.index_url:
@@ -120,9 +128,13 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         raise RefusedError(f"{place}: {text} {_CONDA}")
     local = re.match(r"([\w.-]+)(?:\[.*\])?\s*@\s*file://(/[^;#\s]+)", text)
     if local and not Path(urllib.request.url2pathname(local.group(2))).exists():
-        raise RefusedError(f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}")
+        raise RefusedError(
+            f"{place}: {local.group(2)} does not exist. A line that `pip freeze` wrote so {_CONDA}"
+        )
     wanted = applying(text)
-    if wheel := re.search(r"[^/\s@]+\.whl", text):  # its file name says which release it is, and for what
+    if wheel := re.search(
+        r"[^/\s@]+\.whl", text
+    ):  # its file name says which release it is, and for what
         file, marker = urllib.request.url2pathname(wheel.group()), text.partition(";")[1:]
         try:
             name, version, _, tags = parse_wheel_filename(file)
@@ -132,14 +144,18 @@ def _requirement(place: str, text: str, row: Any, *, is_editable: bool) -> Line:
         # As texts: the builder's own packaging has another class for them.
         fitting = [str(tag) for tag in here().tags()]
         if wanted and set(map(str, tags)).isdisjoint(fitting):
-            raise RefusedError(f"{place}: {file} is for another Python or system; this is {fitting[0]}")
+            raise RefusedError(
+                f"{place}: {file} is for another Python or system; this is {fitting[0]}"
+            )
     if not is_editable:
         text = _with_private_copy(text)
     hashes = "".join(f" --hash={each}" for each in row.options.hash)
     return Line(place, f"{'-e ' if is_editable else ''}{text}{hashes}", wanted, row.constraint)
 
 
-_FOLDER = re.compile(r"(?P<before>[\w.-]+(?:\[[^\]]*\])?\s*@\s*)?(?:file://)?(?P<path>[^\s;\[#]*/[^\s;\[#]*|\.{1,2})")
+_FOLDER = re.compile(
+    r"(?P<before>[\w.-]+(?:\[[^\]]*\])?\s*@\s*)?(?:file://)?(?P<path>[^\s;\[#]*/[^\s;\[#]*|\.{1,2})"
+)
 
 
 def _with_private_copy(text: str) -> str:
@@ -148,8 +164,17 @@ def _with_private_copy(text: str) -> str:
     What lies around it in the working directory is linked: its version may come from there.
     """
     found = _FOLDER.match(text)
-    folder = Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute() if found else None
-    if found is None or folder is None or RUNTIME_DIRECTORY not in os.environ or not folder.is_dir():
+    folder = (
+        Path(os.path.normpath(urllib.request.url2pathname(found["path"]))).absolute()
+        if found
+        else None
+    )
+    if (
+        found is None
+        or folder is None
+        or RUNTIME_DIRECTORY not in os.environ
+        or not folder.is_dir()
+    ):
         return text
     copy = runpy.run_path(str(Path(__file__).parent.with_name("copied.py")))["copy_of_folder"]
     return f"{found['before'] or ''}{Path(copy(str(folder), str(Path.cwd()))).as_uri()}{text[found.end() :]}"
@@ -162,7 +187,9 @@ def table_of(file: Path) -> Mapping[str, Any]:
         if file.suffix == ".py":
             found = _SCRIPT.search(text)
             if found is None:
-                raise RefusedError(f"{file} has no requirements in its head (`# /// script`): name another file")
+                raise RefusedError(
+                    f"{file} has no requirements in its head (`# /// script`): name another file"
+                )
             text = re.sub(r"(?m)^# ?", "", found.group(1))
         return tomllib.loads(text)  # type: ignore[no-any-return, unused-ignore]
     except (OSError, ValueError) as error:
@@ -208,8 +235,13 @@ def read_project(file: Path, extras: Iterable[str], groups: Iterable[str]) -> It
     project = table if file.suffix == ".py" else table.get("project", {})
     own = normalised(str(project.get("name", "")))
     there = {
-        "extra": {normalised(name): rows for name, rows in project.get("optional-dependencies", {}).items()},
-        "group": {normalised(name): rows for name, rows in table.get("dependency-groups", {}).items()},
+        "extra": {
+            normalised(name): rows
+            for name, rows in project.get("optional-dependencies", {}).items()
+        },
+        "group": {
+            normalised(name): rows for name, rows in table.get("dependency-groups", {}).items()
+        },
     }
     rows: list[Any] = list(project.get("dependencies", ()))
     open_sets = [("extra", name) for name in extras] + [("group", name) for name in groups]
@@ -244,7 +276,11 @@ def project_in(word: str) -> tuple[Path, list[str]] | None:
     if not found:
         return None
     is_address = found["path"].startswith("file://")
-    place = urllib.request.url2pathname(found["path"][len("file://") :]) if is_address else found["path"]
+    place = (
+        urllib.request.url2pathname(found["path"][len("file://") :])
+        if is_address
+        else found["path"]
+    )
     extras = [each.strip() for each in (found["extras"] or "").split(",") if each.strip()]
     file = Path(place, _PROJECT)
     return (file, extras) if file.is_file() else None
@@ -256,7 +292,8 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
     uv installs such a file as a whole or not at all, and so it would replace what the image keeps.
     """
     chosen = {
-        normalised(name): version for name, version in here().selected(installation, ("-r", str(file), *words)).items()
+        normalised(name): version
+        for name, version in here().selected(installation, ("-r", str(file), *words)).items()
     }
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in table_of(file).get("packages", ()):
@@ -277,7 +314,9 @@ def read_lock(file: Path, words: Sequence[str], installation: Any) -> Iterator[L
 
 def _is_for_us(row: Mapping[str, Any]) -> bool:
     try:
-        return not row.get("marker") or bool(Marker(row["marker"]).evaluate({**here().markers(), "extra": ""}))
+        return not row.get("marker") or bool(
+            Marker(row["marker"]).evaluate({**here().markers(), "extra": ""})
+        )
     except (ValueError, KeyError):
         return True
 
@@ -290,9 +329,13 @@ def _text_of_row(row: Mapping[str, Any], folder: Path) -> str:
         inner = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
         return f"{name} @ {source['type']}+{address}@{source['commit-id']}{inner}"
     if row.get("directory"):
-        return _with_private_copy(f"{name} @ {Path(folder, row['directory']['path']).resolve().as_uri()}")
+        return _with_private_copy(
+            f"{name} @ {Path(folder, row['directory']['path']).resolve().as_uri()}"
+        )
     files = [archive] if archive else [*row.get("wheels", ()), *filter(None, [row.get("sdist")])]
-    hashes = "".join(f" --hash={kind}:{value}" for each in files for kind, value in each["hashes"].items())
+    hashes = "".join(
+        f" --hash={kind}:{value}" for each in files for kind, value in each["hashes"].items()
+    )
     if archive:
         address = archive.get("url") or Path(folder, archive["path"]).resolve().as_uri()
         return f"{name} @ {address}{hashes}"
@@ -363,7 +406,9 @@ def _look_at(file: Path, extras: Iterable[str], groups: Iterable[str], found: Re
     found.project = found.project or file.parent.absolute()
 
 
-def _read(file: Path, extras: Sequence[str], groups: Sequence[str], found: Reading, installation: Any) -> None:
+def _read(
+    file: Path, extras: Sequence[str], groups: Sequence[str], found: Reading, installation: Any
+) -> None:
     is_lock = file.name == _UV_LOCK or _PYLOCK.fullmatch(file.name)
     if not is_lock and file.name != _PROJECT and file.suffix != ".py":
         found.lines += read_file(file, found.options)

@@ -76,7 +76,9 @@ def _wait_for_gloo() -> None:
 
 def _gloo_threads() -> "list[str]":
     """Return the thread ids, in order; those without a name in a job on CPUs, where torch gives gloo's none."""
-    names = {thread: _read(thread, "comm").strip() for thread in sorted(os.listdir("/proc/self/task"))}  # noqa: PTH208
+    names = {
+        thread: _read(thread, "comm").strip() for thread in sorted(os.listdir("/proc/self/task"))
+    }  # noqa: PTH208
     main = str(os.getpid())
     named = [thread for thread, name in names.items() if name == _GLOO_THREAD]
     if named or any(name.startswith("pt_") for thread, name in names.items() if thread != main):
@@ -87,13 +89,17 @@ def _gloo_threads() -> "list[str]":
     import threading
 
     pythons = {str(thread.native_id) for thread in threading.enumerate()}
-    return [thread for thread, name in names.items() if name == names[main] and thread not in pythons]
+    return [
+        thread for thread, name in names.items() if name == names[main] and thread not in pythons
+    ]
 
 
 def _activity(thread: str) -> "tuple[str, tuple[str, ...]]":
     """Return a thread's state and how often it was switched; source: proc(5), status."""
     fields = dict(line.partition(":")[::2] for line in _read(thread, "status").splitlines())
-    return fields.get("State", "S").strip()[:1], tuple(fields[name] for name in fields if name.endswith("switches"))
+    return fields.get("State", "S").strip()[:1], tuple(
+        fields[name] for name in fields if name.endswith("switches")
+    )
 
 
 def _read(thread: str, name: str) -> str:
@@ -121,7 +127,10 @@ def _note_the_end() -> None:
 
     def write(fields: str) -> None:
         opened = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(opened, f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode())
+        os.write(
+            opened,
+            f'{{"pid": {os.getpid()}, "began": {began}, "at": {clock()}{fields}}}\n'.encode(),
+        )
         os.close(opened)
 
     def note(error: "BaseException", thread: str = "", more: str = "") -> None:
@@ -129,13 +138,19 @@ def _note_the_end() -> None:
         sys.path.insert(0, library)  # a module of the user's may have the name of one of Python's
         try:
             noted.append(os.getpid())
-            if type(error) is KeyboardInterrupt:  # what is imported may eval(), after which Python ends with 1, not 130
+            if (
+                type(error) is KeyboardInterrupt
+            ):  # what is imported may eval(), after which Python ends with 1, not 130
                 write(', "message": "KeyboardInterrupt"')
                 return
             if not thread and _is_of_sigterm(_frames_of(error)):
                 more += _OF_SIGTERM
-            if has_peers and not thread:  # they have missed it already, and its starter may end it before more is noted
-                write(f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true{more}')
+            if (
+                has_peers and not thread
+            ):  # they have missed it already, and its starter may end it before more is noted
+                write(
+                    f', "message": {_quoted(f"{type(error).__name__}: {error}"[:_MOST_TEXT])}, "brief": true{more}'
+                )
             if not compiled:
                 found: dict[str, Any] = {}
                 path = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/described.py"  # noqa: PTH100, PTH120
@@ -275,7 +290,9 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
                 found.append((os.getpid(), self.code, self.of_sigterm))
 
         def __reduce__(self) -> "tuple[Any, ...]":
-            return type(None), ()  # who sends the exception to another process sends None in its place
+            return type(
+                None
+            ), ()  # who sends the exception to another process sends None in its place
 
     def leave(*given: object) -> None:
         try:
@@ -284,7 +301,12 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
             error.__dict__["_trainworks_dropped"] = Dropped(error.code, sys._getframe(1))  # noqa: SLF001
             raise
 
-    leave.__module__, leave.__name__, leave.__qualname__, leave.__doc__ = "sys", "exit", "exit", original.__doc__
+    leave.__module__, leave.__name__, leave.__qualname__, leave.__doc__ = (
+        "sys",
+        "exit",
+        "exit",
+        original.__doc__,
+    )
     sys.exit = leave  # type: ignore[assignment]
     return found
 
@@ -292,7 +314,9 @@ def _watch_exits() -> "list[tuple[int, object, bool]]":
 def _log_errors_only() -> None:
     import logging
 
-    logger = logging.getLogger("ray.train.v2._internal.execution.controller.placement_group_cleaner")
+    logger = logging.getLogger(
+        "ray.train.v2._internal.execution.controller.placement_group_cleaner"
+    )
     logger.setLevel(logging.ERROR)
 
 
@@ -301,13 +325,17 @@ def _compare_the_world() -> None:
     found = []
     if "LOCAL_RANK" in os.environ:  # as every starter of torch sets it
         found.append((os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")))
-    found.append((os.environ.get("OMPI_COMM_WORLD_RANK", ""), os.environ.get("OMPI_COMM_WORLD_SIZE", "")))
+    found.append(
+        (os.environ.get("OMPI_COMM_WORLD_RANK", ""), os.environ.get("OMPI_COMM_WORLD_SIZE", ""))
+    )
     others = [pair for pair in found if all(pair) and "{} of {}".format(*pair) != planned]
     if not others:
         return
     rank, world = others[0]
     file = os.environ["TRAINWORKS_RUNTIME_DIRECTORY"] + "/other-world"
-    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # once on each host
+    os.close(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    )  # once on each host
     sys.stderr.write(
         f"trainworks: warning: this process is rank {rank} of WORLD_SIZE={world}, and the job has planned it as rank"
         f" {planned}: the program has a starter of its own (torchrun, accelerate launch, ...), so each of its worlds"

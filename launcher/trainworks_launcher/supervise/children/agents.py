@@ -33,7 +33,9 @@ START, LOST, ENDED = "daemon", "daemon_lost", "daemon_ended"
 LINE_LIMIT = 60000
 """Bytes of a command as JSON: a message of the control channel holds no more (``messages.MESSAGE_LIMIT``)."""
 
-_UNREACHED = "perhaps it could not reach mpirun: the hosts of a job have to reach each other on all ports"
+_UNREACHED = (
+    "perhaps it could not reach mpirun: the hosts of a job have to reach each other on all ports"
+)
 _FAILED = 255
 _READ_BYTES = 65536
 _TEXT_CHARACTERS = 4000
@@ -142,7 +144,10 @@ class Agents:
             why = f"{host!r} is not another host of this job, or mpirun has ended"
             return {"status": _FAILED, "text": f"trainworks: {why}\n", "others": dict(others)}
         if len(said) > LINE_LIMIT:
-            return {"status": _FAILED, "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n"}
+            return {
+                "status": _FAILED,
+                "text": f"trainworks: mpirun's command has more than {LINE_LIMIT} bytes\n",
+            }
         if not self._wait:
             self._tell(START, host, line=text(asked.get("line")))
             return {"status": 0, "text": ""}
@@ -157,7 +162,11 @@ class Agents:
         if connection is None or connection not in self._open:  # the agent was ended before
             return
         status, said = number(message.get("status")), text(message.get("text"))
-        why = f"trainworks: what mpirun started on {host} ended: {describe_status(status)}\n{said}" if status else ""
+        why = (
+            f"trainworks: what mpirun started on {host} ended: {describe_status(status)}\n{said}"
+            if status
+            else ""
+        )
         self._answer(connection, {"status": status if status >= 0 else 128 - status, "text": why})
 
 

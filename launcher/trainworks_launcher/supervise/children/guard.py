@@ -21,13 +21,22 @@ class Guard:
             return
         words = (python, "-IS", f"{launcher}/programs/guard.py", str(_mark()), str(directory))
         self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, cwd="/", start_new_session=True
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            start_new_session=True,
         )
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Its process id while it runs; its status is taken when it has ended."""
-        return (self._process.pid,) if self._process is not None and self._process.poll() is None else ()
+        return (
+            (self._process.pid,)
+            if self._process is not None and self._process.poll() is None
+            else ()
+        )
 
     def tell(self, pid: int) -> None:
         """Let it know a command; one that hides its environment is found by that."""

@@ -144,7 +144,9 @@ class Copier:
         self._written = 0
         self._writable = True
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"trainworks-copier-{target}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"trainworks-copier-{target}", daemon=True
+        )
         self._thread.start()
 
     def add(self, source: int, tail: Tail, prefix: bytes | None = None, number: int = 0) -> Stream:
@@ -203,7 +205,11 @@ class Copier:
             ready = self._wait()
             with self._lock:
                 pieces = self._step(ready)
-                done = self._closing and not self._said and not any(stream.unread for stream in self._streams)
+                done = (
+                    self._closing
+                    and not self._said
+                    and not any(stream.unread for stream in self._streams)
+                )
             if pieces:
                 self._write(b"".join(pieces))
             if done:
@@ -247,7 +253,11 @@ class Copier:
             self._said.clear()
         if not pieces and time.monotonic() >= self._written_at + _QUIET_SECONDS:
             self._show_held(pieces)
-        for stream in [stream for stream in self._streams if stream.ended and not stream.unread and not stream.held]:
+        for stream in [
+            stream
+            for stream in self._streams
+            if stream.ended and not stream.unread and not stream.held
+        ]:
             self._streams.remove(stream)
         return pieces
 
@@ -256,7 +266,9 @@ class Copier:
         if ready and not stream.ended and not stream.unread:
             stream.unread = self._read(stream)
         ending = bool(stream.held) and (stream.ended or self._closing)
-        if not (stream.unread or ending) or (stream.prefix is not None and not self._may_start(stream, pieces)):
+        if not (stream.unread or ending) or (
+            stream.prefix is not None and not self._may_start(stream, pieces)
+        ):
             return
         data, stream.unread = stream.unread, b""
         if stream.prefix is None:
@@ -385,7 +397,9 @@ class Output:
         """One line of ours on standard error; never blocks."""
         self._error.say(f"trainworks: {message}\n".encode("utf-8", "replace"))
 
-    def copy(self, out: int, error: int, tail: Tail, prefix: bytes | None = None) -> tuple[Stream, Stream]:
+    def copy(
+        self, out: int, error: int, tail: Tail, prefix: bytes | None = None
+    ) -> tuple[Stream, Stream]:
         """Copy two descriptors, of a process's standard output and error, to ours."""
         return self._out.add(out, tail, prefix, 0), self._error.add(error, tail, prefix, 1)
 

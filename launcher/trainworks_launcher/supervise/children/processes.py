@@ -25,7 +25,12 @@ class Child:
     """One running command in a session of its own, with its output being copied."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: Output, prefix: bytes | None = None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        output: Output,
+        prefix: bytes | None = None,
     ) -> None:
         """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started.
 
@@ -147,7 +152,12 @@ def send(pid: int, number: int) -> None:
 def stat(pid: int) -> tuple[int, str]:
     """Return (parent, start time) of a process from proc(5); (0, "") if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return 0, ""
     return int(fields[1]), fields[19]
@@ -156,7 +166,10 @@ def stat(pid: int) -> tuple[int, str]:
 def children_of(parent: int) -> tuple[int, ...]:
     """Direct children of a process, in the kernel's own list where it has one (proc(5), children)."""
     try:
-        lists = [path.read_text(encoding="ascii") for path in Path(f"/proc/{parent}/task").glob("*/children")]
+        lists = [
+            path.read_text(encoding="ascii")
+            for path in Path(f"/proc/{parent}/task").glob("*/children")
+        ]
     except OSError:
         lists = []
     if lists:
@@ -173,10 +186,14 @@ def takers(pid: int, number: int) -> list[int]:
     """
     bit = 1 << (number - 1)
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (
+            Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        )
     except OSError:
         return []
-    if any(line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit for line in lines):
+    if any(
+        line.startswith(("SigCgt:", "SigBlk:")) and int(line.split()[1], 16) & bit for line in lines
+    ):
         return [pid]
     return [found for child in children_of(pid) for found in takers(child, number)]
 
@@ -187,7 +204,12 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     Until the parent has taken it, it is in proc(5), field ``exit_code``; after that the pidfd tells it (Linux 6.15).
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         fields = []
     if fields and fields[0] == "Z" and fields[19] == started:
@@ -203,7 +225,10 @@ def exit_status_of(pid: int, started: str, descriptor: int) -> int | None:
     return returncode_of(code) if mask & _PIDFD_INFO_EXIT else None
 
 
-_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h; struct pidfd_info, its first 64 bytes
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = (
+    0xC040FF0B,
+    1 << 3,
+)  # linux/pidfd.h; struct pidfd_info, its first 64 bytes
 
 
 class Family:
@@ -235,7 +260,9 @@ class Family:
             if found is None or found.si_pid in ours:
                 break
             statuses.append(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
-            with contextlib.suppress(ChildProcessError):  # the thread that started it was first (hang.looking)
+            with contextlib.suppress(
+                ChildProcessError
+            ):  # the thread that started it was first (hang.looking)
                 os.waitpid(found.si_pid, 0)
         return statuses
 
@@ -296,7 +323,12 @@ def _below(top: int, kept: Iterable[int]) -> list[int]:
 def _parent_and_state(pid: int) -> tuple[int, str]:
     """Return a process's parent and state of proc(5); (0, "X") if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return 0, "X"
     return int(fields[1]), fields[0]

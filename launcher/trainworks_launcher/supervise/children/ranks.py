@@ -155,7 +155,10 @@ class Ranks:
                 )
                 for level, kind, rights in ancillary:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                        received += [entry[0] for entry in struct.iter_unpack("i", rights[: len(rights) // 4 * 4])]
+                        received += [
+                            entry[0]
+                            for entry in struct.iter_unpack("i", rights[: len(rights) // 4 * 4])
+                        ]
                 header = mapping(decode(data.decode("utf-8")))
                 credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             except (OSError, ValueError):
@@ -169,7 +172,9 @@ class Ranks:
             errors = text(header.get("errors"))
             rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")), errors)
             self._all.append(rank)
-            rank.streams = self._output.copy(received[0], received[1], rank.tail, self._prefix(rank.number))
+            rank.streams = self._output.copy(
+                received[0], received[1], rank.tail, self._prefix(rank.number)
+            )
             self._watch_end(rank)
             with contextlib.suppress(OSError):
                 connection.send(b"1")

@@ -28,7 +28,9 @@ from trainworks_launcher.supervise.children.ranks import Rank
 class Rounds:
     """The rounds of one host, in the loop's thread. restarts: how many came after the first one."""
 
-    def __init__(self, checkpoints: str = "", heartbeat: str = "", longest: float = names.FRUITLESS_SECONDS) -> None:
+    def __init__(
+        self, checkpoints: str = "", heartbeat: str = "", longest: float = names.FRUITLESS_SECONDS
+    ) -> None:
         """No rank has started.
 
         Args:
@@ -55,7 +57,12 @@ class Rounds:
             return None
         self.restarts += 1
         found = self._got_further()
-        self._began, self._excused, self._measured, self._ranks = time.monotonic(), False, True, [rank]
+        self._began, self._excused, self._measured, self._ranks = (
+            time.monotonic(),
+            False,
+            True,
+            [rank],
+        )
         return found
 
     def excuse(self) -> None:

@@ -30,7 +30,10 @@ def split_long_values(
     variables: Mapping[str, str], string_bytes: int = STRING_BYTES, all_bytes: int = ALL_BYTES
 ) -> tuple[str, ...]:
     """Names of the variables whose values have to go by file: each too long one, then the longest until all fit."""
-    sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in variables.items()}
+    sizes = {
+        name: len(os.fsencode(name)) + len(os.fsencode(value)) + 2
+        for name, value in variables.items()
+    }
     total = sum(sizes.values())
     chosen: list[str] = []
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -53,7 +56,9 @@ def _make_directory(variables: Mapping[str, str]) -> Path:
         if isinstance(made, Path):
             return made
         reasons.append(f"{place}: {made}")
-    problem = Problem("no directory for temporary files can be written", ", ".join(reasons), _ADVICE)
+    problem = Problem(
+        "no directory for temporary files can be written", ", ".join(reasons), _ADVICE
+    )
     raise RefusalError([problem], names.EXIT_PREPARATION)
 
 
@@ -86,7 +91,9 @@ class Runtime:
     """The directory. ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
     variables that were left out because the kernel would refuse them; NAME_FILE names the file with the value."""
 
-    def __init__(self, inherited: Mapping[str, str], planned: Mapping[str, str], own_ranks: bool = False) -> None:
+    def __init__(
+        self, inherited: Mapping[str, str], planned: Mapping[str, str], own_ranks: bool = False
+    ) -> None:
         """Make the directory and its files.
 
         Args:
@@ -103,7 +110,9 @@ class Runtime:
             self._fill(inherited, planned)
         except OSError as error:
             self.remove()
-            problem = Problem(f"a temporary file cannot be written: {error}", str(self.path), _ADVICE)
+            problem = Problem(
+                f"a temporary file cannot be written: {error}", str(self.path), _ADVICE
+            )
             raise RefusalError([problem], names.EXIT_PREPARATION) from error
 
     def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
@@ -120,11 +129,17 @@ class Runtime:
 
     def change(self, variables: Mapping[str, str]) -> None:
         """Change variables before anything is started with them; ``""`` takes one away."""
-        self.env = {name: value for name, value in {**self.env, **variables}.items() if value or name not in variables}
+        self.env = {
+            name: value
+            for name, value in {**self.env, **variables}.items()
+            if value or name not in variables
+        }
 
     def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
         """Write what ``rank.py --keep`` reads. hidden: beginnings of variables that ranks do not get from here."""
-        env = {name: value for name, value in self.env.items() if not name.startswith(tuple(hidden))}
+        env = {
+            name: value for name, value in self.env.items() if not name.startswith(tuple(hidden))
+        }
         _write_private(self.path / "environment.json", json.dumps({"cwd": cwd, "env": env}))
 
     def remove(self) -> None:

@@ -33,7 +33,11 @@ class Clocks:
 
     def heard(self, host: str, message: Mapping[str, Json]) -> None:
         """Answer, or compare the leader's clock with this host's."""
-        now, sent, clock = time.time(), _seconds(message.get("sent")), _seconds(message.get("clock"))
+        now, sent, clock = (
+            time.time(),
+            _seconds(message.get("sent")),
+            _seconds(message.get("clock")),
+        )
         if self._leads:
             self._role.tell(KIND, host, sent=sent, clock=now)
             return

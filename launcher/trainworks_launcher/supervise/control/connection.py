@@ -46,7 +46,9 @@ class Connection:
         self.asked: Transcript | None = None  # what the leader asked it to prove
         self.seal: Seal | None = None
         self.probes = 0  # questions beside this connection, see ``probe``
-        self.strange = False  # the other end is another program: what it said is no message of a launcher
+        self.strange = (
+            False  # the other end is another program: what it said is no message of a launcher
+        )
         self.family, self.there = opened.family, opened.getpeername()
         self.address = _plain(str(self.there[0]))
         self.local_address = _plain(str(opened.getsockname()[0]))
@@ -73,7 +75,9 @@ class Connection:
         self._decoder.limit = MESSAGE_LIMIT
 
     def hand_over(
-        self, on_message: Callable[[Connection, Message], None], on_lost: Callable[[Connection, str], None]
+        self,
+        on_message: Callable[[Connection, Message], None],
+        on_lost: Callable[[Connection, str], None],
     ) -> None:
         """The other end has joined: what it says, and its loss, go elsewhere from now on."""
         self._on_message = on_message
@@ -169,7 +173,12 @@ class Attempt:
     """One try to connect, without waiting for it."""
 
     def __init__(
-        self, loop: Loop, family: int, address: Any, seconds: float, done: Callable[[socket.socket | None, str], None]
+        self,
+        loop: Loop,
+        family: int,
+        address: Any,
+        seconds: float,
+        done: Callable[[socket.socket | None, str], None],
     ) -> None:
         """Begin. done: called once, with the connected socket, or with None and the reason; not after ``cancel``.
 

@@ -80,7 +80,9 @@ class Peer(NamedTuple):
 class DataPath:
     """One host's part in the trial."""
 
-    def __init__(self, loop: Loop, own: Own, hosts: Sequence[str], role: Role, events: Events) -> None:
+    def __init__(
+        self, loop: Loop, own: Own, hosts: Sequence[str], role: Role, events: Events
+    ) -> None:
         """Nothing is opened before ``begin``. hosts: all members of the job, the leader first."""
         self._loop = loop
         self._own = own
@@ -136,13 +138,19 @@ class DataPath:
     def _listen(self) -> None:
         place = self._own.place
         try:
-            self._listeners.append(_Listener(self._loop, place.address, 0, self._own.host, self._mark))
+            self._listeners.append(
+                _Listener(self._loop, place.address, 0, self._own.host, self._mark)
+            )
         except OSError as error:
-            self._warn(f"{self._own.host} cannot listen at {_named(place)}: {error.strerror or error}")
+            self._warn(
+                f"{self._own.host} cannot listen at {_named(place)}: {error.strerror or error}"
+            )
         store = self._own.store
         if self._leads and store is not None:
             try:
-                self._listeners.append(_Listener(self._loop, "", store.port, self._own.host, self._mark))
+                self._listeners.append(
+                    _Listener(self._loop, "", store.port, self._own.host, self._mark)
+                )
             except OSError as error:
                 self._store_is_closed(store, error)
 
@@ -193,7 +201,9 @@ class DataPath:
         """Tell a host of its neighbours, and of rank 0's store."""
         peers: list[Json] = [self._row(each, "data") for each in around]
         if host != self._own.host and self._own.store is not None and len(self._listeners) > 1:
-            peers.append({**self._row(self._own.host, "store"), "address": "", "port": self._own.store.port})
+            peers.append(
+                {**self._row(self._own.host, "store"), "address": "", "port": self._own.store.port}
+            )
         if host == self._own.host:
             self._try(_peers({"peers": peers}))
         else:
@@ -203,7 +213,13 @@ class DataPath:
         offer = self._offers[host]
         # Where a host does not know its own address, the others know from where it has joined.
         address = offer.get("address") or self._role.others().get(host, "")
-        return {"host": host, "what": what, "address": address, "port": offer.get("port"), "mark": offer.get("mark")}
+        return {
+            "host": host,
+            "what": what,
+            "address": address,
+            "port": offer.get("port"),
+            "mark": offer.get("mark"),
+        }
 
     # ---------------------------------------------------------------------------------------------------------- trying
     def _try(self, peers: Sequence[Peer]) -> None:
@@ -361,7 +377,9 @@ def _problems_of(place: Place) -> list[str]:
         return []
     named = f"the network interface {place.interface} ({place.why})"
     if routes.has_no_carrier(place.interface):
-        return [f"{named} has no carrier: nothing is plugged in, or the other end is down; name another one"]
+        return [
+            f"{named} has no carrier: nothing is plugged in, or the other end is down; name another one"
+        ]
     if not place.address:
         return [f"{named} has no address; name another one"]
     return []
@@ -376,7 +394,11 @@ class _Listener:
         self._reply = f"{host}\n".encode()
         self._expected = bytes.fromhex(mark)
         self._open: dict[socket.socket, bytes] = {}
-        family = socket.AF_INET6 if ":" in address or (not address and socket.has_ipv6) else socket.AF_INET
+        family = (
+            socket.AF_INET6
+            if ":" in address or (not address and socket.has_ipv6)
+            else socket.AF_INET
+        )
         self._server = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -414,12 +436,17 @@ class _Listener:
             return
         except OSError:
             data = b""
-        if not data:  # the other end closes first: then no address of this port stays in TIME_WAIT here
+        if (
+            not data
+        ):  # the other end closes first: then no address of this port stays in TIME_WAIT here
             self._drop(opened)
             return
         self._open[opened] += data
         whole = self._open[opened]
-        if whole[:_MARK_BYTES] != self._expected[: len(whole)] or len(whole) > _MARK_BYTES + PAYLOAD_BYTES:
+        if (
+            whole[:_MARK_BYTES] != self._expected[: len(whole)]
+            or len(whole) > _MARK_BYTES + PAYLOAD_BYTES
+        ):
             self._drop(opened)
         elif len(whole) == _MARK_BYTES + PAYLOAD_BYTES:
             try:
@@ -444,7 +471,9 @@ class _Try:
         shown: The address and port, for people.
     """
 
-    def __init__(self, loop: Loop, peer: Peer, address: Any, source: str, done: Callable[[_Try], None]) -> None:
+    def __init__(
+        self, loop: Loop, peer: Peer, address: Any, source: str, done: Callable[[_Try], None]
+    ) -> None:
         """Begin. source: the address of this host that it comes from; ``""``: the kernel chooses."""
         self.peer = peer
         self.ended = self.refused = self.connected = False

@@ -92,7 +92,11 @@ class Door:
     def came(self) -> str:
         """Return from where connections came that did not join, for a sentence; "" if none came."""
         addresses = self._strangers.named()
-        return f"connections from {', '.join(addresses)}, which did not join, have come" if addresses else ""
+        return (
+            f"connections from {', '.join(addresses)}, which did not join, have come"
+            if addresses
+            else ""
+        )
 
     def sweep(self) -> None:
         """Drop the connections that had time enough to join."""
@@ -139,9 +143,17 @@ class Door:
                 connection.use_seal(Seal(proof.make_key(self._secret, asked), LEADER))
                 self._proved(connection, asked)
             else:
-                self._refuse(connection, asked.host, f"it has another {names.JOB_SECRET_VARIABLE} than the leader")
+                self._refuse(
+                    connection,
+                    asked.host,
+                    f"it has another {names.JOB_SECRET_VARIABLE} than the leader",
+                )
         elif kind == "refused" and asked is not None:
-            self._refuse(connection, asked.host, f"it has another {names.JOB_SECRET_VARIABLE} than the leader")
+            self._refuse(
+                connection,
+                asked.host,
+                f"it has another {names.JOB_SECRET_VARIABLE} than the leader",
+            )
         elif kind == "probe" and known is not None and probe.answer(known, connection, message):
             self._strangers.remove(connection)
             connection.close()
@@ -158,25 +170,37 @@ class Door:
         nonce = proof.read_nonce(message.get("nonce"))
         different = identity.differences(self._job, message.get("job"))
         if host not in self._hosts:
-            self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
+            self._strangers.drop(
+                connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}"
+            )
         elif message.get("protocol") != PROTOCOL:
-            self._refuse(connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}")
+            self._refuse(
+                connection, host, f"it runs another version of the launcher: {OTHER_LAUNCHER}"
+            )
             if not self._secret:
                 self.other_launcher(host)
         elif different or not nonce:
-            self._refuse(connection, host, f"it belongs to another job: different {different or 'launcher version'}")
+            self._refuse(
+                connection,
+                host,
+                f"it belongs to another job: different {different or 'launcher version'}",
+            )
         elif host in self._hosts.joined:
             joined = self._hosts.joined[host].open
             self._refuse(connection, host, "it has already joined" if joined else "it was lost")
         elif self._secret and message.get("secret") is not True:
-            self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
+            self._refuse(
+                connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one"
+            )
         else:
             said = identity.as_text(mapping(message.get("job")))
             asked = proof.Transcript(said, host, nonce, proof.make_nonce())
             connection.asked = asked
             shown = proof.make_proof(self._secret, LEADER, asked)
             known = bool(self._secret)
-            connection.send("challenge", nonce=asked.leader_nonce, proof=shown, secret=known, protocol=PROTOCOL)
+            connection.send(
+                "challenge", nonce=asked.leader_nonce, proof=shown, secret=known, protocol=PROTOCOL
+            )
 
     def _proved(self, connection: Connection, asked: proof.Transcript) -> None:
         host = asked.host
@@ -210,4 +234,6 @@ def _allow_descriptors(count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < count:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard < 0 else min(count, hard), hard))
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (count if hard < 0 else min(count, hard), hard)
+            )

@@ -14,7 +14,9 @@ class Ends:
     def __init__(self) -> None:
         """None has ended."""
         self._by_host: dict[str, Outcome] = {}
-        self._failures: dict[str, Outcome] = {}  # those that are no success, in the order in which they came
+        self._failures: dict[
+            str, Outcome
+        ] = {}  # those that are no success, in the order in which they came
 
     @property
     def count(self) -> int:

@@ -79,7 +79,9 @@ class Hosts:
 
     def have_left(self) -> bool:
         """Return whether nobody who is connected waits for the leader."""
-        return all(host in self._byes for host, connection in self.joined.items() if connection.open)
+        return all(
+            host in self._byes for host, connection in self.joined.items() if connection.open
+        )
 
     def missing(self) -> list[str]:
         """Return those that have not joined."""

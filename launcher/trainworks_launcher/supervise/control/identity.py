@@ -46,11 +46,16 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
-        "hyperparameters": Masker(environment.hyperparameters).json(dict(environment.hyperparameters)),
+        "hyperparameters": Masker(environment.hyperparameters).json(
+            dict(environment.hyperparameters)
+        ),
     }
     known = {"image": environment.manifest.document, "code": code}
     parts = {**parts, **{part: value for part, value in known.items() if value}}
-    return {part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS] for part, value in parts.items()}
+    return {
+        part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS]
+        for part, value in parts.items()
+    }
 
 
 def as_text(identity: Mapping[str, Json]) -> str:

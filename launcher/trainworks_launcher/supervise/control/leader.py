@@ -77,7 +77,9 @@ class Leader:
     def begin(self) -> None:
         """Listen. Raises RefusalError if the port is taken."""
         self._door.open(self._control.port)
-        self._events.log(f"waiting for {self._hosts.count} other host(s) on port {self._control.port}")
+        self._events.log(
+            f"waiting for {self._hosts.count} other host(s) on port {self._control.port}"
+        )
         self._join_deadline = time.monotonic() + self._limits.join
         limit = self._limits.join
         self._loop.after(limit, lambda: self._late(self._hosts.missing(), "did not join", limit))
@@ -142,9 +144,15 @@ class Leader:
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
         self._phases.must("leave")
-        late = self._outcome is not None and self._outcome.kind == FAILED and not self._hosts.have_come()
+        late = (
+            self._outcome is not None
+            and self._outcome.kind == FAILED
+            and not self._hosts.have_come()
+        )
         left = min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic())
-        if late and left > 0 and self._door.is_open:  # hosts that never joined would wait for us until the time-out
+        if (
+            late and left > 0 and self._door.is_open
+        ):  # hosts that never joined would wait for us until the time-out
             self._loop.after(left, self._part)
         else:
             self._part()
@@ -262,7 +270,9 @@ class Leader:
     def _with_refusals(self, hosts: Sequence[str]) -> list[str]:
         """Return the hosts' names, each with the reason if it was not let in."""
         refused = self._door.refused
-        return [host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts]
+        return [
+            host + (f" (refused: {refused[host]})" if host in refused else "") for host in hosts
+        ]
 
     # ---------------------------------------------------------------------------------------------------------- losing
     def _beat(self) -> None:
@@ -274,7 +284,11 @@ class Leader:
             else:
                 connection.send("alive", silent=round(time.monotonic() - connection.spoke, 1))
         self._door.sweep()
-        looks = [connection.next_look(limit) for connection in self._hosts.joined.values() if connection.open]
+        looks = [
+            connection.next_look(limit)
+            for connection in self._hosts.joined.values()
+            if connection.open
+        ]
         self._loop.after(min(looks, default=heartbeat_interval(limit)), self._beat)
 
     def _lost(self, connection: Connection, reason: str) -> None:
@@ -289,7 +303,9 @@ class Leader:
             # It may be a container that starts anew. It has as long as one that is silent.
             self._forget(host)
             limit = self._limits.heartbeat
-            self._events.log(f"{host} left before the start: {reason}; it may come again within {limit:g} s")
+            self._events.log(
+                f"{host} left before the start: {reason}; it may come again within {limit:g} s"
+            )
 
             def still_gone() -> None:
                 if self.phase < LeaderPhase.FINISHED and host in self._hosts.missing():
@@ -316,7 +332,9 @@ class Leader:
             self._hosts.joined[host].close()
         # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
         # is lost all the same, because no host knows any more what became of its ranks.
-        self._ends.replace(host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}"))
+        self._ends.replace(
+            host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}")
+        )
         if self.phase is LeaderPhase.STOPPING:
             # Its platform may have ended it: hosts that were only told of the stop have as long as that one had.
             self._events.told(host, NO_MORE_TIME, {})
@@ -358,7 +376,9 @@ class Leader:
                 self._finish(self._events.judge(self._ends.stopped(leader)))
         elif failure is not None:
             self._events.inquire(failure, self._conclude)
-        elif self._ends.count > self._hosts.count and self._ends.include((leader, *self._hosts.names())):
+        elif self._ends.count > self._hosts.count and self._ends.include(
+            (leader, *self._hosts.names())
+        ):
             self._finish(Outcome(SUCCEEDED, 0, leader, ""))
 
     def _conclude(self) -> None:

@@ -108,13 +108,19 @@ def read_outcome(message: Message, sender: str) -> Outcome:
     elif kind == FAILED and not status:
         status = names.EXIT_HOSTS
     if kind != SUCCEEDED and status:
-        otherwise = otherwise or f"host {host} says that it {kind} with exit status {status}, and not why"
+        otherwise = (
+            otherwise or f"host {host} says that it {kind} with exit status {status}, and not why"
+        )
     rank = message.get("rank")
-    rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
+    rank = (
+        rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
+    )
     notes = tuple(words(note) for note in texts(message.get("notes")))
     said = {name: words(message.get(name)) for name in _TEXTS}
     again = message.get("again") is True
-    outcome = Outcome(kind, status, host, rank=rank, notes=notes, again=again, restarts=0, lost_steps=None, **said)
+    outcome = Outcome(
+        kind, status, host, rank=rank, notes=notes, again=again, restarts=0, lost_steps=None, **said
+    )
     return outcome if outcome.text.strip() else outcome._replace(cause=otherwise)
 
 

@@ -87,7 +87,11 @@ _L, _W, _S = LeaderPhase, WorkerPhase, SearchPhase
 
 LEADER: Table[LeaderPhase] = {
     _L.GATHERING: _row(
-        _L.GATHERING, "ready suspect ended bye late", go=_L.RUNNING, stopping=_L.STOPPING, finish=_L.FINISHED
+        _L.GATHERING,
+        "ready suspect ended bye late",
+        go=_L.RUNNING,
+        stopping=_L.STOPPING,
+        finish=_L.FINISHED,
     ),
     _L.RUNNING: _row(_L.RUNNING, "suspect ended bye", stopping=_L.STOPPING, finish=_L.FINISHED),
     _L.STOPPING: _row(_L.STOPPING, "ready suspect ended bye late", finish=_L.FINISHED),
@@ -117,7 +121,9 @@ WORKER: Table[WorkerPhase] = {
 SEARCH: Table[SearchPhase] = {
     _S.CONNECTING: _row(_S.CONNECTING, "failed", joined=_S.ASKED, end=_S.OVER),
     _S.ASKED: _row(_S.ASKED, "refused", challenge=_S.ANSWERED, failed=_S.CONNECTING, end=_S.OVER),
-    _S.ANSWERED: _row(_S.ANSWERED, "refused", welcome=_S.OVER, finish=_S.OVER, failed=_S.CONNECTING, end=_S.OVER),
+    _S.ANSWERED: _row(
+        _S.ANSWERED, "refused", welcome=_S.OVER, finish=_S.OVER, failed=_S.CONNECTING, end=_S.OVER
+    ),
     _S.OVER: {},
 }
 
@@ -146,4 +152,6 @@ class Phases(Generic[P]):
     def must(self, event: str) -> None:
         """As ``take``, for what the program itself decides. Raises RuntimeError if it does not count: a defect."""
         if not self.take(event):
-            raise RuntimeError(f"{type(self._now).__name__}: no {event!r} in phase {self._now.name}")
+            raise RuntimeError(
+                f"{type(self._now).__name__}: no {event!r} in phase {self._now.name}"
+            )

@@ -68,7 +68,9 @@ class Prober:
             self.close()
             self._silent.probes += 1
             there = self._silent.there
-            self._attempt = Attempt(self._loop, self._silent.family, there, TRY_SECONDS, self._connected)
+            self._attempt = Attempt(
+                self._loop, self._silent.family, there, TRY_SECONDS, self._connected
+            )
         self._loop.after(TRY_SECONDS, self._ask)
 
     def _connected(self, opened: socket.socket | None, _: str) -> None:
@@ -76,7 +78,9 @@ class Prober:
         if opened is None or seal is None:
             return
         try:
-            made = Connection(self._loop, opened, self._answered, lambda *_: None, STRANGERS_MESSAGE_LIMIT)
+            made = Connection(
+                self._loop, opened, self._answered, lambda *_: None, STRANGERS_MESSAGE_LIMIT
+            )
         except OSError:
             opened.close()
             return

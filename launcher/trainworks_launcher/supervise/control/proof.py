@@ -63,4 +63,6 @@ def make_key(secret: str, transcript: Transcript) -> bytes:
 
 def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
     """Return whether ``shown`` is that proof; takes the same time wherever it is wrong."""
-    return hmac.compare_digest(make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace"))
+    return hmac.compare_digest(
+        make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace")
+    )

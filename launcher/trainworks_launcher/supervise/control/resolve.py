@@ -16,7 +16,9 @@ Found = List[Tuple[int, Any]]
 class Lookup:
     """One look-up of a name, in a thread of its own."""
 
-    def __init__(self, loop: Loop, name: str, port: int, done: Callable[[Found, str], None]) -> None:
+    def __init__(
+        self, loop: Loop, name: str, port: int, done: Callable[[Found, str], None]
+    ) -> None:
         """Begin.
 
         Args:

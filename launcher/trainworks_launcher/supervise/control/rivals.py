@@ -21,7 +21,11 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from trainworks_launcher.contract.values import Json, mapping, text
 from trainworks_launcher.supervise.control import identity, proof
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
-from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message, one_line
+from trainworks_launcher.supervise.control.messages import (
+    STRANGERS_MESSAGE_LIMIT,
+    Message,
+    one_line,
+)
 from trainworks_launcher.supervise.control.resolve import Found, Lookup
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER
 from trainworks_launcher.supervise.loop import Loop
@@ -93,13 +97,17 @@ class Rivals:
         for family, address in addresses[:1]:
             if _is_here(family, address):
                 continue
-            self._attempts.append(Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected))
+            self._attempts.append(
+                Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
+            )
 
     def _connected(self, opened: socket.socket | None, _why: str) -> None:
         if opened is None or self._over:
             return
         try:
-            connection = Connection(self._loop, opened, self._told, lambda *_: None, STRANGERS_MESSAGE_LIMIT)
+            connection = Connection(
+                self._loop, opened, self._told, lambda *_: None, STRANGERS_MESSAGE_LIMIT
+            )
         except OSError:
             opened.close()
             return

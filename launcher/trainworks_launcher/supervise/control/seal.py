@@ -23,7 +23,9 @@ class Seal:
         """side: ``LEADER`` or ``WORKER``, whichever this host is."""
         other = WORKER if side == LEADER else LEADER
         self._side, self._other_side = side.encode(), other.encode()
-        self._own, self._other = (hmac.digest(key, who, "sha256") for who in (self._side, self._other_side))
+        self._own, self._other = (
+            hmac.digest(key, who, "sha256") for who in (self._side, self._other_side)
+        )
         self._probes = hmac.digest(key, b"probes", "sha256")
         self._sent = self._heard = 0
 
@@ -46,7 +48,9 @@ class Seal:
 
     def is_probe(self, count: int, shown: str) -> bool:
         """Return whether ``shown`` is the other side's proof."""
-        return hmac.compare_digest(_seal(self._probes, count, self._other_side), shown.encode("utf-8", "replace"))
+        return hmac.compare_digest(
+            _seal(self._probes, count, self._other_side), shown.encode("utf-8", "replace")
+        )
 
 
 def _seal(key: bytes, count: int, line: bytes) -> bytes:

@@ -16,7 +16,13 @@ from trainworks_launcher.given import routes
 from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import identity, proof
 from trainworks_launcher.supervise.control.connection import Attempt, Connection
-from trainworks_launcher.supervise.control.messages import OTHER_LAUNCHER, PROTOCOL, Message, one_line, read_outcome
+from trainworks_launcher.supervise.control.messages import (
+    OTHER_LAUNCHER,
+    PROTOCOL,
+    Message,
+    one_line,
+    read_outcome,
+)
 from trainworks_launcher.supervise.control.phases import SEARCH, Phases, SearchPhase
 from trainworks_launcher.supervise.control.resolve import Found as Addresses
 from trainworks_launcher.supervise.control.resolve import Lookup
@@ -180,7 +186,12 @@ class Search:
         own, nonce = self._own, proof.make_nonce()
         connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "")
         connection.send(
-            "join", host=own.host, job=dict(own.job), nonce=nonce, secret=bool(own.secret), protocol=PROTOCOL
+            "join",
+            host=own.host,
+            job=dict(own.job),
+            nonce=nonce,
+            secret=bool(own.secret),
+            protocol=PROTOCOL,
         )
 
         def not_let_in() -> None:
@@ -270,7 +281,9 @@ class _Reasons:
         address: What was tried last; ``""``: the name has led to none.
     """
 
-    def __init__(self, control: Control, limit: float, lost: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, control: Control, limit: float, lost: str, log: Callable[[str], None]
+    ) -> None:
         """As ``Search``."""
         self.last = "it did not try"
         self.answered = False
@@ -292,7 +305,11 @@ class _Reasons:
         control = self._control
         name = control.address or control.leader
         where = name if self.address in ("", name) else f"{name} ({self.address})"
-        interface = routes.interface_that_reaches(self.address) if self.address else routes.default_route_interface()
+        interface = (
+            routes.interface_that_reaches(self.address)
+            if self.address
+            else routes.default_route_interface()
+        )
         unplugged = f"; {interface} has no carrier" if routes.has_no_carrier(interface) else ""
         self._log(
             f"not joined after {seconds:.0f} s: {where} port {control.port}: {self.last}{unplugged}; check that the"

@@ -136,7 +136,14 @@ class Worker:
     # --------------------------------------------------------------------------------------------------------- joining
     def _look_for_leader(self, limit: float, lost: str = "") -> None:
         self._search = Search(
-            self._loop, self._control, self._own, limit, self._welcomed, self._finish, self._events.log, lost
+            self._loop,
+            self._control,
+            self._own,
+            limit,
+            self._welcomed,
+            self._finish,
+            self._events.log,
+            lost,
         )
 
     def _welcomed(self, found: Found) -> None:
@@ -144,7 +151,9 @@ class Worker:
         leader, host = self._control.leader, self._own.host
         if found.has_no_secret:
             cause = f"host {host} has {names.JOB_SECRET_VARIABLE}, the leader {leader} has none"
-            outcome = Outcome(FAILED, names.EXIT_HOSTS, host, f"{cause}: set it to one value on every host")
+            outcome = Outcome(
+                FAILED, names.EXIT_HOSTS, host, f"{cause}: set it to one value on every host"
+            )
             connection.send("ended", **outcome_fields(outcome))
             connection.hand_over(self._message, self._lost)
             self._finish(outcome)
@@ -186,7 +195,9 @@ class Worker:
         if self._phases.take("lost"):
             limit = self._limits.heartbeat
             leader = self._control.leader
-            self._events.log(f"{leader} left before the start: {reason}; it may come again within {limit:g} s")
+            self._events.log(
+                f"{leader} left before the start: {reason}; it may come again within {limit:g} s"
+            )
             self._look_for_leader(limit, reason)
         else:
             self._gone(reason)

@@ -52,7 +52,9 @@ def inodes_of(pid: int) -> Iterator[int]:
 def _connections(family: int) -> Iterator[tuple[int, int]]:
     """Yield (inode, bytes) of every TCP connection. Raises OSError if the kernel does not say."""
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ANY_STATE)
-    header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0)
+    header = _HEADER.pack(
+        _HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, 1, 0
+    )
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1.0)
         kernel.send(header + question)

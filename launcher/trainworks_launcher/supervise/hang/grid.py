@@ -48,7 +48,9 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
     }
     shown = [*hosts]
     if len(hosts) > _HOSTS:
-        shown = sorted(hosts, key=lambda host: not any(row.key in differ for row in hosts[host]))[:_HOSTS]
+        shown = sorted(hosts, key=lambda host: not any(row.key in differ for row in hosts[host]))[
+            :_HOSTS
+        ]
     width = max(map(len, shown), default=0)
     lines: list[Line] = [[(_HEADING, "")]]
     for host in shown:
@@ -56,7 +58,10 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
         more = "..." if len(hosts[host]) > _RANKS else ""
         lines.append([(f"  {host:<{width}}  {_numbers(hosts[host]):<9}  ", ""), *cells, (more, "")])
     words = [f"and {len(hosts) - len(shown)} more hosts"] if len(hosts) > len(shown) else []
-    lines += [[(f"  {each}", "")] for each in (*words, *(f"{host}: no answer" for host in silent[:_HOSTS]))]
+    lines += [
+        [(f"  {each}", "")]
+        for each in (*words, *(f"{host}: no answer" for host in silent[:_HOSTS]))
+    ]
     for key in sorted(by_size, key=lambda key: key not in differ)[:_PLACES]:
         group = places[key]
         said = f"{len(group)} {group[0].words(many=len(group) > 1)}{' (differs)' if key in differ else ''}"
@@ -68,7 +73,11 @@ def grid(rows: Sequence[Row], odd: Sequence[Row], silent: Sequence[str] = ()) ->
 def _numbers(rows: Sequence[Row]) -> str:
     """Return the ranks of a host: ``8-15``, ``-`` for programs without a number."""
     first, last = rows[0].rank, rows[-1].rank
-    through = f"{first}-{last}" if last - first + 1 == len(rows) > 1 else f"{first}{',...' if last > first else ''}"
+    through = (
+        f"{first}-{last}"
+        if last - first + 1 == len(rows) > 1
+        else f"{first}{',...' if last > first else ''}"
+    )
     return through if first >= 0 else "-"
 
 
@@ -102,7 +111,9 @@ def as_svg(lines: Sequence[Line], heading: str, mask: Callable[[str], str]) -> s
                 place = _LETTERS.find(letter.lower())
                 colour = _COLOURS[place] if 0 <= place < len(_COLOURS) else "#808080"
                 edge = ' stroke="currentColor"' if letter.isupper() else ""
-                drawn.append(f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>')
+                drawn.append(
+                    f'<rect x="{x}" y="{y - 14}" width="{_LETTER}" height="18" fill="{colour}"{edge}/>'
+                )
             if said:
                 size = f'textLength="{len(said) * _LETTER}" lengthAdjust="spacingAndGlyphs"'
                 drawn.append(f'<text x="{x}" y="{y}" {size}>{html.escape(said)}</text>')

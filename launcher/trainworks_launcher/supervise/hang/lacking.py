@@ -40,7 +40,9 @@ def lacking(documents: Sequence[Json]) -> Lacking:
     for rank, (groups, _) in known.items():
         for name, (about, ranks, _) in groups.items():
             named[name] = about if about not in ("", "undefined") else f"group {name}"
-            members.setdefault(name, {rank}).update(ranks or (known if about == "default_pg" else ()))
+            members.setdefault(name, {rank}).update(
+                ranks or (known if about == "default_pg" else ())
+            )
     calls: dict[Call, list[int]] = {}
     peers: dict[tuple[int, int], Call] = {}
     waits: dict[int, dict[int, Call]] = {}
@@ -52,7 +54,9 @@ def lacking(documents: Sequence[Json]) -> Lacking:
                 peers.update({(rank, sorted(of)[place]): call} if 0 <= place < len(of) else {})
                 continue
             if call not in late:
-                of_known = {peer: known[peer][0].get(call.group, _NEVER)[2] for peer in of if peer in known}
+                of_known = {
+                    peer: known[peer][0].get(call.group, _NEVER)[2] for peer in of if peer in known
+                }
                 late[call] = [peer for peer in of if of_known.get(peer, -1) < call.seq]
             calls.setdefault(call, []).append(rank)
             for peer in late[call]:
@@ -62,7 +66,9 @@ def lacking(documents: Sequence[Json]) -> Lacking:
             waits.setdefault(rank, {}).setdefault(peer, call)
     lacked = sorted({peer for row in waits.values() for peer in row})
     guilty = tuple(rank for rank in lacked if rank in known and rank not in waits)
-    if lacked and not guilty:  # each waits for another one: the rank that most wait for has left out a call
+    if (
+        lacked and not guilty
+    ):  # each waits for another one: the rank that most wait for has left out a call
         count = Counter(rank for row in waits.values() for rank in row)
         (most, times), *others = count.most_common(2)
         guilty = (most,) if most in known and all(fewer < times for _, fewer in others) else ()
@@ -72,7 +78,9 @@ def lacking(documents: Sequence[Json]) -> Lacking:
         said.setdefault(max(missed, key=lambda call: (missed[call], -call.seq)), []).append(rank)
     lines = []
     for call, whose in said.items():
-        waiting = [rank for rank, row in waits.items() if any(row.get(each) == call for each in whose)]
+        waiting = [
+            rank for rank, row in waits.items() if any(row.get(each) == call for each in whose)
+        ]
         have = ("has" if len(whose) == 1 else "have") + " not called"
         what = have if known.keys() & set(whose) else "left no record of"
         wait = "wait" if len(waiting) > 1 else "waits"
@@ -82,27 +90,37 @@ def lacking(documents: Sequence[Json]) -> Lacking:
         guilty, lines = few, [line, *lines]
     elif calls and not lacked:
         one = _words(next(iter(calls)), named)
-        lines = [f"every rank has called {one}, which does not end: look at the network and the GPUs"]
+        lines = [
+            f"every rank has called {one}, which does not end: look at the network and the GPUs"
+        ]
     return Lacking(tuple(map(printable, lines[:_LINES])), guilty)
 
 
 _NEVER: tuple[str, set[int], int] = ("", set(), -1)
 
 
-def _parsed(documents: Any) -> dict[int, tuple[dict[str, tuple[str, set[int], int]], list[tuple[Call, int]]]]:
+def _parsed(
+    documents: Any,
+) -> dict[int, tuple[dict[str, tuple[str, set[int], int]], list[tuple[Call, int]]]]:
     """Return rank -> (name of a group -> what it is, its ranks, number of the last call; open calls with the peer)."""
     known = {}
     for row in documents:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # no record
             groups = {
-                name: (str(about), _long(ranks), int(last)) for name, (about, ranks, last) in row["groups"].items()
+                name: (str(about), _long(ranks), int(last))
+                for name, (about, ranks, last) in row["groups"].items()
             }
-            open_ = [(Call(str(name), int(seq), str(what)), int(place)) for name, seq, what, place in row["open"]]
+            open_ = [
+                (Call(str(name), int(seq), str(what)), int(place))
+                for name, seq, what, place in row["open"]
+            ]
             known[int(row["rank"])] = groups, open_
     return known
 
 
-def _other_call(calls: Mapping[Call, Sequence[int]], named: Mapping[str, str]) -> tuple[tuple[int, ...], str]:
+def _other_call(
+    calls: Mapping[Call, Sequence[int]], named: Mapping[str, str]
+) -> tuple[tuple[int, ...], str]:
     """Return (the fewer ranks, a line) where ranks make different calls as the same one of a group; ((), "") if not."""
     for call, ranks in calls.items():
         for other, most in calls.items():
@@ -117,7 +135,9 @@ def _who(ranks: Sequence[int]) -> str:
 
 
 def _words(call: Call, named: Mapping[str, str]) -> str:
-    return f"{call.what} of {named.get(call.group, call.group)}" + (f" (call {call.seq})" if call.seq >= 0 else "")
+    return f"{call.what} of {named.get(call.group, call.group)}" + (
+        f" (call {call.seq})" if call.seq >= 0 else ""
+    )
 
 
 def short(ranks: Iterable[int]) -> str:
@@ -127,7 +147,11 @@ def short(ranks: Iterable[int]) -> str:
         step = rows[1] - rows[0] if len(rows) > 1 else 1
         count = next((at for at, rank in enumerate(rows) if rank != rows[0] + at * step), len(rows))
         count = count if count > 2 else 1
-        found.append(f"{rows[0]}-{rows[count - 1]}" + (f":{step}" if step > 1 else "") if count > 1 else str(rows[0]))
+        found.append(
+            f"{rows[0]}-{rows[count - 1]}" + (f":{step}" if step > 1 else "")
+            if count > 1
+            else str(rows[0])
+        )
         rows = rows[count:]
     return ",".join(found)
 

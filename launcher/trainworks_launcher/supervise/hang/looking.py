@@ -74,7 +74,9 @@ class Stat(NamedTuple):
 class Eyes:
     """How this host's processes are looked at."""
 
-    def __init__(self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "", ras: str = "") -> None:
+    def __init__(
+        self, py_spy: str, heartbeat: str, pipe: str = "", file: str = "", ras: str = ""
+    ) -> None:
         """Nothing is looked at yet.
 
         Args:
@@ -104,7 +106,9 @@ class Eyes:
                 old = before.processes.get(pid) if before is not None else None
                 found[pid] = self._process(pid, known[pid], old)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(at, running, found, bytes_of(found), written_at(self._heartbeat), _wrote(roots, found))
+        return Look(
+            at, running, found, bytes_of(found), written_at(self._heartbeat), _wrote(roots, found)
+        )
 
     def below(self, root: Root) -> tuple[int, ...]:
         """Return the ids of a root and of all that descends from it."""
@@ -116,15 +120,25 @@ class Eyes:
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, threads = _is_python(pid), _threads(pid)
-        waits, path = kernel_words(pid, now.state)  # before its stack is asked for, which may wake it
+        waits, path = kernel_words(
+            pid, now.state
+        )  # before its stack is asked for, which may wake it
         stack: tuple[Thread, ...] = ()
         if python:
             ran = threads.get(pid, (0, 0))[0]
-            same = old is not None and (old.started, old.cpu, old.main[0]) == (now.started, now.cpu, ran) and ran > 0
-            stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
+            same = (
+                old is not None
+                and (old.started, old.cpu, old.main[0]) == (now.started, now.cpu, ran)
+                and ran > 0
+            )
+            stack = (
+                old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
+            )
         sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
         # Of read(2), write(2) and their kin; not those of recv(2).
-        moved = sum(int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2])
+        moved = sum(
+            int(row.partition(":")[2]) for row in text_of(f"/proc/{pid}/io").splitlines()[:2]
+        )
         wrote = -1
         if python and self._py_spy:  # faulthandler has the main thread write its stacks
             with contextlib.suppress(OSError, ValueError, StopIteration):
@@ -143,7 +157,11 @@ class Eyes:
         words = (self._py_spy, "dump", "--pid", str(pid), "--json", *options)
         try:
             done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(0.1, seconds), check=False
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=max(0.1, seconds),
+                check=False,
             )
         except (OSError, subprocess.SubprocessError):
             return ""
@@ -157,20 +175,31 @@ class Eyes:
         for pid in _descendants(known, [root.pid for root in roots]):
             # The process is held for that; a stopped one is not read. Now and then a stack cannot be unwound where the
             # process was just then.
-            for _ in range(_NATIVE_TRIES if self._py_spy and known[pid].state not in ("T", "t") else 0):
+            for _ in range(
+                _NATIVE_TRIES if self._py_spy and known[pid].state not in ("T", "t") else 0
+            ):
                 if not found.get(pid) and time.monotonic() < deadline and _is_python(pid):
-                    found[pid] = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
+                    found[pid] = stacks.from_py_spy(
+                        self._spy(pid, deadline - time.monotonic(), "--native")
+                    )
         return found
 
     def rows(
-        self, roots: Sequence[Root], host: str, seen: Look, natives: Mapping[int, tuple[Thread, ...]]
+        self,
+        roots: Sequence[Root],
+        host: str,
+        seen: Look,
+        natives: Mapping[int, tuple[Thread, ...]],
     ) -> list[Row]:
         """Return where each rank is, from a look and from the stacks of compiled code."""
         known = _all_stats()
         found = []
         for root in roots:
             below = _descendants(known, [root.pid])
-            pid = next((pid for pid in below if pid in seen.processes and seen.processes[pid].stack), root.pid)
+            pid = next(
+                (pid for pid in below if pid in seen.processes and seen.processes[pid].stack),
+                root.pid,
+            )
             # A shell in front of the program answers nothing; what it started does.
             state = known[pid].state if pid in known else ""
             state, waits, path = _waiting(pid, state, seen)
@@ -178,7 +207,9 @@ class Eyes:
             found.append(row_of(root.rank, host, threads, state, waits, path, natives.get(pid, ())))
         return found
 
-    def report(self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]) -> str:
+    def report(
+        self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]
+    ) -> str:
         """Return the stacks of all processes for a person; with those of compiled code where py-spy can read them."""
         known = _all_stats()
         lines: list[str] = []
@@ -212,7 +243,12 @@ def _all_stats() -> dict[int, Stat]:
 
 
 def _stat(pid: int) -> Stat:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    fields = (
+        Path(f"/proc/{pid}/stat")
+        .read_text(encoding="ascii", errors="replace")
+        .rpartition(")")[2]
+        .split()
+    )
     ticks = [int(field) for field in fields[11:15]]
     own, ended = (ticks[0] + ticks[1]) / _TICKS, (ticks[2] + ticks[3]) / _TICKS
     return Stat(int(fields[1]), fields[0], fields[19], own, ended, int(fields[9]))
@@ -246,7 +282,9 @@ def _threads(pid: int) -> dict[int, tuple[int, int]]:
     with contextlib.suppress(OSError, ValueError):
         for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=pid.__ne__):  # noqa: PTH208  (names)
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
-                ran, waited, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text(encoding="ascii").split()
+                ran, waited, _ = (
+                    Path(f"/proc/{pid}/task/{thread}/schedstat").read_text(encoding="ascii").split()
+                )
                 found[thread] = int(ran), int(waited)
     return found if pid in found else {}
 
@@ -290,7 +328,10 @@ def kernel_words(pid: int, state: str) -> tuple[str, str]:
     if state == "R":
         return "which computes or spins", ""
     if state == "D":
-        return f"which waits in the kernel ({text_of(f'/proc/{pid}/wchan').strip() or 'not known'})", ""
+        return (
+            f"which waits in the kernel ({text_of(f'/proc/{pid}/wchan').strip() or 'not known'})",
+            "",
+        )
     try:
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
         call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
@@ -325,6 +366,10 @@ def _text_at(pid: int, address: int) -> str:
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
             memory.seek(address)
-            return memory.read(_PATH_BYTES - address % _PATH_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
+            return (
+                memory.read(_PATH_BYTES - address % _PATH_BYTES)
+                .partition(b"\0")[0]
+                .decode("utf-8", "replace")
+            )
     except (OSError, ValueError, OverflowError):
         return ""

@@ -77,7 +77,9 @@ class Lookout:
         for name in names.RECORDER_FILES:
             if name in self._plan.env:
                 with contextlib.suppress(OSError):
-                    Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)  # torch does not
+                    Path(self._plan.env[name]).parent.mkdir(
+                        parents=True, exist_ok=True
+                    )  # torch does not
         if self._plan.limits.hang:
             self._role = role
             self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
@@ -146,7 +148,10 @@ class Lookout:
         )
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
-        told, name = self._told, next((name for name in names.RECORDER_FILES if name in self._told), "")
+        told, name = (
+            self._told,
+            next((name for name in names.RECORDER_FILES if name in self._told), ""),
+        )
         recorder = (
             told.get(names.RECORDER_PIPE, ""),
             str(Path(self._plan.cwd, told[name])) if name else "",
@@ -168,7 +173,9 @@ class Lookout:
 
     def _printed(self) -> float:
         ranks = self.ranks.all if self.ranks is not None else ()
-        tails = [rank.tail for rank in ranks] + ([self.command.tail] if self.command is not None else [])
+        tails = [rank.tail for rank in ranks] + (
+            [self.command.tail] if self.command is not None else []
+        )
         return max((tail.added_at for tail in tails), default=0.0)
 
 

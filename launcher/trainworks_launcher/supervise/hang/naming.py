@@ -71,7 +71,9 @@ def documents(rows: Sequence[Row]) -> list[Json]:
     """Return the rows of a host as a part of a message: of bounded size, and ranks of one place together."""
     groups: dict[Row, list[Json]] = {}
     for row in rows:
-        alike = next((first for first in groups if (first.key, first.why) == (row.key, row.why)), row)
+        alike = next(
+            (first for first in groups if (first.key, first.why) == (row.key, row.why)), row
+        )
         groups.setdefault(alike, []).append(row.rank)
     return [
         {
@@ -91,17 +93,27 @@ def read_documents(host: str, found: Json) -> list[Row]:
     """Return the rows in a host's message."""
     rows: list[Row] = []
     for document in map(mapping, found if isinstance(found, list) else ()):
-        kind, what, place, why = (one_line(document.get(name), _LONGEST) for name in ("kind", "what", "place", "why"))
+        kind, what, place, why = (
+            one_line(document.get(name), _LONGEST) for name in ("kind", "what", "place", "why")
+        )
         frames = tuple(one_line(line, _LONGEST) for line in texts(document.get("frames"))[:_FRAMES])
         ranks = document.get("ranks")
-        numbers = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        numbers = (
+            [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
+        )
         where = one_line(document.get("host"), _LONGEST) or host
         rows += [Row(rank, where, kind, what, place, why, frames) for rank in numbers]
     return rows
 
 
 def row_of(
-    rank: int, host: str, threads: Sequence[Thread], state: str, waits: str, path: str, natives: Sequence[Thread] = ()
+    rank: int,
+    host: str,
+    threads: Sequence[Thread],
+    state: str,
+    waits: str,
+    path: str,
+    natives: Sequence[Thread] = (),
 ) -> Row:
     """Return where a rank is.
 
@@ -120,12 +132,18 @@ def row_of(
     own = next((frame for frame in frames if frame.is_own), frames[0] if frames else None)
     place = own.place if own is not None else ""
     if state in ("T", "t"):
-        what = "stopped (state T, by a signal such as SIGSTOP)" if state == "T" else "stopped by a debugger (state t)"
+        what = (
+            "stopped (state T, by a signal such as SIGSTOP)"
+            if state == "T"
+            else "stopped by a debugger (state t)"
+        )
         return Row(rank, host, "stopped", what, place, frames=shown)
     if path:
         return Row(rank, host, "opens", path, place, frames=shown)
     native = main_thread(natives)
-    collective = _collective(frames) or _native_collective(native.frames if native is not None else ())
+    collective = _collective(frames) or _native_collective(
+        native.frames if native is not None else ()
+    )
     if collective:
         return Row(rank, host, "collective", collective, place, waits, shown)
     data = next((frame for frame in frames if _DATA in frame.file), None)
@@ -145,7 +163,9 @@ def waits_in_a_package(threads: Sequence[Thread]) -> bool:
     main = main_thread(threads)
     for frame in main.frames if main is not None else ():
         if not frame.native and not frame.is_standard:
-            return not frame.is_own and not any(library in frame.file for library in ("/torch/", *_LIBRARIES))
+            return not frame.is_own and not any(
+                library in frame.file for library in ("/torch/", *_LIBRARIES)
+            )
     return False
 
 
@@ -186,7 +206,9 @@ class Verdict(NamedTuple):
     text: str
 
 
-def name_the_odd(rows: Sequence[Row], silent: Sequence[str], limit: float, records: Lacking = _NO_RECORDS) -> Verdict:
+def name_the_odd(
+    rows: Sequence[Row], silent: Sequence[str], limit: float, records: Lacking = _NO_RECORDS
+) -> Verdict:
     """Return the verdict on a job none of whose ranks makes progress.
 
     Args:
@@ -200,18 +222,25 @@ def name_the_odd(rows: Sequence[Row], silent: Sequence[str], limit: float, recor
         groups.setdefault(row.key, []).append(row)
     odd = _odd(list(groups.values()))
     if all(kind == "collective" for kind, _, _ in groups):
-        odd = [row for row in sorted(rows, key=lambda row: row.rank) if row.rank in records.ranks] or odd
+        odd = [
+            row for row in sorted(rows, key=lambda row: row.rank) if row.rank in records.ranks
+        ] or odd
     rest = [group for group in groups.values() if group[0] not in odd]
     said = [_one(row) for row in odd[:_SHOWN]]
     if len(odd) > _SHOWN:
         said.append(f"{len(odd) - _SHOWN} more differ")
-    said += [_several(group, bool(odd), len(groups) == 1) for group in sorted(rest, key=len, reverse=True)[:_SHOWN]]
+    said += [
+        _several(group, bool(odd), len(groups) == 1)
+        for group in sorted(rest, key=len, reverse=True)[:_SHOWN]
+    ]
     said += [f"{', '.join(silent)} did not answer"] if silent else []
     cause = f"no rank has made progress for {limit:g} s" + (f": {'; '.join(said)}" if said else "")
     advice = _advice(odd, list(groups.values()))
     lacks = [f"torch's flight recorder: {line}" for line in records.lines]
     frames = [
-        f"{_label(row)}:\n" + "\n".join(f"  {frame}" for frame in row.frames) for row in [*odd, *rows][:1] if row.frames
+        f"{_label(row)}:\n" + "\n".join(f"  {frame}" for frame in row.frames)
+        for row in [*odd, *rows][:1]
+        if row.frames
     ]
     return Verdict(cause, tuple(odd), "\n".join(filter(None, (cause, *lacks, advice, *frames))))
 
@@ -267,7 +296,9 @@ def _advice(odd: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
         )
         return f"{every}: look at what the other side has called"
     if len(kinds) > 1 and all(kind == "collective" for kind, _, _ in kinds):
-        return "the ranks wait in different collectives: one of them left out a call, or made one more"
+        return (
+            "the ranks wait in different collectives: one of them left out a call, or made one more"
+        )
     if len(kinds) == 1 and next(iter(kinds))[0] == "collective":
         return "every rank waits in the same collective: look at the network between the hosts"
     return ""

@@ -163,10 +163,16 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
             working += _wanted(process, old, seconds)
     if working >= WORKING_SHARE * seconds:
         return "other programs that the ranks started take CPU time"
-    if sum(max(0, process.moved - old.moved) for process, old in pairs) >= BYTES_PER_SECOND * seconds:
+    if (
+        sum(max(0, process.moved - old.moved) for process, old in pairs)
+        >= BYTES_PER_SECOND * seconds
+    ):
         return "bytes were read or written"
     known = before.connections
-    if sum(max(0, count - known.get(one, 0)) for one, count in after.connections.items()) >= BYTES_PER_SECOND * seconds:
+    if (
+        sum(max(0, count - known.get(one, 0)) for one, count in after.connections.items())
+        >= BYTES_PER_SECOND * seconds
+    ):
         return "bytes came or went over the network"
     return ""
 
@@ -178,11 +184,14 @@ def _imports(process: Process, old: Process, seconds: float) -> bool:
     """
     mains = main_thread(process.stack), main_thread(old.stack)
     if not all(
-        main is not None and main.frames and main.frames[0].file.startswith("<frozen importlib") for main in mains
+        main is not None and main.frames and main.frames[0].file.startswith("<frozen importlib")
+        for main in mains
     ):
         return False
     took = sum(process.main) - sum(old.main)
-    return process.faults > old.faults or process.state == "D" or took >= POLLING_SHARE * seconds * 1e9
+    return (
+        process.faults > old.faults or process.state == "D" or took >= POLLING_SHARE * seconds * 1e9
+    )
 
 
 def _only_polls(process: Process, old: Process, seconds: float) -> bool:
@@ -227,4 +236,8 @@ def _share(now: tuple[int, int], before: tuple[int, int], seconds: float) -> flo
 def _functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
     """Return the user's own functions on the main thread's stack."""
     main = main_thread(threads)
-    return [(frame.file, frame.name) for frame in main.frames if frame.is_own] if main is not None else []
+    return (
+        [(frame.file, frame.name) for frame in main.frames if frame.is_own]
+        if main is not None
+        else []
+    )

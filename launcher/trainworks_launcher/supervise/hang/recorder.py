@@ -44,13 +44,19 @@ class Recorder:
         """Ask ranks for their records; return those that came within so many seconds, as a part of a message."""
         deadline = time.monotonic() + seconds
         waiting = {
-            rank: before for rank in ranks if self._pipe and self._file and (before := self._ask(rank)) is not None
+            rank: before
+            for rank in ranks
+            if self._pipe and self._file and (before := self._ask(rank)) is not None
         }
         found: list[Json] = []
         size = 0
         while waiting:
             for rank, before in list(waiting.items()):
-                document = record_of(rank, self._read(rank)) if written_at(f"{self._file}{rank}") != before else {}
+                document = (
+                    record_of(rank, self._read(rank))
+                    if written_at(f"{self._file}{rank}") != before
+                    else {}
+                )
                 if document:
                     size += len(json.dumps(document))
                     found += [document] if size < _MESSAGE_BYTES else []
@@ -101,11 +107,18 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
         count: Counter[str] = Counter()
         for row in dump["entries"]:
             name, about = (printable(str(word))[:_NAME] for word in row["process_group"])
-            call, alone = printable(row["profiling_name"].rpartition(":")[2])[:_NAME], row.get("is_p2p")
+            call, alone = (
+                printable(row["profiling_name"].rpartition(":")[2])[:_NAME],
+                row.get("is_p2p"),
+            )
             peer = _PEER.search(call)
             last[name] = max(last.get(name, -1), -1 if alone else row["collective_seq_id"])
             listed = mapping(config.get(name)).get("ranks")
-            groups[name] = [about, short(map(int, re.findall(r"\d+", str(listed or "")))), last[name]]
+            groups[name] = [
+                about,
+                short(map(int, re.findall(r"\d+", str(listed or "")))),
+                last[name],
+            ]
             if row["state"] == "completed" or row.get("retired") or (alone and not peer):
                 continue
             which = f"{name} {call}" if alone else name
@@ -113,7 +126,9 @@ def record_of(rank: int, data: bytes) -> dict[str, Json]:
             if count[which] <= (1 if alone else _CALLS):
                 sizes = f" of sizes {row.get('input_sizes')}"[:_NAME] if call in _ALIKE else ""
                 place = int(peer[1]) if alone and peer else -1
-                open_.append([name, -1 if alone else row["collective_seq_id"], f"{call}{sizes}", place])
+                open_.append(
+                    [name, -1 if alone else row["collective_seq_id"], f"{call}{sizes}", place]
+                )
     except Exception:  # noqa: BLE001  (whatever is in a file that is being written)
         return {}
     return {"rank": rank, "groups": groups, "open": open_}

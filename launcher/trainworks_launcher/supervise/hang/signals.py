@@ -58,7 +58,9 @@ def _memory_of(pid: int) -> Path | None:
 
 def _catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Source: proc(5), SigCgt of status."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+    for line in (
+        Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    ):
         name, _, value = line.partition(":")
         if name == "SigCgt":
             return bool(int(value, 16) >> (number - 1) & 1)

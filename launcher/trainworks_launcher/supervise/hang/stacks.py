@@ -22,7 +22,9 @@ class Frame(NamedTuple):
     @property
     def is_standard(self) -> bool:
         """Whether it is of Python's standard library."""
-        return self.file.startswith("<frozen") or ("/lib/python3" in self.file and not self._is_installed)
+        return self.file.startswith("<frozen") or (
+            "/lib/python3" in self.file and not self._is_installed
+        )
 
     @property
     def is_own(self) -> bool:
@@ -65,24 +67,36 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
         stack = tuple(
             Frame(
-                text(call.get("name")), text(call.get("filename")), number(call.get("line")), bool(call.get("module"))
+                text(call.get("name")),
+                text(call.get("filename")),
+                number(call.get("line")),
+                bool(call.get("module")),
             )
             for call in calls
         )
-        main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
+        main = (
+            thread.get("os_thread_id") == thread.get("pid")
+            or thread.get("thread_name") == "MainThread"
+        )
         shown = _variables(calls, stack) if main else []
         own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
         outer = tuple(one for place, one in shown if place > own and not stack[place].is_own)
         values = tuple(one for _, one in shown)
         found.append(
             Thread(
-                main, stack, text(thread.get("thread_name")), hash(values) if values else 0, hash(outer) if outer else 0
+                main,
+                stack,
+                text(thread.get("thread_name")),
+                hash(values) if values else 0,
+                hash(outer) if outer else 0,
             )
         )
     return tuple(found)
 
 
-def _variables(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> list[tuple[int, tuple[str, str]]]:
+def _variables(
+    calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]
+) -> list[tuple[int, tuple[str, str]]]:
     """Return (place in the stack, (name, value)) of each local variable outside the standard library."""
     shown: list[tuple[int, tuple[str, str]]] = []
     for place, (call, frame) in enumerate(zip(calls, stack)):
@@ -115,14 +129,23 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
     return next((thread for thread in threads if thread.main), threads[0] if threads else None)
 
 
-_LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/synchronize.py", "/concurrent/futures/_base.py")
+_LOCKS = (
+    "/threading.py",
+    "/queue.py",
+    "/multiprocessing/synchronize.py",
+    "/concurrent/futures/_base.py",
+)
 """Files of Python's standard library whose functions wait for another thread or process."""
 
 
 def waits_for_lock(threads: Sequence[Thread]) -> bool:
     """Return whether the main thread is inside a wait of Python's standard library for a lock, an event or a queue."""
     main = main_thread(threads)
-    frame = next((frame for frame in main.frames if not frame.native), None) if main is not None else None
+    frame = (
+        next((frame for frame in main.frames if not frame.native), None)
+        if main is not None
+        else None
+    )
     return frame is not None and frame.is_standard and frame.file.endswith(_LOCKS)
 
 
@@ -130,7 +153,9 @@ def lines(threads: Sequence[Thread]) -> list[str]:
     """Return the threads for a person, the main thread first, without values of variables."""
     shown: list[str] = []
     for thread in sorted(threads, key=lambda thread: not thread.main):
-        shown.append(f"  thread {thread.name or ('MainThread' if thread.main else 'without a name')}")
+        shown.append(
+            f"  thread {thread.name or ('MainThread' if thread.main else 'without a name')}"
+        )
         for frame in thread.frames:
             place = f"{frame.file}:{frame.line}" if frame.line else frame.file
             shown.append(f"    {frame.name} ({place})")

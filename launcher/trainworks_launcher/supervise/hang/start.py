@@ -39,7 +39,9 @@ _AGAIN_SECONDS = 15.0
 
 _SYN_SENT = "02"  # Linux, include/net/tcp_states.h
 
-_RENDEZVOUS = re.compile(r"/torch/distributed/(rendezvous\.py|elastic/rendezvous/\w+\.py)$|/mpi4py/MPI\b")
+_RENDEZVOUS = re.compile(
+    r"/torch/distributed/(rendezvous\.py|elastic/rendezvous/\w+\.py)$|/mpi4py/MPI\b"
+)
 _JOINS = ("init_process_group", "init_rpc", "initialize_runtime")
 """Files and functions in which a rank looks for the others, before its first collective."""
 
@@ -123,7 +125,9 @@ class Start:
             if self._around.leader:
                 self._answered(self._around.member, rows, self.searching)
             else:
-                self._around.tell({"what": "started", "rows": [*rows[:_SHOWN]], "searching": self.searching})
+                self._around.tell(
+                    {"what": "started", "rows": [*rows[:_SHOWN]], "searching": self.searching}
+                )
 
         self._loop.watch(reader, READ, looked)
         thread = threading.Thread(target=look, name="trainworks-start", daemon=True)
@@ -156,7 +160,9 @@ class Start:
         more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
         seconds = time.monotonic() - self._started
         places = f"{'; '.join(rows[:_SHOWN])}{more}"
-        self._last_words = f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
+        self._last_words = (
+            f"{seconds:.0f} s after the start the ranks had not found each other: {places}"
+        )
         if not self._was_said:
             self._was_said = True
             after = f"{names.START_LOOK_SECONDS:g} s after the start"

@@ -193,13 +193,19 @@ class Watch:
 
         self._in_thread(lambda: self._eyes.look(roots, before), looked)
 
-    def _hear(self, printed: float, wrote: Mapping[int, int] | None, look: Look | None = None) -> None:
+    def _hear(
+        self, printed: float, wrote: Mapping[int, int] | None, look: Look | None = None
+    ) -> None:
         """Output is a sign, unless no main thread wrote anything: a thread beside it may print a bar for ever.
 
         What cannot be told speaks for the job.
         """
         before, self._wrote = self._wrote, wrote
-        stacks = [look.processes[pid].stack for pid in look.roots if pid in look.processes] if look is not None else []
+        stacks = (
+            [look.processes[pid].stack for pid in look.roots if pid in look.processes]
+            if look is not None
+            else []
+        )
         if (
             before is None
             or wrote is None
@@ -248,7 +254,9 @@ class Watch:
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
             ras = self._eyes.ras()
-            text = self._eyes.report(roots, seen, natives) + (f"=== NCCL's RAS\n{ras}\n" if ras else "")
+            text = self._eyes.report(roots, seen, natives) + (
+                f"=== NCCL's RAS\n{ras}\n" if ras else ""
+            )
             return _Last(seen, self._eyes.wrote(roots), rows, records, remarks(ras), text)
 
         def looked(found: _Last) -> None:
@@ -349,14 +357,20 @@ class Watch:
             return ""
         self._written += 1
         number_ = f"-{self._written}" if self._written > 1 else ""
-        own = "" if self._around.member == self._around.host else f"-{self._around.member.replace(' ', '-')}"
+        own = (
+            ""
+            if self._around.member == self._around.host
+            else f"-{self._around.member.replace(' ', '-')}"
+        )
         name = f"hang{number_}-{self._around.host}{own}.txt"
         try:
             self._around.output.mkdir(parents=True, exist_ok=True)
             whole = self._around.mask(f"{said}\n\n{self._stacks}")
             (self._around.output / name).write_text(whole, encoding="utf-8", errors="replace")
             if svg:
-                (self._around.output / f"hang{number_}.svg").write_text(svg, encoding="utf-8", errors="replace")
+                (self._around.output / f"hang{number_}.svg").write_text(
+                    svg, encoding="utf-8", errors="replace"
+                )
         except OSError as error:
             self._around.log(f"cannot write the stacks to {self._around.output}: {error}")
             return ""
@@ -389,7 +403,9 @@ class Watch:
                 return
             self._unanswered += 1
             if self._unanswered == 1:
-                self._around.log("a look for a hang shows nothing: it failed, or has not returned; looking again")
+                self._around.log(
+                    "a look for a hang shows nothing: it failed, or has not returned; looking again"
+                )
             # Each look that does not return keeps a thread: there are fewer and fewer of them.
             pause = _pause(self._around.limit) * 2 ** min(self._unanswered, 10)
             self._tick_in(min(pause, _LONGEST_PAUSE_AFTER_NONE))

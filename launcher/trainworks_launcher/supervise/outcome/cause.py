@@ -12,7 +12,13 @@ import signal
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.contract.values import printable
-from trainworks_launcher.supervise.outcome.evidence import Kind, Seen, Suspect, blames_a_peer, kind_of
+from trainworks_launcher.supervise.outcome.evidence import (
+    Kind,
+    Seen,
+    Suspect,
+    blames_a_peer,
+    kind_of,
+)
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLIER,
     EARLY_END,
@@ -91,7 +97,9 @@ def reason_of(said: Said, returncode: int | None = None) -> Reason:
         if signal_of(status or 0) == signal.SIGINT and own.message.startswith("KeyboardInterrupt"):
             return Reason()
         return Reason(child if own.is_of_a_child and child is not None else own)
-    earlier = own.cause if own is not None and own.message else child.cause if child is not None else ""
+    earlier = (
+        own.cause if own is not None and own.message else child.cause if child is not None else ""
+    )
     if own is None:
         is_childs = child is not None and _passes_on(said, child, returncode)
         return Reason(child) if is_childs else Reason(None, "", earlier)
@@ -177,7 +185,9 @@ def _last_line(errors: bytes) -> str:
     lines = [line for line in text.split("\n") if any(map(str.isalpha, line))]
     if not lines or "\r" in lines[-1].rstrip("\r"):
         return ""
-    head = next((at for at in range(len(lines) - 1, -1, -1) if not lines[at].startswith((" ", "\t"))), 0)
+    head = next(
+        (at for at in range(len(lines) - 1, -1, -1) if not lines[at].startswith((" ", "\t"))), 0
+    )
     said = lines[head].strip()
     if said.endswith(":"):
         said = " ".join(line.strip() for line in lines[head:])
@@ -208,13 +218,17 @@ def seen_of(said: Said, returncode: int | None, *, of_memory: bool = False) -> S
     """
     own, died_of = said.own(), reason_of(said, returncode).died_of
     if own is not None and own.of_sigterm:
-        return Seen(returncode, noted=exit_status(status_of(said, returncode) or 0), of_sigterm=True)
+        return Seen(
+            returncode, noted=exit_status(status_of(said, returncode) or 0), of_sigterm=True
+        )
     if died_of is not None:
         return Seen(returncode, noted=1, blames=died_of.blames)
     aborted = signal_of(returncode or 0) == signal.SIGABRT
     words = _WHAT.findall(_text(said.output)) if aborted else []
     if own is None:
-        return Seen(returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory)
+        return Seen(
+            returncode, blames=bool(words) and blames_a_peer(words[-1]), of_memory=of_memory
+        )
     noted = own.exit_status if own.exit_status >= 0 else None
     if own.message and not own.guessed:  # KeyboardInterrupt, which Python tells by SIGINT
         noted = exit_status(-signal.SIGINT)
@@ -247,7 +261,11 @@ def tells_of_ray(failure: Outcome) -> bool:
 def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
     """Return the failure of a rank that missed another one, as that of the one that had left."""
     early = left.outcome
-    where = f"rank {failure.rank} on host {failure.host}" if failure.rank >= 0 else f"host {failure.host}"
+    where = (
+        f"rank {failure.rank} on host {failure.host}"
+        if failure.rank >= 0
+        else f"host {failure.host}"
+    )
     return Outcome(
         failure.kind,
         failure.status,
@@ -261,9 +279,7 @@ def after_leaving(failure: Outcome, left: Suspect) -> Outcome:
 
 
 # ---------------------------------------------------------------------------------------------------------- the failure
-EMULATE = (
-    "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
-)
+EMULATE = "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
 
 _ON_DEVICE = "device-side assert triggered"
 _ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
@@ -277,7 +293,9 @@ _NO_GPU = re.compile(
 """What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
 
 
-_CHILD_LOST = re.compile(r"killed|exited unexpectedly|terminated abruptly|SIGKILL|signal 9\b", re.IGNORECASE)
+_CHILD_LOST = re.compile(
+    r"killed|exited unexpectedly|terminated abruptly|SIGKILL|signal 9\b", re.IGNORECASE
+)
 """What exceptions say of a process that the one who raised them has lost."""
 
 
@@ -308,12 +326,20 @@ def failure_of(
     """
     reason, counted = reason_of(said, returncode), status_of(said, returncode)
     found = reason.died_of
-    if rank < 0 and found is not None and found.pid != said.pid:  # a rank of a starter that the script started
+    if (
+        rank < 0 and found is not None and found.pid != said.pid
+    ):  # a rank of a starter that the script started
         rank = found.rank
-    cause = found.cause if found is not None else cause or ("" if signal_of(counted or 0) else reason.line)
+    cause = (
+        found.cause
+        if found is not None
+        else cause or ("" if signal_of(counted or 0) else reason.line)
+    )
     hard = signal_of(counted or 0) == signal.SIGKILL or said.own() is None
     of_memory = bool(oom_kills) and ((hard and not cause) or _CHILD_LOST.search(cause) is not None)
-    library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in found.frames)
+    library = mode.startswith("smdistributed.") or (
+        found is not None and "smdistributed/" in found.frames
+    )
     asserted = _ASSERTED.search(_text(said.output)) if _ON_DEVICE in cause else None
     notes = [
         EMULATE if library and _NO_GPU.search(cause) else "",
@@ -321,11 +347,18 @@ def failure_of(
         f"the GPU had printed: {asserted[0]}" if asserted else "",
         f"before that, {lack_of_memory(oom_kills, host)}" if oom_kills and not of_memory else "",
         f"{EARLIER}{reason.earlier}" if reason.earlier else "",
-        *(f"a thread ({row.thread}) had died of {row.cause}" for row in said.records if row.thread and row.cause),
+        *(
+            f"a thread ({row.thread}) had died of {row.cause}"
+            for row in said.records
+            if row.thread and row.cause
+        ),
     ]
     message, frames = "", ""
     if found is not None:
-        message, frames = found.message.rstrip("\n"), f"{_TRACEBACK}\n{found.frames.rstrip()}" if found.frames else ""
+        message, frames = (
+            found.message.rstrip("\n"),
+            f"{_TRACEBACK}\n{found.frames.rstrip()}" if found.frames else "",
+        )
     else:
         everything = [line for line in _text(said.output).splitlines() if line.strip()]
         last = ([line for line in without_help(everything) if line] or everything)[-_SHOWN_LINES:]

@@ -142,12 +142,18 @@ def first_failure(suspects: Sequence[Suspect], starter: Starter = Starter()) -> 
     """Return what came first by the table; None if no host has seen a failure that counts: then row 4 does."""
     early = suspect_of(suspects, starter.rank) if starter.ended_early else None
     if early is not None:
-        suspects = [row for row in suspects if row.at < early.at]  # what came later is the effect of that
+        suspects = [
+            row for row in suspects if row.at < early.at
+        ]  # what came later is the effect of that
     blamed = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED, Kind.PEER)]
     # Row 1.
     own = [row for row in suspects if row.kind in (Kind.RECORDED, Kind.DIED)]
     own += [row for row in suspects if row.kind is Kind.UNSEEN and _is_named(row, starter)]
-    unprovoked = [row for row in suspects if row.kind is Kind.TERMINATED and not _was_told(row, blamed, starter)]
+    unprovoked = [
+        row
+        for row in suspects
+        if row.kind is Kind.TERMINATED and not _was_told(row, blamed, starter)
+    ]
     failed = _earliest([*own, *unprovoked], starter)
     if failed is not None and failed.kind is Kind.TERMINATED:
         # Which of several ends by SIGTERM was the first, no host can say of another host's.
@@ -170,7 +176,9 @@ def left_before(failed: Suspect, suspects: Sequence[Suspect]) -> Suspect | None:
         return None
     others = [row for row in suspects if not _is_of_one_rank(row, failed)]
     left = [row for row in others if row.kind is Kind.LEFT and row.at <= failed.ended_at]
-    left += [row for row in others if row.kind is Kind.UNSEEN and _is_silent(row) and row.at <= failed.at]
+    left += [
+        row for row in others if row.kind is Kind.UNSEEN and _is_silent(row) and row.at <= failed.at
+    ]
     return min(left, key=lambda row: row.at, default=None)
 
 

@@ -78,7 +78,12 @@ class Outcome(NamedTuple):
         if self.kind == STOPPED:
             return True
         if not self.place:
-            return self.status in (names.EXIT_PREPARATION, names.EXIT_HOSTS, names.EXIT_CHECK, names.EXIT_HANG)
+            return self.status in (
+                names.EXIT_PREPARATION,
+                names.EXIT_HOSTS,
+                names.EXIT_CHECK,
+                names.EXIT_HANG,
+            )
         return not self.memory and signal_of(self.status) in (signal.SIGKILL, signal.SIGTERM)
 
     @property
@@ -183,7 +188,11 @@ def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
     """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
     outcome = outcome._replace(status=exit_status(returncode))
-    return outcome._replace(end=describe_status(returncode, 0)) if outcome.end == UNKNOWN_END else outcome
+    return (
+        outcome._replace(end=describe_status(returncode, 0))
+        if outcome.end == UNKNOWN_END
+        else outcome
+    )
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

@@ -21,7 +21,10 @@ CAUSED_BY = "caused by "
 WHILE_HANDLING = "while handling "
 """What it begins with where the other one was being handled, or left a ``finally`` clause."""
 
-_CHILD_FAILED = ("subprocess.CalledProcessError", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
+_CHILD_FAILED = (
+    "subprocess.CalledProcessError",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
+)
 """Exceptions that only say that a process failed which this one had started."""
 
 
@@ -80,7 +83,9 @@ class Record(NamedTuple):
     @property
     def handled(self) -> str:
         """The process's own exception, where a peer was missed while that one was handled; ``""`` for none."""
-        handled = self.origin[len(WHILE_HANDLING) :] if self.origin.startswith(WHILE_HANDLING) else ""
+        handled = (
+            self.origin[len(WHILE_HANDLING) :] if self.origin.startswith(WHILE_HANDLING) else ""
+        )
         return handled if blames_a_peer(self.message) and not blames_a_peer(handled) else ""
 
     @property
@@ -138,9 +143,13 @@ def read(data: bytes) -> list[Record]:
             )
         )
     begun = {(row.pid, row.began): row.at for row in found if row.brief}
-    whole = {(row.pid, row.began) for row in found if row.message and not row.thread and not row.brief}
+    whole = {
+        (row.pid, row.began) for row in found if row.message and not row.thread and not row.brief
+    }
     return [
-        row._replace(at=begun.get((row.pid, row.began), row.at)) if row.message and not row.thread else row
+        row._replace(at=begun.get((row.pid, row.began), row.at))
+        if row.message and not row.thread
+        else row
         for row in found
         if not (row.brief and (row.pid, row.began) in whole)
     ]
@@ -155,9 +164,14 @@ def of_torch(data: bytes, pid: int, at: float, rank: int) -> list[Record]:
         told = mapping(mapping(decode(data.decode("utf-8"))).get("message"))
     except (ValueError, RecursionError):
         return []
-    message, stack = text(told.get("message")), text(mapping(told.get("extraInfo")).get("py_callstack"))
+    message, stack = (
+        text(told.get("message")),
+        text(mapping(told.get("extraInfo")).get("py_callstack")),
+    )
     frames = "\n".join(line for line in stack.splitlines()[1:] if line.startswith(" "))
-    return [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
+    return (
+        [Record(pid, at, at, printable(message), printable(frames), rank=rank)] if message else []
+    )
 
 
 _TEXTS = ("message", "frames", "origin", "thread", "inner", "said")

@@ -40,7 +40,9 @@ def report_of(tail: bytes, ranks_by: str = "") -> Report:
     words = tail.decode("utf-8", "replace")
     readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
     chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
-    found = next((report for report in (read(words) for read in chosen) if report.starter), Report())
+    found = next(
+        (report for report in (read(words) for read in chosen) if report.starter), Report()
+    )
     return found._replace(code=printed_code(found.code))
 
 
@@ -83,14 +85,18 @@ def _of_deepspeed(words: str) -> Report:
 _MPIRUN_REPORTS = (
     # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes [prterun-host-77@1,2]
     re.compile(
-        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)", re.DOTALL
+        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)",
+        re.DOTALL,
     ),
     re.compile(
         r"noticed that process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)"
         r".*?exited\s+on\s+signal\s+(?P<signal>\d+)",
         re.DOTALL,
     ),
-    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)", re.DOTALL),
+    re.compile(
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)",
+        re.DOTALL,
+    ),
     # The words are the same in 4.x and 5.x, but for the name of the program; lines break where they get too long.
     re.compile(
         r"exited\s+due\s+to\s+process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(?P<host>\S+)"
@@ -115,7 +121,9 @@ _DAEMON_REPORTS = (
     # Open MPI 5, also where the daemon could not be started
     re.compile(r"daemon executable.*?Local host:\s+\S+\s+Remote host:\s+(\S+)", re.DOTALL),
     # both lines, where the connection broke
-    re.compile(r"lost communication with a remote daemon.*?Remote daemon:\s+\S+ on node (\S+)", re.DOTALL),
+    re.compile(
+        r"lost communication with a remote daemon.*?Remote daemon:\s+\S+ on node (\S+)", re.DOTALL
+    ),
 )
 
 
@@ -155,7 +163,9 @@ _UNREACHED = (
 def mpirun_unreached(tail: bytes) -> str:
     """Return which address a rank of Open MPI could not connect to, as a sentence; "" if it does not say so."""
     words = tail.decode("utf-8", "replace")
-    found = next((match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None)
+    found = next(
+        (match for match in (pattern.search(words) for pattern in _UNREACHED) if match), None
+    )
     if found is None:
         return ""
     address, port, error = map(printable, found.groups())
@@ -165,7 +175,9 @@ def mpirun_unreached(tail: bytes) -> str:
 
 def mpirun_host(tail: bytes) -> str:
     """Return the host of the process that failed first, in mpirun's own words; "" if it does not say."""
-    found = re.search(r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace"))
+    found = re.search(
+        r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace")
+    )
     return found.group(1) if found else ""
 
 

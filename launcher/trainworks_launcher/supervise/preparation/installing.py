@@ -10,7 +10,9 @@ import re
 
 _ERROR = re.compile(r"^error: (.+)\n((?:[ \t]+.*\n|\n(?=[ \t]))*)", re.MULTILINE)
 _CAUSE = re.compile(r"^  cause: ", re.MULTILINE)
-_SENT = re.compile(r"^  cause: error sending request for url \(\w+://(?:[^/@)]*@)?([^/)]+)", re.MULTILINE)
+_SENT = re.compile(
+    r"^  cause: error sending request for url \(\w+://(?:[^/@)]*@)?([^/)]+)", re.MULTILINE
+)
 _HINT = re.compile(r"^hint: (.+)$", re.MULTILINE)
 _REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
 _CRASH = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+\S.*\s*\Z", re.MULTILINE)

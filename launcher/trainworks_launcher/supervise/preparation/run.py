@@ -16,7 +16,13 @@ from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.children.running import Running
-from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, Outcome, describe_status, shorten
+from trainworks_launcher.supervise.outcome.outcome import (
+    FAILED,
+    STOPPED,
+    Outcome,
+    describe_status,
+    shorten,
+)
 from trainworks_launcher.supervise.phase import Phase
 from trainworks_launcher.supervise.preparation.steps import Step, installation, steps
 from trainworks_launcher.supervise.stopping import Stopping
@@ -116,13 +122,17 @@ class Preparation:
         if step.status == names.EXIT_CHECK and not stopped:
             self._check_ended(code)
             return
-        from trainworks_launcher.supervise.preparation.installing import reason_of  # only a failure needs it
+        from trainworks_launcher.supervise.preparation.installing import (
+            reason_of,
+        )  # only a failure needs it
 
         tail = self._running.tail
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
         reason = "" if stopped else self._masker.text(reason_of(tail.read()))
         if reason:
-            outcome = outcome._replace(memory="", cause=reason)  # before, it may be of a build that pip started
+            outcome = outcome._replace(
+                memory="", cause=reason
+            )  # before, it may be of a build that pip started
         status = 128 + stopped if stopped else step.status
         self._report(outcome._replace(kind=STOPPED if stopped else FAILED, status=status))
 
@@ -133,10 +143,15 @@ class Preparation:
         failed = failures_in(self._running.tail.read())
         self._check_failed(failed)
         if not failed:
-            self._log(f"warning: the checks of this host broke off ({describe_status(code)}); please report this")
+            self._log(
+                f"warning: the checks of this host broke off ({describe_status(code)}); please report this"
+            )
             self._next()
 
     def _check_failed(self, failed: Sequence[str]) -> None:
         if failed:
-            cause, more = f"a check of host {self._plan.host} failed: {failed[0]}", shorten("\n".join(failed[1:]))
+            cause, more = (
+                f"a check of host {self._plan.host} failed: {failed[0]}",
+                shorten("\n".join(failed[1:])),
+            )
             self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, cause, message=more))

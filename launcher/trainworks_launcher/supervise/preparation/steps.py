@@ -45,7 +45,10 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
     if code.archive:
         archive = names.FETCHED_ARCHIVE if code.fetch else code.archive
         found.append(
-            Step("unpacking the code", (*launcher, f"{directory}/programs/unpack.py", archive, code.directory))
+            Step(
+                "unpacking the code",
+                (*launcher, f"{directory}/programs/unpack.py", archive, code.directory),
+            )
         )
     return (*found, *installation(plan))
 
@@ -54,5 +57,9 @@ def installation(plan: NodePlan) -> tuple[Step, ...]:
     """Return the step that installs what the code needs, if anything: the last one, once the code is there."""
     if not plan.requirements:
         return ()
-    what = plan.code.requirements if "-r" in plan.requirements else f"the project ({plan.code.project})"
+    what = (
+        plan.code.requirements
+        if "-r" in plan.requirements
+        else f"the project ({plan.code.project})"
+    )
     return (Step(f"installing {what}", plan.requirements),)

@@ -63,7 +63,9 @@ def required() -> Keys:
     """Return the mounted pair. Raises RefusalError if there is none."""
     keys = find()
     if keys is None:
-        advice = "let sshAuthMountPath be the .ssh folder in the home directory of the container's user"
+        advice = (
+            "let sshAuthMountPath be the .ssh folder in the home directory of the container's user"
+        )
         what = f"{PRIVATE_KEY}, {PRIVATE_KEY}.pub and authorized_keys of the operator are not in ~/.ssh"
         raise RefusalError([Problem(what, "the keys of the MPI job", advice)])
     return keys
@@ -110,12 +112,16 @@ def _make_key(ssh_keygen: str, path: Path) -> None:
     """Make a key pair at ``path``. Raises RefusalError if that fails."""
     argv = (ssh_keygen, "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path))
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_KEY_SECONDS, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            argv, capture_output=True, timeout=_KEY_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
         reason = done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason or not path.is_file():
-        raise RefusalError([Problem(f"cannot make an ssh key: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
+        raise RefusalError(
+            [Problem(f"cannot make an ssh key: {reason}", ssh_keygen, "")], names.EXIT_HOSTS
+        )
 
 
 def _are_decided(given: Sequence[str]) -> bool:
@@ -124,7 +130,9 @@ def _are_decided(given: Sequence[str]) -> bool:
         pairs, _ = getopt.getopt(list(given), _SERVERS_OPTIONS)
     except getopt.GetoptError:
         return True
-    settings = [re.split(r"[\s=]", value.lstrip())[0].lower() for option, value in pairs if option == "-o"]
+    settings = [
+        re.split(r"[\s=]", value.lstrip())[0].lower() for option, value in pairs if option == "-o"
+    ]
     return "hostkey" in settings or any(option in _DECIDED for option, _ in pairs)
 
 

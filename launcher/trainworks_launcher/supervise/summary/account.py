@@ -53,7 +53,9 @@ def read_figures(message: Mapping[str, Json]) -> Figures:
         max(0, number(message.get("restarts"))),
         None if idle is None else seconds(idle),
         max(0, number(message.get("memory"))),
-        tuple(min(100, max(0, number(each))) for each in gpus[:_GPUS]) if isinstance(gpus, list) else (),
+        tuple(min(100, max(0, number(each))) for each in gpus[:_GPUS])
+        if isinstance(gpus, list)
+        else (),
     )
 
 
@@ -67,12 +69,18 @@ def line(took: float, hosts: Mapping[str, Figures | None]) -> str:
     said += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
     idle = min((figures.idle for figures in known if figures.idle is not None), default=0.0)
     said += [f"{_duration(idle)} without progress"] if idle else []
-    memory, host = max(((figures.memory, host) for host, figures in hosts.items() if figures), default=(0, ""))
+    memory, host = max(
+        ((figures.memory, host) for host, figures in hosts.items() if figures), default=(0, "")
+    )
     if memory:
         where = f" ({host})" if len(hosts) > 1 else ""
         said.append(f"at most {_size(memory)} of memory{where}")
     gpus = [gpu for figures in known for gpu in figures.gpus]
-    said += [f"GPUs busy {sum(gpus) / len(gpus):.0f} %, the least busy one {min(gpus)} %"] if gpus else []
+    said += (
+        [f"GPUs busy {sum(gpus) / len(gpus):.0f} %, the least busy one {min(gpus)} %"]
+        if gpus
+        else []
+    )
     return f"summary: {', '.join(said)}"
 
 
@@ -94,7 +102,9 @@ def _duration(value: float) -> str:
 class Account:
     """The account of one run, from the start of the program. Every method runs in the loop's thread."""
 
-    def __init__(self, loop: Loop, member: str, hosts: Sequence[str], log: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, member: str, hosts: Sequence[str], log: Callable[[str], None]
+    ) -> None:
         """The program starts now. member: this launcher's name. hosts: those of the job. log: prints a line."""
         self._loop = loop
         self._member = member
@@ -163,7 +173,9 @@ class Account:
             asking.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 asking.wait(_END_SECONDS)  # a driver may hang in the kernel
-        first = min((tail.first_at - self._started for tail in tails if tail.first_at), default=None)
+        first = min(
+            (tail.first_at - self._started for tail in tails if tail.first_at), default=None
+        )
         gpus = tuple(round(sum(uses) / len(uses)) for uses in self._samples.values())
         memory = highest_bytes(contained=is_contained()) or 0
         own = Figures(first and max(0.0, first), restarts, idle, memory, gpus)
@@ -172,4 +184,9 @@ class Account:
 
     def write(self) -> None:
         """The leader knows the figures of all hosts: print the line."""
-        self._log(line(time.monotonic() - self._started, {host: self._known.get(host) for host in self._hosts}))
+        self._log(
+            line(
+                time.monotonic() - self._started,
+                {host: self._known.get(host) for host in self._hosts},
+            )
+        )

@@ -85,7 +85,9 @@ class GivingUp:
             return
         limit = names.FRUITLESS_RESTARTS
         if count < limit:
-            self._log(f"the last restart got no step further ({count} in a row; {limit} end the job)")
+            self._log(
+                f"the last restart got no step further ({count} in a row; {limit} end the job)"
+            )
             return
         sentence = f"{limit} restarts in a row without a step further"
         last = self._last or Outcome(FAILED, 1, self._host)

@@ -14,7 +14,9 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """
     for directory, version in groups("memory", membership, root):
-        rows = text_of(f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}").splitlines()
+        rows = text_of(
+            f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
+        ).splitlines()
         for name, _, count in (row.partition(" ") for row in rows):
             if name == "oom_kill" and count.isdecimal():
                 return int(count)

@@ -40,7 +40,10 @@ def _smdistributed(manifest: Manifest | None) -> str | None:
     """Return the version of this project's smdistributed, else that of AWS's smp or smddp; None if there is none."""
     if manifest is None:
         return None
-    found = (manifest.protected.get(OPEN_LIBRARY), *(manifest.components.get(name) for name in ("smp", "smddp")))
+    found = (
+        manifest.protected.get(OPEN_LIBRARY),
+        *(manifest.components.get(name) for name in ("smp", "smddp")),
+    )
     return next(filter(None, found), None)
 
 
@@ -59,7 +62,9 @@ def _tell_kubernetes(text: str) -> None:
         os.close(opened)
 
 
-def write(output: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None) -> None:
+def write(
+    output: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None
+) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
     A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.

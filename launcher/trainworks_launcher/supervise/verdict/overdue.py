@@ -26,7 +26,12 @@ class Overdue:
     """Watches the starter of one host's ranks. Every method runs in the loop's thread."""
 
     def __init__(
-        self, loop: Loop, plan: NodePlan, running: Running, verdict: Verdict, end: Callable[[str], None]
+        self,
+        loop: Loop,
+        plan: NodePlan,
+        running: Running,
+        verdict: Verdict,
+        end: Callable[[str], None],
     ) -> None:
         """Nothing has ended yet. end: ends the starter, for a reason in words."""
         self._loop = loop
@@ -53,9 +58,17 @@ class Overdue:
             goes_on = _GOES_ON.search(" ".join(plan.argv))
             due = self._verdict.knows_all() or (self._verdict.first() is not None and not goes_on)
         else:
-            asked = [word.partition("=")[2] for word in plan.argv if word.startswith("--max-restarts=")]
+            asked = [
+                word.partition("=")[2] for word in plan.argv if word.startswith("--max-restarts=")
+            ]
             elastic = plan.control is not None and plan.control.minimum_hosts
             again = elastic or self._restarts < int(next(iter(asked), "0"))
-            due = not again and not self._running.rank_pids() and self._verdict.first(plan.host) is not None
+            due = (
+                not again
+                and not self._running.rank_pids()
+                and self._verdict.first(plan.host) is not None
+            )
         if due:
-            self._end(f"{plan.ranks_by} has not ended {STARTER_SECONDS:g} s after its ranks: ending it")
+            self._end(
+                f"{plan.ranks_by} has not ended {STARTER_SECONDS:g} s after its ranks: ending it"
+            )

@@ -102,16 +102,25 @@ class Verdict:
         One that ended well is remembered too: others may still need it.
         """
         if rank.status == 0:
-            return Suspect(Kind.LEFT, self._left_at(rank), rank.ended_at, self._early_end(self._plan.host, rank.number))
+            return Suspect(
+                Kind.LEFT,
+                self._left_at(rank),
+                rank.ended_at,
+                self._early_end(self._plan.host, rank.number),
+            )
         said = self._of_local(rank, "")
         found = self._suspect(said, rank.status, rank.number)
         if found is not None and (rank.status is not None or found.kind is not Kind.LEFT):
             return found
-        return Suspect(Kind.UNSEEN, rank.ended_at, rank.ended_at, self._failure(None, said, rank.number))
+        return Suspect(
+            Kind.UNSEEN, rank.ended_at, rank.ended_at, self._failure(None, said, rank.number)
+        )
 
     def of_running(self, rank: Rank) -> Suspect | None:
         """Return what the record of a rank says that still runs; None if it has noted nothing."""
-        return self._suspect(self._of_local(rank, "")._replace(ended_at=math.inf), None, rank.number)
+        return self._suspect(
+            self._of_local(rank, "")._replace(ended_at=math.inf), None, rank.number
+        )
 
     def of_program(self, outcome: Outcome, code: int, tail: Tail, pid: int) -> Suspect:
         """Return the failed program of this host as evidence, where the launcher knows of no ranks below it.
@@ -122,7 +131,10 @@ class Verdict:
             tail: End of its output.
             pid: Its process id.
         """
-        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import (
+            began_at,
+            seen_of,
+        )  # only a failure needs it
 
         said = self._of_own(tail, pid, time.monotonic())
         kind = kind_of(seen_of(said, code, of_memory=bool(outcome.memory)))
@@ -145,7 +157,10 @@ class Verdict:
 
     def _suspect(self, said: Said, code: int | None, rank: int) -> Suspect | None:
         """Return a process as evidence; None if nothing says that it failed or ended."""
-        from trainworks_launcher.supervise.outcome.cause import began_at, seen_of  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import (
+            began_at,
+            seen_of,
+        )  # only a failure needs it
 
         if code is None and said.own() is None:
             return None
@@ -213,14 +228,23 @@ class Verdict:
 
         A command that died of an exception of its own started none, whatever it printed. pid: its process id.
         """
-        from trainworks_launcher.supervise.outcome.starters import Report, report_of  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.starters import (
+            Report,
+            report_of,
+        )  # only a failure needs it
 
-        own = [row for row in self._records() if pid and row.pid == pid and row.message and not row.thread]
+        own = [
+            row
+            for row in self._records()
+            if pid and row.pid == pid and row.message and not row.thread
+        ]
         if self.ranks is None and own and not own[-1].is_of_a_child:
             return Report()
         return report_of(tail.read(), self._plan.ranks_by)
 
-    def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0) -> Outcome:
+    def of_command(
+        self, what: str, code: int, tail: Tail, stop_signal: int = 0, pid: int = 0
+    ) -> Outcome:
         """Return the outcome of a command that did not end with status 0.
 
         Args:
@@ -237,13 +261,23 @@ class Verdict:
         local = self.ranks.latest(number) if self.ranks is not None else None
         told = suspect_of(self._suspects, number) if self.ranks is not None else None
         if self.killed and stop_signal:
-            reported = reported or -signal.SIGKILL  # mpirun and torchrun end with a status of their own
+            reported = (
+                reported or -signal.SIGKILL
+            )  # mpirun and torchrun end with a status of their own
         if self.ranks is not None:
             seen = local.status if local is not None and not stop_signal else None
             code = seen or reported or code
         if report.ended_early:
-            host = told.outcome.host if told is not None else self._plan.host if local is not None else report.host
-            found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
+            host = (
+                told.outcome.host
+                if told is not None
+                else self._plan.host
+                if local is not None
+                else report.host
+            )
+            found = self._early_end(
+                host, number, f"{report.starter} ended the job for that: {describe_status(code)}"
+            )
         elif local is not None:
             found = self._failure(code, self._of_local(local, what), number, what)
             code = code if stop_signal else found.status  # a record outlives a signal
@@ -276,13 +310,16 @@ class Verdict:
         """Return a starter's report as the hosts have seen it: which rank failed first, and how it ended."""
         ended_itself = not report.starter and not self.overdue
         first = self._first(
-            self._suspects, Starter(report.rank, ended_itself=ended_itself, ended_early=report.ended_early)
+            self._suspects,
+            Starter(report.rank, ended_itself=ended_itself, ended_early=report.ended_early),
         )
         if first is None or self.lost_daemon(tail):
             return report
         failed = first.failed
         code = failed.outcome.status or (report.code if report.rank == failed.outcome.rank else 0)
-        return report._replace(rank=failed.outcome.rank, code=code, host=failed.outcome.host, ended_early=False)
+        return report._replace(
+            rank=failed.outcome.rank, code=code, host=failed.outcome.host, ended_early=False
+        )
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
@@ -291,21 +328,35 @@ class Verdict:
         itself = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
         note = "" if self._plan.ranks_by else f", as {report.starter} reports{itself}"
         own = [row for row in self._records() if report.rank in (-1, row.rank)]
-        return self._failure(report.code, Said(tail.read(), records=own), report.rank, what, note=note)
+        return self._failure(
+            report.code, Said(tail.read(), records=own), report.rank, what, note=note
+        )
 
     def _of_program(self, what: str, code: int, tail: Tail, pid: int) -> Outcome:
         """Return the failure of a command that names no rank of its own."""
         from trainworks_launcher.supervise.outcome.cause import Said
 
         errors = tail.errors() if self.ranks is None and self._plan.processes == 1 else b""
-        said = Said(tail.read(), errors, self._records(), pid, time.monotonic(), _is_shell(what), _is_python(what))
+        said = Said(
+            tail.read(),
+            errors,
+            self._records(),
+            pid,
+            time.monotonic(),
+            _is_shell(what),
+            _is_python(what),
+        )
         lost = self.lost_daemon(tail)
         cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
-        if not cause and not self._plan.ranks_by and code > 0:  # the program may have called a mpirun of its own
+        if (
+            not cause and not self._plan.ranks_by and code > 0
+        ):  # the program may have called a mpirun of its own
             from trainworks_launcher.supervise.outcome.starters import mpirun_reason
 
             cause = mpirun_reason(tail.read())
-        found = self._failure(names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause)
+        found = self._failure(
+            names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause
+        )
         return found._replace(host=lost or found.host)
 
     def _of_local(self, rank: Rank, what: str) -> Said:
@@ -315,11 +366,15 @@ class Verdict:
 
         of_it = [row for row in self._records() if rank.pid == row.pid or rank.number == row.rank]
         of_it = [row for row in of_it if row.at >= rank.began]
-        if not any(row.pid == rank.pid and not row.thread for row in of_it):  # it has left none, but maybe torch has
+        if not any(
+            row.pid == rank.pid and not row.thread for row in of_it
+        ):  # it has left none, but maybe torch has
             of_it += of_torch(rank.error, rank.pid, rank.ended_at, rank.number)
         what = what or name_of_program(self._plan)
         shell, python = _is_shell(what), _is_python(what)
-        return Said(rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, shell, python)
+        return Said(
+            rank.tail.read(), rank.tail.errors(), of_it, rank.pid, rank.ended_at, shell, python
+        )
 
     def _records(self) -> list[Record]:
         """Return how the Pythons of this host ended, as they have noted it."""
@@ -336,9 +391,14 @@ class Verdict:
             return ""
         from trainworks_launcher.supervise.outcome.records import first_of_the_last
 
-        rows, own = self._records(), {pid, *(rank.pid for rank in (self.ranks.all if self.ranks is not None else ()))}
+        rows, own = (
+            self._records(),
+            {pid, *(rank.pid for rank in (self.ranks.all if self.ranks is not None else ()))},
+        )
         died = first_of_the_last(rows)
-        if died is None or any(row.pid in own or (not row.message and row.at >= died.at) for row in rows):
+        if died is None or any(
+            row.pid in own or (not row.message and row.at >= died.at) for row in rows
+        ):
             return ""
         return self._masker.text(died.cause)
 
@@ -359,12 +419,16 @@ class Verdict:
             )
             for row in said.records
         ]
-        return said._replace(output=without_secrets(said.output), errors=without_secrets(said.errors), records=rows)
+        return said._replace(
+            output=without_secrets(said.output), errors=without_secrets(said.errors), records=rows
+        )
 
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
         place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
-        return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ())
+        return Outcome(
+            SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ()
+        )
 
     def seconds_for_daemon(self, outcome: Outcome) -> float:
         """Return how long to wait for the end of Ray's daemon, before a failure is told that may be only its effect."""
@@ -380,19 +444,25 @@ class Verdict:
             return outcome
         names_no_rank = self.ranks is not None and outcome.rank < 0
         starter = Starter(
-            outcome.rank, ended_itself=names_no_rank and not self.overdue, ended_early=outcome.end == EARLY_END
+            outcome.rank,
+            ended_itself=names_no_rank and not self.overdue,
+            ended_early=outcome.end == EARLY_END,
         )
         first = self._first(self._suspects, starter)
         if first is None or not self._is_stronger(first.failed, outcome):
             reported = of_command(outcome)
             first = First(left_before(reported, self._suspects) or reported, reported)
         failed, seen = outcome, first.failed.outcome
-        is_reported = seen.host == outcome.host and (self.ranks is None or seen.rank == outcome.rank)
+        is_reported = seen.host == outcome.host and (
+            self.ranks is None or seen.rank == outcome.rank
+        )
         if not is_reported:
             failed = seen._replace(kind=FAILED, status=seen.status or outcome.status)
         if first.cause is first.failed:
             return failed
-        from trainworks_launcher.supervise.outcome.cause import after_leaving  # only such a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import (
+            after_leaving,
+        )  # only such a failure needs it
 
         return after_leaving(failed, first.cause)
 
@@ -414,7 +484,9 @@ class Verdict:
 
         if in_time(lambda: has_younger(directory, self.started_at), True):
             return outcome
-        return outcome._replace(unsaved=f"no checkpoint was written: no file in {directory} is younger than the job")
+        return outcome._replace(
+            unsaved=f"no checkpoint was written: no file in {directory} is younger than the job"
+        )
 
     def lost_daemon(self, tail: Tail) -> str:
         """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""
@@ -425,9 +497,17 @@ class Verdict:
         return mpirun_daemon(tail.read())
 
     def _failure(
-        self, code: int | None, said: Said, rank: int = -1, what: str = "", cause: str = "", note: str = ""
+        self,
+        code: int | None,
+        said: Said,
+        rank: int = -1,
+        what: str = "",
+        cause: str = "",
+        note: str = "",
     ) -> Outcome:
-        from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import (
+            failure_of,
+        )  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
 
         self.full = _full_disks(self._plan.env)
@@ -478,7 +558,10 @@ def _full_disks(told: Mapping[str, str]) -> str:
     """Return which places of the job have no space left, ``""`` for none. told: the job's variables."""
     from trainworks_launcher.checks.look import is_full
 
-    named = (*filter(None, map(told.get, (*places.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE))), *places.TEMPORARY)
+    named = (
+        *filter(None, map(told.get, (*places.RESULTS, names.CHECKPOINT_DIRECTORY_VARIABLE))),
+        *places.TEMPORARY,
+    )
     nothing: list[str] = []
     full = in_time(lambda: places.outermost(filter(is_full, named)), nothing)
     return f"no space is left in {' and '.join(full)}" if full else ""

@@ -65,7 +65,10 @@ def _is_job(text: str) -> bool:
         parameters = json.loads(text or "{}")
     except ValueError:
         return False
-    return isinstance(parameters, dict) and parameters.get("sagemaker_distributed_dataparallel_enabled") is True
+    return (
+        isinstance(parameters, dict)
+        and parameters.get("sagemaker_distributed_dataparallel_enabled") is True
+    )
 
 
 def _create(options: Any, nccl_options: Any) -> Any:
@@ -92,7 +95,9 @@ def _create(options: Any, nccl_options: Any) -> Any:
     nccl_options._timeout = options.timeout  # noqa: SLF001  what torch does for its own
     nccl_options.global_ranks_in_group = options.global_ranks_in_group
     nccl_options.group_name = options.group_id
-    nccl = dist.ProcessGroupNCCL(dist.distributed_c10d.PrefixStore("cuda", store), rank, size, nccl_options)
+    nccl = dist.ProcessGroupNCCL(
+        dist.distributed_c10d.PrefixStore("cuda", store), rank, size, nccl_options
+    )
     kinds = dist.ProcessGroup.BackendType
     return _both(options, ("cpu", kinds.GLOO, gloo), ("cuda", kinds.NCCL, nccl))
 

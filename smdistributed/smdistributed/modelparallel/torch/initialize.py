@@ -41,7 +41,13 @@ _LINKS = {"pp": CommGroup.PP_GROUP, "tp": CommGroup.TP_GROUP, "dp": CommGroup.DP
 
 _watch: Watch | None = None
 _process = 0
-_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_COLLECTIVE = (
+    "gloo",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
@@ -62,7 +68,9 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     set_rendezvous(os.environ, cfg.ddp_port)
     # Read when CUDA starts. With fewer queues than streams, a receive may stand in the way of the send it waits for.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    topology = Topology(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank)
+    topology = Topology(
+        size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank
+    )
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if emulation.cuda_is_available() else "gloo"
         timeout = datetime.timedelta(minutes=GROUP_MINUTES)
@@ -101,11 +109,15 @@ def _connect(cfg: Config, topology: Topology) -> None:
     _install_hook(_watch)
     if cfg.pipeline_parallel_degree > 1:
         pipeline = topology.members(CommGroup.PP_GROUP)
-        transport = Transport(rank, pipeline, connections["pp"], payload=_payload(topology), device=placement.device())
+        transport = Transport(
+            rank, pipeline, connections["pp"], payload=_payload(topology), device=placement.device()
+        )
         peers = None
         if ordered is not None:
             members = topology.members(_LINKS[ordered])
-            peers = Transport(rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox)
+            peers = Transport(
+                rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox
+            )
         use(Runtime(cfg, transport, peers))
 
 
@@ -115,7 +127,9 @@ def _payload(topology: Topology) -> GroupPayload | None:
     `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. NCCL where it is there.
     """
     gpu = placement.device()
-    backend = os.environ.get("SMP_PAYLOAD") or ("nccl" if gpu is not None and dist.is_nccl_available() else "host")
+    backend = os.environ.get("SMP_PAYLOAD") or (
+        "nccl" if gpu is not None and dist.is_nccl_available() else "host"
+    )
     if backend == "host":
         return None
     if backend not in dist.Backend.backend_list:
@@ -149,7 +163,11 @@ def _shutdown() -> None:
         return
     watch, _watch = _watch, None
     error = sys.exc_info()[1]  # set where multiprocessing calls this for a function that raised
-    if watch is not None and error is not None and not (isinstance(error, SystemExit) and not error.code):
+    if (
+        watch is not None
+        and error is not None
+        and not (isinstance(error, SystemExit) and not error.code)
+    ):
         _failed(watch, error)
     runtime = present()
     if runtime is not None:
@@ -167,7 +185,9 @@ def _shutdown() -> None:
 def _end_groups(*, abort: bool) -> None:
     """End all process groups. After a failure NCCL's would wait for ranks that are gone: they are aborted."""
     if abort:
-        with contextlib.suppress(AttributeError, RuntimeError):  # before torch 2.6; a backend that cannot
+        with contextlib.suppress(
+            AttributeError, RuntimeError
+        ):  # before torch 2.6; a backend that cannot
             dist.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public name
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -176,7 +196,9 @@ def _end_groups(*, abort: bool) -> None:
 def _install_hook(watch: Watch) -> None:
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
         if not _failed(watch, error):
             before(kind, error, trace)
 
@@ -196,7 +218,9 @@ def _failed(watch: Watch, error: BaseException) -> bool:
         watch.say(str(error))
         return True
     if lost and watch.over is not None:
-        failure = Failure(watch.over, f"its script was over while {watch.name(watch.rank)} still waited for it")
+        failure = Failure(
+            watch.over, f"its script was over while {watch.name(watch.rank)} still waited for it"
+        )
         watch.fail(failure.reason, failure.rank)
         watch.say(watch.words(failure))
         return True

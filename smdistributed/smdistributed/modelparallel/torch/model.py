@@ -28,7 +28,15 @@ from .job.topology import CommGroup
 from .job.wrapped import wrapped
 from .nn import delayed
 from .partitioning import partitioner, placement, remote
-from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
+from .partitioning.tracing import (
+    Trace,
+    TraceDone,
+    describe,
+    is_tracing,
+    trace_forward,
+    tracing,
+    unchanged,
+)
 from .pipeline import own_passes
 from .pipeline.runtime import present
 from .sharding import mesh, wrap
@@ -48,7 +56,9 @@ class _Once(abc.ABCMeta):
 
     def __call__(cls, module: tnn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
         model = cast("DistributedModel | None", wrapped.model)
-        if model is not None and any(module is known for known in (model, model.module, model.wrapped)):
+        if model is not None and any(
+            module is known for known in (model, model.module, model.wrapped)
+        ):
             return model
         return cast("DistributedModel", super().__call__(module, *args, **kwargs))
 
@@ -97,7 +107,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         _check(module, trace_device, backward_passes_per_step)
         # Old scripts write model.module.module.module: there were more wrappers, and some have one of their own.
         innermost = module
-        while isinstance(inner := getattr(innermost, "module", None), tnn.Module) and inner is not innermost:
+        while (
+            isinstance(inner := getattr(innermost, "module", None), tnn.Module)
+            and inner is not innermost
+        ):
             innermost = inner
         if not hasattr(innermost, "module"):
             object.__setattr__(innermost, "module", innermost)
@@ -167,7 +180,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
-            outside = self._reducer if self._reducer is not None and not self._reducer.in_step else None
+            outside = (
+                self._reducer if self._reducer is not None and not self._reducer.in_step else None
+            )
             if outside is not None:
                 self._before_pass()
             with contextlib.nullcontext() if self._passes is None else self._passes.guard():
@@ -202,7 +217,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             grad_tensors: Their gradients; None: ones.
         """
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+        given = (
+            [grad_tensors]
+            if grad_tensors is None or isinstance(grad_tensors, torch.Tensor)
+            else list(grad_tensors)
+        )
         if len(given) == 1 and given[0] is None:
             given *= len(roots)
         if len(given) != len(roots):
@@ -320,7 +339,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         elif cfg.auto_partition:
             owner = self._automatic(run)
         else:
-            owner = placement.by_hand(self.module, cfg.pipeline_parallel_degree, cfg.default_partition)
+            owner = placement.by_hand(
+                self.module, cfg.pipeline_parallel_degree, cfg.default_partition
+            )
         if rank() == 0:
             lines = [f"  {name or '(root)'}: {index}" for name, index in owner.items()]
             print("\n".join(["Partition assignments:", *lines]), flush=True)
@@ -346,7 +367,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 answer = [partitioner.partition(tree, pp_size(), state.cfg.memory_weight)]
             else:
                 answer = [summary(failure)]
-        with calls.inside("smp.DistributedModel, which is divided in the first step", CommGroup.WORLD):
+        with calls.inside(
+            "smp.DistributedModel, which is divided in the first step", CommGroup.WORLD
+        ):
             dist.broadcast_object_list(answer, src=0)
         if failure is not None:
             raise failure
@@ -376,30 +399,39 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             for key, tensor in itertools.chain(
                 module.named_parameters(recurse=False), module.named_buffers(recurse=False)
             ):
-                tensors.setdefault(id(tensor), (f"{name}.{key}" if name else key, owner[name], tensor))
+                tensors.setdefault(
+                    id(tensor), (f"{name}.{key}" if name else key, owner[name], tensor)
+                )
                 if owner[name] == me:
                     mine.add(id(tensor))
-        self._module_owner = {id(module): owner[name] for name, module in self.module.named_modules()}
+        self._module_owner = {
+            id(module): owner[name] for name, module in self.module.named_modules()
+        }
         self._parameter_owner = {key: index for key, (_, index, _) in tensors.items()}
         for key, (name, index, tensor) in tensors.items():
             if key not in mine:
                 remote.empty(tensor, name, index, me)
         if mesh.degree() > 1:
             self._shard(owner)
-        delayed.materialize((name, tensor) for key, (name, _, tensor) in tensors.items() if key in mine)
+        delayed.materialize(
+            (name, tensor) for key, (name, _, tensor) in tensors.items() if key in mine
+        )
         self.partitioned = True
         gpu = placement.device()
         for module in self.local_modules() if gpu is not None or self._half is not None else ():
             if self._passes is None:
                 module._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
-                    lambda t: t.to(gpu, self._half if t.is_floating_point() else None), recurse=False
+                    lambda t: t.to(gpu, self._half if t.is_floating_point() else None),
+                    recurse=False,
                 )
         deferred, self._deferred = self._deferred, []
         for load in deferred:
             load()
         if self._passes is None:
             data_parallel.broadcast(itertools.chain(self.local_parameters(), self.local_buffers()))
-        trainable = [p for p in self.local_parameters() if p.requires_grad and not mesh.is_sharded(p)]
+        trainable = [
+            p for p in self.local_parameters() if p.requires_grad and not mesh.is_sharded(p)
+        ]
         self._reducer = Reducer(trainable, **self._reducer_options)  # type: ignore[arg-type]
         self._reducer.hook = self._comm_hook
         if self._passes is not None:
@@ -411,7 +443,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             if owner[""] != 0:
                 # The root of the runtime is on partition 0, whose rank has the real inputs.
                 root = _Root(self.module)
-                names = {"": 0, **{f"module.{name}" if name else "module": i for name, i in owner.items()}}
+                names = {
+                    "": 0,
+                    **{f"module.{name}" if name else "module": i for name, i in owner.items()},
+                }
             runtime.install(root, names)
             for name, module in self.module.named_modules():
                 if owner[name] != me:
@@ -431,7 +466,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             data_parallel.broadcast(tensor for _, tensor in named)
 
         placement.compare(self.module, owner)
-        self._passes = Passes(self.module, wrap.shard(self.module, ready, half=self._half, unused=self._unused))
+        self._passes = Passes(
+            self.module, wrap.shard(self.module, ready, half=self._half, unused=self._unused)
+        )
         self._parameter_owner = dict.fromkeys(map(id, self.module.parameters()), 0)
         for optimizer in wrapped.optimizers:
             optimizer.smp_take_shards()
@@ -470,17 +507,27 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """Yield the modules of this rank's partition."""
         return (module for _, module in self.local_named_modules())
 
-    def local_named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Parameter]]:
+    def local_named_parameters(
+        self, *args: Any, **kwargs: Any
+    ) -> Iterator[tuple[str, tnn.Parameter]]:
         """Yield the parameters that are on this rank, with the names that ``state_dict`` has."""
-        return (pair for pair in self.module.named_parameters(*args, **kwargs) if self._is_local(pair[1]))
+        return (
+            pair
+            for pair in self.module.named_parameters(*args, **kwargs)
+            if self._is_local(pair[1])
+        )
 
     def local_parameters(self, recurse: bool = True) -> Iterator[tnn.Parameter]:
         """Yield the parameters that are on this rank."""
-        return (parameter for parameter in self.module.parameters(recurse) if self._is_local(parameter))
+        return (
+            parameter for parameter in self.module.parameters(recurse) if self._is_local(parameter)
+        )
 
     def local_named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the buffers that are on this rank."""
-        return (pair for pair in self.module.named_buffers(*args, **kwargs) if self._is_local(pair[1]))
+        return (
+            pair for pair in self.module.named_buffers(*args, **kwargs) if self._is_local(pair[1])
+        )
 
     def local_buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
         """Yield the buffers that are on this rank."""
@@ -498,9 +545,15 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def local_state_dict(self, *args: Any, **kwargs: Any) -> StateDict:  # noqa: ARG002
         """Return the state of this rank's partition, with the mark ``_smp_is_partial``."""
         if not self.partitioned:
-            raise StepError("local_state_dict: the model is not partitioned yet. Call it after the first step")
+            raise StepError(
+                "local_state_dict: the model is not partitioned yet. Call it after the first step"
+            )
         mine = state_dicts.local(self.module, self.owner, pp_rank())
-        return {**{name: mesh.local(value) for name, value in mine.items()}, **mesh.mark(), PARTIAL: True}
+        return {
+            **{name: mesh.local(value) for name, value in mine.items()},
+            **mesh.mark(),
+            PARTIAL: True,
+        }
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
         """Return the state of the whole model, as the plain module would.
@@ -516,11 +569,17 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             StepError: Ranks are missing. The error names them.
         """
         if mesh.degree() > 1:
-            return state_dicts.unshared(self.module, to_first_only=gather_to_rank0, call="model.state_dict()")
+            return state_dicts.unshared(
+                self.module, to_first_only=gather_to_rank0, call="model.state_dict()"
+            )
         divided = self.partitioned and pp_size() > 1
         if not divided and tp_size() == 1:
             return self.module.state_dict(*args, **kwargs)
-        owner = self.owner if self.partitioned else {name: pp_rank() for name, _ in self.module.named_modules()}
+        owner = (
+            self.owner
+            if self.partitioned
+            else {name: pp_rank() for name, _ in self.module.named_modules()}
+        )
         return state_dicts.gathered(
             self.module, owner, pp_rank(), to_first_only=gather_to_rank0, call="model.state_dict()"
         )
@@ -547,11 +606,19 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if mesh.degree() > 1:
             return cast(
                 "_IncompatibleKeys",
-                self.module.load_state_dict(state_dicts.shared(self.module, state_dict), strict=strict),
+                self.module.load_state_dict(
+                    state_dicts.shared(self.module, state_dict), strict=strict
+                ),
             )
         if partial and not same_partition_load:
-            state_dict = state_dicts.merge_partial(self.module, state_dict, call="model.load_state_dict() of a part")
-        entries = dict(state_dict) if partial and same_partition_load else state_dicts.cut(self.module, state_dict)
+            state_dict = state_dicts.merge_partial(
+                self.module, state_dict, call="model.load_state_dict() of a part"
+            )
+        entries = (
+            dict(state_dict)
+            if partial and same_partition_load
+            else state_dicts.cut(self.module, state_dict)
+        )
 
         def load() -> _IncompatibleKeys:
             whole = entries
@@ -584,7 +651,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             SMPConfigError: There is a hook already, or sharded data parallelism sums gradients in its own way.
         """
         if mesh.degree() > 1:
-            raise SMPConfigError("register_comm_hook: not with sharded_data_parallel_degree above 1")
+            raise SMPConfigError(
+                "register_comm_hook: not with sharded_data_parallel_degree above 1"
+            )
         if self._comm_hook is not None:
             raise SMPConfigError("register_comm_hook can be called only once")
         self._comm_hook = hook_state, hook
@@ -604,7 +673,9 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 Or ranks share parameters: each needs the others for every batch.
         """
         if enable and mesh.degree() > 1:
-            raise SMPConfigError("join: not with sharded_data_parallel_degree above 1, where ranks have equal batches")
+            raise SMPConfigError(
+                "join: not with sharded_data_parallel_degree above 1, where ranks have equal batches"
+            )
         if not divide_by_initial_world_size:
             raise SMPConfigError("join: divide_by_initial_world_size=False is not supported")
         return Join([self], enable and dp_size() > 1, throw_on_early_termination)
@@ -653,11 +724,17 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, tnn.Parameter]]:
         """Yield the parameters whose gradients are averaged over the data-parallel group."""
-        return ((n, p) for n, p in self.local_named_parameters() if not self.is_scaled_batch_parameter(p))
+        return (
+            (n, p)
+            for n, p in self.local_named_parameters()
+            if not self.is_scaled_batch_parameter(p)
+        )
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, tnn.Parameter]]:
         """Yield the parameters whose gradients are averaged over the reduced-data-parallel group."""
-        return ((n, p) for n, p in self.local_named_parameters() if self.is_scaled_batch_parameter(p))
+        return (
+            (n, p) for n, p in self.local_named_parameters() if self.is_scaled_batch_parameter(p)
+        )
 
     # -- devices
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
@@ -703,13 +780,19 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.DistributedModel")
     if wrapped.model is not None:
-        raise SMPConfigError("smp.DistributedModel wraps one model in a process, and one is wrapped already")
+        raise SMPConfigError(
+            "smp.DistributedModel wraps one model in a process, and one is wrapped already"
+        )
     if not isinstance(module, tnn.Module):
-        raise SMPConfigError(f"smp.DistributedModel needs a torch.nn.Module, got {type(module).__name__}")
+        raise SMPConfigError(
+            f"smp.DistributedModel needs a torch.nn.Module, got {type(module).__name__}"
+        )
     if trace_device not in ("gpu", "cpu"):
         raise SMPConfigError(f"trace_device must be 'gpu' or 'cpu', got {trace_device!r}")
     if type(passes) is not int or passes < 1:
-        raise SMPConfigError(f"backward_passes_per_step must be an integer of 1 or more, got {passes!r}")
+        raise SMPConfigError(
+            f"backward_passes_per_step must be an integer of 1 or more, got {passes!r}"
+        )
     # Without the import of torch._dynamo, which takes seconds.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
@@ -720,14 +803,22 @@ def _check(module: Any, trace_device: str, passes: int) -> None:
         )
     refuse_amp_of_apex("smp.DistributedModel")
     for name, part in module.named_modules():
-        where = f"module {name!r} ({type(part).__name__})" if name else f"the model ({type(part).__name__})"
+        where = (
+            f"module {name!r} ({type(part).__name__})"
+            if name
+            else f"the model ({type(part).__name__})"
+        )
         if isinstance(part, tnn.parallel.DistributedDataParallel):
             raise SMPConfigError(
                 f"{where} is torch's DistributedDataParallel. Wrap the plain module: set ddp in the configuration, and "
                 "smp.DistributedModel averages gradients over replicas"
             )
         if isinstance(part, torch.jit.ScriptModule):
-            raise SMPConfigError(f"{where} is a ScriptModule. smp.DistributedModel needs plain modules")
+            raise SMPConfigError(
+                f"{where} is a ScriptModule. smp.DistributedModel needs plain modules"
+            )
         for key, parameter in part.named_parameters(recurse=False):
             if tnn.parameter.is_lazy(parameter):
-                raise SMPConfigError(f"{where}: parameter {key!r} has no shape yet. Call the model once before")
+                raise SMPConfigError(
+                    f"{where}: parameter {key!r} has no shape yet. Call the model once before"
+                )

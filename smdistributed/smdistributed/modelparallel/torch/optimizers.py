@@ -52,7 +52,12 @@ class _Fused(torch.optim.Optimizer):
         """Look at all gradients."""
 
     def _update(
-        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+        self,
+        group: dict[str, Any],
+        one: dict[str, Any],
+        parameter: Tensor,
+        weight: Tensor,
+        gradient: Tensor,
     ) -> Tensor:
         """Return what is subtracted from a weight, times the learning rate. ``one`` is the parameter's state."""
         raise NotImplementedError
@@ -94,7 +99,12 @@ class FusedAdam(_Fused):
         super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
     def _update(
-        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+        self,
+        group: dict[str, Any],
+        one: dict[str, Any],
+        parameter: Tensor,
+        weight: Tensor,
+        gradient: Tensor,
     ) -> Tensor:
         del parameter  # no norm over ranks is needed
         decay = group["weight_decay"]
@@ -158,7 +168,12 @@ class FusedLAMB(_Fused):
         self._norm = _global_norm([p for group in self.param_groups for p in group["params"]])
 
     def _update(
-        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+        self,
+        group: dict[str, Any],
+        one: dict[str, Any],
+        parameter: Tensor,
+        weight: Tensor,
+        gradient: Tensor,
     ) -> Tensor:
         limit, decay = group["max_grad_norm"], group["weight_decay"]
         gradient = gradient * (limit / self._norm).clamp(max=1.0) if limit else gradient
@@ -170,7 +185,9 @@ class FusedLAMB(_Fused):
             update = update + decay * weight
         if decay or self.use_nvlamb:
             length, wanted = _whole_norm(update, parameter), _whole_norm(weight, parameter)
-            update = update * torch.where((length > 0) & (wanted > 0), wanted / length, torch.ones_like(length))
+            update = update * torch.where(
+                (length > 0) & (wanted > 0), wanted / length, torch.ones_like(length)
+            )
         return update
 
 
@@ -214,18 +231,31 @@ class FusedNovoGrad(_Fused):
         set_grad_none: bool = True,
     ) -> None:
         if norm_type not in (0, 2):
-            raise ValueError(f"FusedNovoGrad: norm_type must be 2, or 0 for the largest value, got {norm_type!r}")
+            raise ValueError(
+                f"FusedNovoGrad: norm_type must be 2, or 0 for the largest value, got {norm_type!r}"
+            )
         self.reg_inside_moment = reg_inside_moment
         options: dict[str, Any] = {
             "bias_correction": bias_correction,
             "grad_averaging": grad_averaging,
             "init_zero": init_zero,
         }
-        options |= {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm_type": norm_type}
+        options |= {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "norm_type": norm_type,
+        }
         super().__init__(params, amsgrad=amsgrad, set_grad_none=set_grad_none, **options)
 
     def _update(
-        self, group: dict[str, Any], one: dict[str, Any], parameter: Tensor, weight: Tensor, gradient: Tensor
+        self,
+        group: dict[str, Any],
+        one: dict[str, Any],
+        parameter: Tensor,
+        weight: Tensor,
+        gradient: Tensor,
     ) -> Tensor:
         beta1, beta2 = group["betas"]
         decay, largest = group["weight_decay"], group["norm_type"] == 0
@@ -252,7 +282,9 @@ class FusedNovoGrad(_Fused):
 FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
 
 
-def _adam_direction(group: dict[str, Any], one: dict[str, Any], gradient: Tensor, *, added: float) -> Tensor:
+def _adam_direction(
+    group: dict[str, Any], one: dict[str, Any], gradient: Tensor, *, added: float
+) -> Tensor:
     """Move both moments of a parameter by its gradient, and return the first over the root of the second.
 
     Args:
@@ -263,7 +295,11 @@ def _adam_direction(group: dict[str, Any], one: dict[str, Any], gradient: Tensor
     """
     beta1, beta2 = group["betas"]
     if not one:
-        one["step"], one["exp_avg"], one["exp_avg_sq"] = 0, torch.zeros_like(gradient), torch.zeros_like(gradient)
+        one["step"], one["exp_avg"], one["exp_avg_sq"] = (
+            0,
+            torch.zeros_like(gradient),
+            torch.zeros_like(gradient),
+        )
     one["step"] += 1
     one["exp_avg"].mul_(beta1).add_(gradient, alpha=added)
     one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -271,7 +307,9 @@ def _adam_direction(group: dict[str, Any], one: dict[str, Any], gradient: Tensor
     if group["bias_correction"]:
         first = 1 - beta1 ** one["step"]
         second = 1 - beta2 ** one["step"]
-    direction: Tensor = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+    direction: Tensor = (one["exp_avg"] / first) / (
+        (one["exp_avg_sq"] / second).sqrt() + group["eps"]
+    )
     return direction
 
 
@@ -280,7 +318,9 @@ def _global_norm(parameters: list[Tensor]) -> Tensor:
     if not state.initialized:
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     # Sharded, the optimizer shows each replica the gradients of its own shard.
-    return total_norm(parameters, group=CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP)
+    return total_norm(
+        parameters, group=CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP
+    )
 
 
 def _whole_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:

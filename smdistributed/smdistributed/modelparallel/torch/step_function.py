@@ -125,7 +125,9 @@ class StepFunction(Generic[P]):
         bound = self.signature.bind(*args, **kwargs)
         microbatches = self._microbatches(bound, count)
         name = self.function.__qualname__
-        with calls.inside(f"step function {name} (call {self.called + 1})", CommGroup.MP_GROUP) as call:
+        with calls.inside(
+            f"step function {name} (call {self.called + 1})", CommGroup.MP_GROUP
+        ) as call:
             if call is not None and self._compares_batches():
                 store = torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
                 agree_on_batch(store, name, call, bound.arguments)
@@ -139,18 +141,24 @@ class StepFunction(Generic[P]):
 
     def _microbatches(self, bound: inspect.BoundArguments, count: int) -> list[Callable[[], Any]]:
         """Return the calls of the function, each with its part of the arguments."""
-        parts = [inspect.BoundArguments(self.signature, type(bound.arguments)()) for _ in range(count)]
+        parts = [
+            inspect.BoundArguments(self.signature, type(bound.arguments)()) for _ in range(count)
+        ]
         for position, (name, value) in enumerate(bound.arguments.items()):
             if position == 0 and name in ("self", "cls"):
                 values: Sequence[Any] = [value] * count
             elif self.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 split = {key: self._split(key, each, count) for key, each in value.items()}
-                values = [{key: each[index] for key, each in split.items()} for index in range(count)]
+                values = [
+                    {key: each[index] for key, each in split.items()} for index in range(count)
+                ]
             else:
                 values = self._split(name, value, count)
             for part, each in zip(parts, values, strict=True):
                 part.arguments[name] = each
-        return [functools.partial(script, self.function, *part.args, **part.kwargs) for part in parts]
+        return [
+            functools.partial(script, self.function, *part.args, **part.kwargs) for part in parts
+        ]
 
     def _split(self, name: str, value: Any, count: int) -> Sequence[Any]:
         if name in self.whole:
@@ -158,7 +166,9 @@ class StepFunction(Generic[P]):
         try:
             return _split(value, count, self.axes.get(name, 0), name)
         except _CannotSplitError as error:
-            raise ValueError(f"smp.step: function {self.function.__qualname__}, argument {error}") from None
+            raise ValueError(
+                f"smp.step: function {self.function.__qualname__}, argument {error}"
+            ) from None
 
 
 @overload
@@ -213,7 +223,9 @@ def _run(microbatches: Sequence[Callable[[], Any]], name: str) -> list[Any]:
     model, runtime = wrapped.model, present()
     if model is not None:
         model.begin_step(microbatches[0])
-    results = _in_turn(microbatches, model) if runtime is None else runtime.run_step(microbatches, name)
+    results = (
+        _in_turn(microbatches, model) if runtime is None else runtime.run_step(microbatches, name)
+    )
     if model is not None:
         model.end_step()
     return results
@@ -248,7 +260,9 @@ def _split(value: Any, count: int, axis: int, path: str) -> Sequence[Any]:
             )
         return [value] * count
     parts = [_split(child, count, axis, f"{path}[{key!r}]") for key, child in children]
-    if all(each is child for part, (_, child) in zip(parts, children, strict=True) for each in part):
+    if all(
+        each is child for part, (_, child) in zip(parts, children, strict=True) for each in part
+    ):
         return [value] * count
     return [_with_children(value, [part[index] for part in parts]) for index in range(count)]
 
@@ -264,14 +278,18 @@ def _split_tensor(tensor: torch.Tensor, count: int, axis: int, path: str) -> Seq
     if not tensor.dim() or count == 1:
         return [tensor] * count
     if not -tensor.dim() <= axis < tensor.dim():
-        raise _CannotSplitError(f"{path}: a tensor of shape {tuple(tensor.shape)} has no axis {axis} to split along")
+        raise _CannotSplitError(
+            f"{path}: a tensor of shape {tuple(tensor.shape)} has no axis {axis} to split along"
+        )
     length = tensor.size(axis)
     if length % count:
         raise _CannotSplitError(
             f"{path}: axis {axis} has size {length}, which {count} microbatches do not divide; give a batch that they "
             "divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
         )
-    return [tensor.narrow(axis, index * (length // count), length // count) for index in range(count)]
+    return [
+        tensor.narrow(axis, index * (length // count), length // count) for index in range(count)
+    ]
 
 
 def _gathered(results: Sequence[Any], *, detach: bool) -> Any:
@@ -283,15 +301,20 @@ def _gathered(results: Sequence[Any], *, detach: bool) -> Any:
         return None
     # The items of a set have no order in which those of two microbatches belong together.
     children = [
-        _children(each) if type(each) is type(first) and not isinstance(each, set | frozenset) else None
+        _children(each)
+        if type(each) is type(first) and not isinstance(each, set | frozenset)
+        else None
         for each in results
     ]
     if children[0] is None or any(
-        each is None or [key for key, _ in each] != [key for key, _ in children[0]] for each in children
+        each is None or [key for key, _ in each] != [key for key, _ in children[0]]
+        for each in children
     ):
         return list(results)
     values = [[value for _, value in each or ()] for each in children]
-    return _with_children(first, [_gathered(each, detach=detach) for each in zip(*values, strict=True)])
+    return _with_children(
+        first, [_gathered(each, detach=detach) for each in zip(*values, strict=True)]
+    )
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

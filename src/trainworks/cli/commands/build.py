@@ -27,7 +27,14 @@ from trainworks.cli.options import (
     add_repositories,
     add_until,
 )
-from trainworks.errors import BuildError, HostError, InterruptionError, RecipeError, RegistryError, UnknownNameError
+from trainworks.errors import (
+    BuildError,
+    HostError,
+    InterruptionError,
+    RecipeError,
+    RegistryError,
+    UnknownNameError,
+)
 from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
@@ -59,16 +66,24 @@ def parser() -> Grammar:
         "shows what the image is made of without building it.",
         examples=(
             Example("--list", "list the targets, and which were built"),
-            Example("--list --framework pytorch --cuda cu121", "list those of one framework and CUDA release"),
+            Example(
+                "--list --framework pytorch --cuda cu121",
+                "list those of one framework and CUDA release",
+            ),
             Example("--list --all", "list also what only another machine can build"),
             Example(
                 "--framework pytorch --cuda cu121 --until plan",
                 "show the components, and what would be rebuilt and why",
             ),
             Example(
-                "--framework pytorch --cuda cpu --until render --output context", "write the Dockerfile and its files"
+                "--framework pytorch --cuda cpu --until render --output context",
+                "write the Dockerfile and its files",
             ),
-            Example("--framework pytorch --cuda cu121", "build and test the newest PyTorch for CUDA 12.1", "an engine"),
+            Example(
+                "--framework pytorch --cuda cu121",
+                "build and test the newest PyTorch for CUDA 12.1",
+                "an engine",
+            ),
             Example("--all -j 2", "build and test every target, two at once", "an engine"),
         ),
         result="the image's name on stdout, after every test has passed. `build.py push NAME` pushes it. Progress and "
@@ -80,13 +95,25 @@ def parser() -> Grammar:
         check=check,
     )
     what = grammar.add_argument_group("what to build")
-    what.add_argument("target", nargs="?", default="", metavar="TARGET", help="build this target; --list names all")
-    what.add_argument("--framework", metavar="FRAMEWORK", help="choose a framework, such as pytorch")
+    what.add_argument(
+        "target",
+        nargs="?",
+        default="",
+        metavar="TARGET",
+        help="build this target; --list names all",
+    )
+    what.add_argument(
+        "--framework", metavar="FRAMEWORK", help="choose a framework, such as pytorch"
+    )
     what.add_argument("--cuda", metavar="CELL", help="choose a CUDA release, such as cu121, or cpu")
     what.add_argument(
-        "--framework-version", metavar="VERSION", help="choose a version; default: the newest for this CUDA"
+        "--framework-version",
+        metavar="VERSION",
+        help="choose a version; default: the newest for this CUDA",
     )
-    what.add_argument("--python", metavar="PYTHON", help="choose a Python, such as 3.13; default: the oldest")
+    what.add_argument(
+        "--python", metavar="PYTHON", help="choose a Python, such as 3.13; default: the oldest"
+    )
     what.add_argument(
         "--sources",
         choices=("packages", "vendor"),
@@ -108,12 +135,29 @@ def parser() -> Grammar:
         help="build every target that is locked; with --list: show every target",
     )
     many.add_argument(
-        "--only", action="append", default=[], metavar="GLOB", help="build targets of this name, such as 'pytorch-*'"
+        "--only",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="build targets of this name, such as 'pytorch-*'",
     )
-    many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="build N targets at once (default: 1)")
-    many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
+    many.add_argument(
+        "-j",
+        "--jobs",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="build N targets at once (default: 1)",
+    )
+    many.add_argument(
+        "--bake",
+        action="store_true",
+        help="write docker-bake.json for `docker buildx bake` to --output",
+    )
     how = grammar.add_argument_group("how")
-    how.add_argument("--list", action="store_true", help="list the targets of these values, and which were built")
+    how.add_argument(
+        "--list", action="store_true", help="list the targets of these values, and which were built"
+    )
     how.add_argument(
         "--state",
         choices=("current", "older", "never"),
@@ -124,24 +168,44 @@ def parser() -> Grammar:
     add_engine(how)
     add_format(how)
     add_build_options(how)
-    how.add_argument("--mirror", metavar="DIR|URL", help="take downloads from this mirror (see `build.py mirror`)")
-    how.add_argument("--offline", action="store_true", help="with --mirror: take every download from there, or fail")
+    how.add_argument(
+        "--mirror",
+        metavar="DIR|URL",
+        help="take downloads from this mirror (see `build.py mirror`)",
+    )
+    how.add_argument(
+        "--offline",
+        action="store_true",
+        help="with --mirror: take every download from there, or fail",
+    )
     how.add_argument(
         "--strict",
         action="store_true",
         help="fail if an input is not locked or a source cannot be reached",
     )
-    how.add_argument("--locked", action="store_true", help="fail if the package archive is not in its locked state")
-    how.add_argument("--pull", action="store_true", help="pull the base image again, or make it again")
+    how.add_argument(
+        "--locked",
+        action="store_true",
+        help="fail if the package archive is not in its locked state",
+    )
+    how.add_argument(
+        "--pull", action="store_true", help="pull the base image again, or make it again"
+    )
     how.add_argument(
         "--trust-first-use",
         action="store_true",
         help="record what is not locked at its first download, with a warning",
     )
-    how.add_argument("--record", action="store_true", help="record the build in images/built.toml; implies --strict")
+    how.add_argument(
+        "--record",
+        action="store_true",
+        help="record the build in images/built.toml; implies --strict",
+    )
     push = grammar.add_argument_group("push (docs/ship.md)")
     push.add_argument(
-        "--push", action="store_true", help="push the image after its tests have passed; implies --strict"
+        "--push",
+        action="store_true",
+        help="push the image after its tests have passed; implies --strict",
     )
     add_repositories(push)
     return grammar
@@ -158,10 +222,18 @@ def run(options: Namespace, root: Path) -> int:
 
         facts = load(root)
         current = current_builds(facts)
-        rows = [row for row in _listed(options, facts)[0] if options.state in ("", state_of(row, facts, current))]
+        rows = [
+            row
+            for row in _listed(options, facts)[0]
+            if options.state in ("", state_of(row, facts, current))
+        ]
         whole = options.all or bool(options.only or options.state or options.target)
         as_json = options.format == "json"
-        put(list_json(rows, facts, current) if as_json else list_text(rows, facts, current, whole=whole))
+        put(
+            list_json(rows, facts, current)
+            if as_json
+            else list_text(rows, facts, current, whole=whole)
+        )
         return 0
     from trainworks.assemble.run import run_target
     from trainworks.assemble.session import BuildSession
@@ -169,7 +241,9 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.plan.resolve import make_plan
 
     order = _order(options)
-    session = BuildSession(root=root, facts=load(root), mirror=read_mirror(options.mirror, offline=options.offline))
+    session = BuildSession(
+        root=root, facts=load(root), mirror=read_mirror(options.mirror, offline=options.offline)
+    )
     request = _request(options, session.facts)
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
@@ -209,7 +283,9 @@ def _not_for_list(options: Namespace) -> list[str]:
     known = (*FILTERS, "target", "only", "state", "all", "list", "format", "root")
     others = [flag for name, flag in options.given.items() if name not in known]
     filters = ", ".join(f"--{name.replace('_', '-')}" for name in FILTERS)
-    wrong = f"{' and '.join(others)}: --list takes {filters}, --only, --state and --all, nothing else"
+    wrong = (
+        f"{' and '.join(others)}: --list takes {filters}, --only, --state and --all, nothing else"
+    )
     return [wrong] if others else []
 
 
@@ -217,7 +293,9 @@ def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[Unk
     """Return the rows that ``--list`` shows, and unknown names among the values that choose them."""
     from trainworks.plan.select import matching_rows, rows_like
 
-    wanted = {field: getattr(options, name) for name, field in FILTERS.items() if name in options.given}
+    wanted = {
+        field: getattr(options, name) for name, field in FILTERS.items() if name in options.given
+    }
     rows, problems = list(facts.targets), []
     try:
         rows = rows_like([*options.only, *([options.target] if options.target else [])], facts)
@@ -232,7 +310,9 @@ def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
     from trainworks.engine import ENGINES
     from trainworks.plan.names import unknown
 
-    problems = [] if options.all or options.only or options.bake else _unknown_values(options, facts)
+    problems = (
+        [] if options.all or options.only or options.bake else _unknown_values(options, facts)
+    )
     if options.engine and options.engine not in ENGINES:
         problems.append(unknown("engine", options.engine, ENGINES))
     return problems
@@ -263,7 +343,9 @@ def _request(options: Namespace, facts: Facts) -> Request:
         without_components=tuple(options.without_components),
         artifacts=tuple(options.artifact),
     )
-    return request_for(row_named(options.target, facts), facts, request) if options.target else request
+    return (
+        request_for(row_named(options.target, facts), facts, request) if options.target else request
+    )
 
 
 def _wrong_together(options: Namespace) -> list[str]:
@@ -279,8 +361,10 @@ def _wrong_together(options: Namespace) -> list[str]:
     missing = [flag for flag in ("--framework", "--cuda") if not chosen[flag]]
     fixed = [flag for name, flag in options.given.items() if name in FILTERS]
     refused = {
-        "--push is for one target; `build.py push TARGET` pushes what is built already": options.push and many,
-        "--record is for tested images: it does not go with --until": options.record and options.until != "test",
+        "--push is for one target; `build.py push TARGET` pushes what is built already": options.push
+        and many,
+        "--record is for tested images: it does not go with --until": options.record
+        and options.until != "test",
         "--push needs --repository HOST/NAME, and pushes tested images: it does not go with --until": options.push
         and (not options.repository or options.until != "test"),
         "--state belongs to --list": options.state,
@@ -288,14 +372,20 @@ def _wrong_together(options: Namespace) -> list[str]:
         and (options.repository or options.fixed_tags or options.moving_tags),
         "--trust-first-use is for builds of one target": options.trust_first_use
         and (many or options.until in ("plan", "render")),
-        "--trust-first-use downloads, and --offline forbids it": options.trust_first_use and options.offline,
+        "--trust-first-use downloads, and --offline forbids it": options.trust_first_use
+        and options.offline,
         "--offline needs --mirror DIR or --mirror URL": options.offline and not options.mirror,
         f"{' and '.join(named)}: --all and --only choose targets by their names": many and named,
-        "--bake needs --output DIR, a folder for the file and the contexts": options.bake and not options.output,
-        f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": not (many or options.target)
+        "--bake needs --output DIR, a folder for the file and the contexts": options.bake
+        and not options.output,
+        f"TARGET or {' and '.join(missing)} must be given; --list shows the targets": not (
+            many or options.target
+        )
         and missing,
-        f"{' and '.join(fixed)}: TARGET names one target with all its values": options.target and fixed,
-        "--all, --only and --bake are for many targets, and TARGET names one": options.target and many,
+        f"{' and '.join(fixed)}: TARGET names one target with all its values": options.target
+        and fixed,
+        "--all, --only and --bake are for many targets, and TARGET names one": options.target
+        and many,
     }
     return [message for message, wrong in refused.items() if wrong]
 
@@ -334,7 +424,9 @@ def _many(options: Namespace, like: Request, session: BuildSession, order: Build
     if options.bake:
         from trainworks.assemble.bake import write_bake
 
-        done = write_bake(targets, session, options.output, mirror=options.mirror, strict=options.strict)
+        done = write_bake(
+            targets, session, options.output, mirror=options.mirror, strict=options.strict
+        )
         content = {"file": str(done.file), "targets": done.targets, "groups": done.groups}
         put_result(options.format, content, f"{done.file}\n")
         return 0

@@ -20,7 +20,11 @@ def parser() -> Grammar:
         "checks, and how to use each. It needs no network and no engine, neither to write it nor to read it.",
         examples=(
             Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
-            Example("catalogue --release .cache/release --output index.html", "with where images are", "a release"),
+            Example(
+                "catalogue --release .cache/release --output index.html",
+                "with where images are",
+                "a release",
+            ),
         ),
         result="the page, or with --output the name of the file. Each target on it shows the command that builds it.",
         done="written",
@@ -28,9 +32,14 @@ def parser() -> Grammar:
         reads=(FACTS,),
         see_also=("build --list", "check"),
     )
-    grammar.add_argument("--output", type=Path, metavar="FILE", help="write to this file; default: stdout")
     grammar.add_argument(
-        "--release", type=Path, metavar="DIR", help="the results of tools/release: where images are, what changed"
+        "--output", type=Path, metavar="FILE", help="write to this file; default: stdout"
+    )
+    grammar.add_argument(
+        "--release",
+        type=Path,
+        metavar="DIR",
+        help="the results of tools/release: where images are, what changed",
     )
     add_format(grammar, ("html", "json"), "write the page, or what build --list has")
     return grammar

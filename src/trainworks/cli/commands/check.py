@@ -5,7 +5,15 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+)
 from trainworks.cli.options import add_engine, add_format, add_junit, add_only
 from trainworks.terminal.output import put, put_result
 
@@ -24,8 +32,16 @@ def parser() -> Grammar:
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
             Example(f"check --image {TARGET}", "the image of a target", needs="an engine"),
-            Example("check --image my/train:1 --any", "an image of your own Dockerfile", needs="an engine"),
-            Example(f"check --image {TARGET} --only static", "its files alone: a minute", needs="an engine"),
+            Example(
+                "check --image my/train:1 --any",
+                "an image of your own Dockerfile",
+                needs="an engine",
+            ),
+            Example(
+                f"check --image {TARGET} --only static",
+                "its files alone: a minute",
+                needs="an engine",
+            ),
         ),
         result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
         "With --image a line for each check on stderr, and the image's name.",
@@ -36,9 +52,13 @@ def parser() -> Grammar:
         see_also=("lock --check", "docs/compatibility.md"),
     )
     add_only(grammar)
-    grammar.add_argument("--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target")
     grammar.add_argument(
-        "--any", action="store_true", help="ask what holds for every image, also of your own Dockerfile"
+        "--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target"
+    )
+    grammar.add_argument(
+        "--any",
+        action="store_true",
+        help="ask what holds for every image, also of your own Dockerfile",
     )
     add_junit(grammar)
     add_engine(grammar)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+)
 from trainworks.cli.options import add_engine, add_format
 from trainworks.terminal.output import put_result, say
 
@@ -18,7 +26,9 @@ def parser() -> Grammar:
         details="Shows what differs between two images: components, Python and Debian packages, environment, "
         "labels, entry point, files and layers.",
         examples=(
-            Example("diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"),
+            Example(
+                "diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"
+            ),
             Example(
                 f"diff my/train:1 {TARGET} --format json",
                 "an image and the one that was built for a target, for programs",
@@ -31,7 +41,9 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST),
         see_also=("report",),
     )
-    grammar.add_argument("before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
+    grammar.add_argument(
+        "before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name"
+    )
     grammar.add_argument("after", metavar="IMAGE|TARGET", help="the other one")
     add_engine(grammar)
     add_format(grammar)
@@ -50,7 +62,9 @@ def run(options: Namespace, root: Path) -> int:
     engine = choose(options.engine, report=say)
     # Both names first: to read an image takes minutes.
     references = [find_image(name, engine, facts) for name in (options.before, options.after)]
-    before, after = (inspect_image(engine, reference, facts, digests=True) for reference in references)
+    before, after = (
+        inspect_image(engine, reference, facts, digests=True) for reference in references
+    )
     found = difference(before, after)
     put_result(options.format, found.as_values(), as_text(found))
     return 0

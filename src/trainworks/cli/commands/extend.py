@@ -10,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.grammar import APT_SETTINGS, DOCKER_HOST, HOST_SETTINGS, IMAGE_ERRORS, Example, Grammar
+from trainworks.cli.grammar import (
+    APT_SETTINGS,
+    DOCKER_HOST,
+    HOST_SETTINGS,
+    IMAGE_ERRORS,
+    Example,
+    Grammar,
+)
 from trainworks.cli.options import add_build_options, add_engine, add_format, add_until
 from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
@@ -54,7 +61,9 @@ def parser() -> Grammar:
         metavar="IMAGE|TARGET",
         help="extend this image of the engine or a registry, or of a target",
     )
-    grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1")
+    grammar.add_argument(
+        "--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1"
+    )
     grammar.add_argument(
         "--with",
         action="append",
@@ -88,10 +97,18 @@ def add_contents(grammar: Grammar) -> None:
         help="install these; default: requirements.txt or lock of --source",
     )
     grammar.add_argument(
-        "--extra", action="append", default=[], metavar="NAME", help="install this extra of the project or lock"
+        "--extra",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="install this extra of the project or lock",
     )
     grammar.add_argument(
-        "--group", action="append", default=[], metavar="NAME", help="install this dependency group of it"
+        "--group",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="install this dependency group of it",
     )
     grammar.add_argument(
         "--only-binary",
@@ -101,9 +118,13 @@ def add_contents(grammar: Grammar) -> None:
         help="take no source archive of this package; :all: for no package",
     )
     grammar.add_argument(
-        "--strict", action="store_true", help="refuse lines of another torch; default: keep the base's"
+        "--strict",
+        action="store_true",
+        help="refuse lines of another torch; default: keep the base's",
     )
-    grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
+    grammar.add_argument(
+        "--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package"
+    )
     grammar.add_argument(
         "--build-env",
         action="append",
@@ -125,10 +146,15 @@ def add_contents(grammar: Grammar) -> None:
         help="build this package with the base's packages in sight, such as torch",
     )
     grammar.add_argument(
-        "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help="copy this folder to /opt/ml/code; install a project",
     )
     grammar.add_argument(
-        "--entry-point", metavar="FILE", help="run this file below --source; default: the job names one"
+        "--entry-point",
+        metavar="FILE",
+        help="run this file below --source; default: the job names one",
     )
 
 
@@ -140,7 +166,11 @@ def check(options: Namespace, root: Path) -> list[UnknownNameError]:
     if not options.with_components:
         return []
     known = [component.name for component in load(root).components if component.compiles]
-    return [unknown("compiler in --with:", name, known) for name in options.with_components if name not in known]
+    return [
+        unknown("compiler in --with:", name, known)
+        for name in options.with_components
+        if name not in known
+    ]
 
 
 def extension_of(options: Namespace, tag: str) -> ExtendRequest:

@@ -36,13 +36,19 @@ def parser() -> Grammar:
         examples=(
             Example("help", "list all commands"),
             Example("help push", "explain a command, as `python build.py push --help`"),
-            Example("help --format json", "write options, examples and exit statuses, for programs"),
+            Example(
+                "help --format json", "write options, examples and exit statuses, for programs"
+            ),
         ),
         result="text for people, or all of its data as JSON.",
         done="shown",
     )
     grammar.add_argument(
-        "command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="explain this command; default: list them all"
+        "command",
+        nargs="?",
+        choices=COMMANDS,
+        metavar="COMMAND",
+        help="explain this command; default: list them all",
     )
     add_format(grammar)
     return grammar
@@ -64,7 +70,8 @@ def overview() -> str:
     """Return the list of all commands for people."""
     width = max(map(len, COMMANDS))
     groups = (
-        f"\n{title}:\n" + "".join(f"  {name:<{width}}  {grammar_of(name).summary}\n" for name in names)
+        f"\n{title}:\n"
+        + "".join(f"  {name:<{width}}  {grammar_of(name).summary}\n" for name in names)
         for title, names in GROUPS.items()
     )
     return START + "".join(groups) + END

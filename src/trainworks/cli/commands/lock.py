@@ -30,10 +30,22 @@ def parser() -> Grammar:
         "distribution's package archive. What is recorded stays "
         "as far as the rows allow it; --upgrade moves it.",
         examples=(
-            Example("lock --check", "check that every lock fits its row, and list what is not locked"),
-            Example(f"lock --only {TARGET}", "lock one target, and keep what is locked", needs="the network"),
-            Example(f"lock --upgrade --dry-run --only {TARGET}", "see what is newer", needs="the network"),
-            Example("lock --upgrade system", "take the security updates of today", needs="the network"),
+            Example(
+                "lock --check", "check that every lock fits its row, and list what is not locked"
+            ),
+            Example(
+                f"lock --only {TARGET}",
+                "lock one target, and keep what is locked",
+                needs="the network",
+            ),
+            Example(
+                f"lock --upgrade --dry-run --only {TARGET}",
+                "see what is newer",
+                needs="the network",
+            ),
+            Example(
+                "lock --upgrade system", "take the security updates of today", needs="the network"
+            ),
         ),
         result="the files that were written, each with the packages that moved. Commit them: a build uses nothing "
         "else.",
@@ -51,12 +63,23 @@ def parser() -> Grammar:
         choices=("all", "system"),
         help="move what is locked; system: package archives and base images only",
     )
-    grammar.add_argument("--newest", action="store_true", help="print what is newer than the rows; write nothing")
-    grammar.add_argument("--dry-run", action="store_true", help="print what would move; write nothing")
-    grammar.add_argument("--check", action="store_true", help="check locks against the rows; write nothing")
-    grammar.add_argument("--strict", action="store_true", help="with --check: fail if something is not locked")
     grammar.add_argument(
-        "--mirror", type=Path, metavar="DIR", help="take files from this folder, and keep downloads in it"
+        "--newest", action="store_true", help="print what is newer than the rows; write nothing"
+    )
+    grammar.add_argument(
+        "--dry-run", action="store_true", help="print what would move; write nothing"
+    )
+    grammar.add_argument(
+        "--check", action="store_true", help="check locks against the rows; write nothing"
+    )
+    grammar.add_argument(
+        "--strict", action="store_true", help="with --check: fail if something is not locked"
+    )
+    grammar.add_argument(
+        "--mirror",
+        type=Path,
+        metavar="DIR",
+        help="take files from this folder, and keep downloads in it",
     )
     add_format(grammar)
     return grammar
@@ -89,7 +112,9 @@ def run(options: Namespace, root: Path) -> int:
         # A dry run does everything, in a folder that goes.
         place = root if writes else stack.enter_context(private_folder())
         (place / "images" / "lock").mkdir(parents=True, exist_ok=True)
-        written, moved, problems = _lock(rows, facts, read_host_settings(os.environ), place, options)
+        written, moved, problems = _lock(
+            rows, facts, read_host_settings(os.environ), place, options
+        )
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
         put_json({"written": written if writes else [], "moved": moved, "problems": unique})
@@ -108,8 +133,18 @@ def _lock(
 ) -> tuple[list[str], dict[str, list[str]], list[str]]:
     """Return the files that were written, what moved by target, and what could not be locked."""
     from trainworks.host.downloads import Client
-    from trainworks.inputs.lock_artifacts import lock_archives, lock_artifacts, lock_base_images, newer_tags
-    from trainworks.inputs.lock_python import lock_target, moves, without_versions, write_python_lock
+    from trainworks.inputs.lock_artifacts import (
+        lock_archives,
+        lock_artifacts,
+        lock_base_images,
+        newer_tags,
+    )
+    from trainworks.inputs.lock_python import (
+        lock_target,
+        moves,
+        without_versions,
+        write_python_lock,
+    )
     from trainworks.registry.protocol import Patience
     from trainworks.registry.tools import Registries
     from trainworks.terminal.fetching import Fetching
@@ -126,7 +161,9 @@ def _lock(
             name = facts.name_of(row)
             asked = without_versions(row, facts) if options.newest else (row, facts)
             try:
-                packages = lock_target(*asked, settings, os.environ, upgrade=bool(options.upgrade or options.newest))
+                packages = lock_target(
+                    *asked, settings, os.environ, upgrade=bool(options.upgrade or options.newest)
+                )
             except LockError as error:
                 problems.append(str(error))
             else:
@@ -152,10 +189,14 @@ def _lock(
     problems += unread
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems += lock_artifacts(resolved, facts, client, place, mirror=options.mirror, report=say)
+        problems += lock_artifacts(
+            resolved, facts, client, place, mirror=options.mirror, report=say
+        )
     with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
         system = suites if options.upgrade == "system" else None
-        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=upgrade, system=system)
+        problems += lock_base_images(
+            rows, facts, registries, place, report=report, upgrade=upgrade, system=system
+        )
     return written, moved, problems
 
 

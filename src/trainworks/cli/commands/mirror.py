@@ -20,8 +20,14 @@ def parser() -> Grammar:
         details="Fills a folder with everything that targets download: files of components, git commits as bundles, "
         "and Python files. Each is verified.",
         examples=(
-            Example(f"mirror files --only {TARGET}", "download the files of one target", needs="the network"),
-            Example("mirror /srv/mirror", "download missing files of all targets", needs="the network"),
+            Example(
+                f"mirror files --only {TARGET}",
+                "download the files of one target",
+                needs="the network",
+            ),
+            Example(
+                "mirror /srv/mirror", "download missing files of all targets", needs="the network"
+            ),
         ),
         result="the folder's name. `build.py --mirror DIR` builds from it, also with the URL of a server that has it.",
         done="complete",
@@ -30,7 +36,10 @@ def parser() -> Grammar:
         see_also=("lock", "docs/lock.md"),
     )
     grammar.add_argument(
-        "folder", type=Path, metavar="DIR", help="fill this folder; files that it has are not downloaded again"
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="fill this folder; files that it has are not downloaded again",
     )
     add_only(grammar)
     add_format(grammar)

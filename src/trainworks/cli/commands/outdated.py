@@ -34,8 +34,12 @@ def parser() -> Grammar:
         "about its Python packages, and says whether its framework gets patches. The command fails where not "
         "everything could be compared; a service that does not answer is only a line.",
         examples=(
-            Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
-            Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
+            Example(
+                f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"
+            ),
+            Example(
+                "outdated my/train:2", "any image of the engine", needs="an engine and a network"
+            ),
         ),
         result="a line for each package of which the archive, the lock or the index has another version; then what was "
         "compared.",
@@ -49,7 +53,9 @@ def parser() -> Grammar:
         metavar="IMAGE|TARGET",
         help="check this image, or that of this target",
     )
-    grammar.add_argument("--allow-ended", action="store_true", help="accept a framework that gets no more patches")
+    grammar.add_argument(
+        "--allow-ended", action="store_true", help="accept a framework that gets no more patches"
+    )
     add_engine(grammar)
     add_format(grammar)
     return grammar

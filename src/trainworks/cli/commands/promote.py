@@ -37,9 +37,14 @@ def parser() -> Grammar:
         reads=(LOGINS, HOST_SETTINGS),
         see_also=("push", "prove", "docs/ship.md"),
     )
-    grammar.add_argument("source", metavar="ADDRESS", help="copy this image: HOST/NAME@sha256:... or HOST/NAME:TAG")
     grammar.add_argument(
-        "targets", nargs="+", metavar="REPOSITORY", help="copy to HOST/NAME; several for several regions"
+        "source", metavar="ADDRESS", help="copy this image: HOST/NAME@sha256:... or HOST/NAME:TAG"
+    )
+    grammar.add_argument(
+        "targets",
+        nargs="+",
+        metavar="REPOSITORY",
+        help="copy to HOST/NAME; several for several regions",
     )
     add_tags(grammar, fixed="the source's tag, if it has one")
     add_format(grammar)

@@ -19,7 +19,14 @@ from trainworks.cli.grammar import (
     Source,
 )
 from trainworks.cli.options import add_artifact, add_components, add_engine, add_format
-from trainworks.errors import CommandLineError, ExtendError, HostError, ProofError, RecipeError, RegistryError
+from trainworks.errors import (
+    CommandLineError,
+    ExtendError,
+    HostError,
+    ProofError,
+    RecipeError,
+    RegistryError,
+)
 from trainworks.terminal.output import put_result, say
 
 
@@ -49,7 +56,15 @@ def parser() -> Grammar:
         ),
         result="the names of the files; with --pushed the commands of cosign that sign them on stderr.",
         done="written",
-        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, HostError, ExtendError, RegistryError, ProofError),
+        fails=(
+            *PLANNING_ERRORS,
+            *IMAGE_ERRORS,
+            RecipeError,
+            HostError,
+            ExtendError,
+            RegistryError,
+            ProofError,
+        ),
         reads=(
             FACTS,
             DOCKER_HOST,
@@ -63,15 +78,26 @@ def parser() -> Grammar:
         metavar="TARGET|IMAGE",
         help="prove the image of this target; with --base: this extended image",
     )
-    grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="write to this folder")
     grammar.add_argument(
-        "--pushed", metavar="ADDRESS", help="check that a registry has it: HOST/NAME:TAG or HOST/NAME@sha256:..."
+        "--output", type=Path, required=True, metavar="DIR", help="write to this folder"
     )
     grammar.add_argument(
-        "--evidence", type=Path, metavar="FILE", help="add a record of a run in this image; it needs --pushed"
+        "--pushed",
+        metavar="ADDRESS",
+        help="check that a registry has it: HOST/NAME:TAG or HOST/NAME@sha256:...",
     )
-    grammar.add_argument("--licenses", action="store_true", help="write the licence and source of each package, too")
-    grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
+    grammar.add_argument(
+        "--evidence",
+        type=Path,
+        metavar="FILE",
+        help="add a record of a run in this image; it needs --pushed",
+    )
+    grammar.add_argument(
+        "--licenses", action="store_true", help="write the licence and source of each package, too"
+    )
+    grammar.add_argument(
+        "--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)"
+    )
     add_components(grammar, "name a component that the build added", "name one that it left out")
     add_artifact(grammar, "name a wheel that the build was given")
     grammar.add_argument("--base", metavar="IMAGE|TARGET", help="name the image that was extended")
@@ -112,7 +138,9 @@ def run(options: Namespace, root: Path) -> int:
         "address": proof.address,
     }
     for kind, path in zip(
-        ("cyclonedx", "slsaprovenance1", EVIDENCE), proof.files if proof.address else (), strict=False
+        ("cyclonedx", "slsaprovenance1", EVIDENCE),
+        proof.files if proof.address else (),
+        strict=False,
     ):
         say(f"cosign attest --key KEY --type {kind} --predicate {path} {proof.address}")
     lines = "".join(f"{path}\n" for path in proof.files)
@@ -122,11 +150,26 @@ def run(options: Namespace, root: Path) -> int:
 
 def _check_choice(options: Namespace) -> None:
     """Check that the options are those of a target, or those of an extension."""
-    names: tuple[str, ...] = ("requirements", "extra", "group", "apt", "build_env", "source", "entry_point")
+    names: tuple[str, ...] = (
+        "requirements",
+        "extra",
+        "group",
+        "apt",
+        "build_env",
+        "source",
+        "entry_point",
+    )
     advice = "is about an extended image: name its --base too"
     if options.base:
-        names, advice = ("without_components", "artifact"), "is about a target's image, and --base is given"
-    wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
+        names, advice = (
+            ("without_components", "artifact"),
+            "is about a target's image, and --base is given",
+        )
+    wrong = [
+        f"--{name.removesuffix('_components').replace('_', '-')}"
+        for name in names
+        if getattr(options, name)
+    ]
     problems = [f"{option} {advice}" for option in wrong]
     if options.evidence and not options.pushed:
         problems.append("--evidence is about an image in a registry: give --pushed ADDRESS")

@@ -6,7 +6,15 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, HOST_SETTINGS, LOGINS, TARGET, Example, Grammar
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    HOST_SETTINGS,
+    LOGINS,
+    TARGET,
+    Example,
+    Grammar,
+)
 from trainworks.cli.options import add_engine, add_format, add_repositories
 from trainworks.errors import (
     EngineError,
@@ -46,11 +54,21 @@ def parser() -> Grammar:
         ),
         result="the image_uri of each repository, by digest, for an Estimator; its tags on stderr.",
         done="pushed",
-        fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, HostError, LockError, RegistryError),
+        fails=(
+            FactsError,
+            UnknownNameError,
+            EngineError,
+            EngineUnavailableError,
+            HostError,
+            LockError,
+            RegistryError,
+        ),
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
         see_also=("promote", "prove", "docs/ship.md"),
     )
-    grammar.add_argument("image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target")
+    grammar.add_argument(
+        "image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target"
+    )
     add_repositories(grammar, required=True)
     grammar.add_argument(
         "--multi-arch-tag",

@@ -6,7 +6,15 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, PLANNING_ERRORS, TARGET, Example, Grammar
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+)
 from trainworks.cli.options import add_engine, add_format
 from trainworks.terminal.output import put_result, say
 
@@ -20,7 +28,9 @@ def parser() -> Grammar:
         "budget. `build.py diff` shows what grew since another image.",
         examples=(
             Example(f"report {TARGET}", "the image of a target", needs="an engine"),
-            Example("report my/train:2 --format json", "any image, for programs", needs="an engine"),
+            Example(
+                "report my/train:2 --format json", "any image, for programs", needs="an engine"
+            ),
         ),
         result="tables, the largest first.",
         done="reported, also if the image is over its budget",
@@ -28,7 +38,9 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST),
         see_also=("diff",),
     )
-    grammar.add_argument("image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target")
+    grammar.add_argument(
+        "image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target"
+    )
     add_engine(grammar)
     add_format(grammar)
     return grammar

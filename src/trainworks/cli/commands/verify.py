@@ -40,14 +40,33 @@ def parser() -> Grammar:
         check=_check,
         see_also=("prove", "docs/ship.md"),
     )
-    grammar.add_argument("image", metavar="ADDRESS", help="the image that cosign checked: HOST/NAME@sha256:...")
-    grammar.add_argument("files", nargs="*", type=Path, metavar="FILE", help="read cosign's output; default: stdin")
-    grammar.add_argument("--builder", default="", metavar="URI", help="demand that this builder built the image")
-    grammar.add_argument("--commit", default="", metavar="HASH", help="demand that it was built from this git commit")
-    grammar.add_argument("--unchanged", action="store_true", help="demand a checkout without changes")
-    grammar.add_argument("--gpu", default="", metavar="NAME", help="demand evidence of a green run on such a GPU: H100")
     grammar.add_argument(
-        "--part", action="append", default=[], metavar="NAME", help="demand this part of that run; default: seven"
+        "image", metavar="ADDRESS", help="the image that cosign checked: HOST/NAME@sha256:..."
+    )
+    grammar.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="read cosign's output; default: stdin"
+    )
+    grammar.add_argument(
+        "--builder", default="", metavar="URI", help="demand that this builder built the image"
+    )
+    grammar.add_argument(
+        "--commit", default="", metavar="HASH", help="demand that it was built from this git commit"
+    )
+    grammar.add_argument(
+        "--unchanged", action="store_true", help="demand a checkout without changes"
+    )
+    grammar.add_argument(
+        "--gpu",
+        default="",
+        metavar="NAME",
+        help="demand evidence of a green run on such a GPU: H100",
+    )
+    grammar.add_argument(
+        "--part",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="demand this part of that run; default: seven",
     )
     add_format(grammar)
     return grammar
@@ -55,7 +74,9 @@ def parser() -> Grammar:
 
 def _check(options: Namespace, _root: Path) -> list[str]:
     refused = {
-        f"{options.image}: name the image by its digest: HOST/NAME@sha256:...": not _digest(options.image),
+        f"{options.image}: name the image by its digest: HOST/NAME@sha256:...": not _digest(
+            options.image
+        ),
         f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits": options.commit
         and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit),
         "--part needs --gpu": options.part and not options.gpu,
@@ -72,9 +93,13 @@ def run(options: Namespace, _root: Path) -> int:
     """Check what cosign printed, and print what it proves."""
     from trainworks.proof.verify import Policy, describe, read_output, verify
 
-    policy = Policy(builder=options.builder, commit=options.commit, unchanged=options.unchanged, gpu=options.gpu)
+    policy = Policy(
+        builder=options.builder, commit=options.commit, unchanged=options.unchanged, gpu=options.gpu
+    )
     if options.part:
         policy = replace(policy, parts=tuple(options.part))
     proven = verify(read_output(options.files), _digest(options.image), policy)
-    put_result(options.format, {"image": options.image, **asdict(proven)}, describe(options.image, proven))
+    put_result(
+        options.format, {"image": options.image, **asdict(proven)}, describe(options.image, proven)
+    )
     return 0

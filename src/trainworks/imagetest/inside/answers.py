@@ -78,17 +78,24 @@ def check_search_path(check: dict[str, Any], image: Image) -> list[str]:
     problems = ["PATH is not set"] if variable == "PATH" and not value else []
     for entry in value.split(":") if value else ():
         if not entry:
-            problems.append("an entry is empty, which means the current folder: remove the stray colon")
+            problems.append(
+                "an entry is empty, which means the current folder: remove the stray colon"
+            )
         elif not entry.startswith("/"):
             problems.append(f"{entry} is not absolute: it means another folder for every program")
         elif not os.path.isdir(image.root + entry):
-            problems.append(f"{entry} {'is not a folder' if os.path.exists(image.root + entry) else 'does not exist'}")
+            problems.append(
+                f"{entry} {'is not a folder' if os.path.exists(image.root + entry) else 'does not exist'}"
+            )
     return told(problems, f"correct {variable} in the image's environment")
 
 
 def check_absent(check: dict[str, Any], image: Image) -> list[str]:
     """Return the paths that fit a pattern which nothing may fit."""
-    return told(matching(image.root, check["path"]), "must not be in the image: remove it in the step that brings it")
+    return told(
+        matching(image.root, check["path"]),
+        "must not be in the image: remove it in the step that brings it",
+    )
 
 
 QUESTIONS: dict[str, Callable[[dict[str, Any], Image], list[str]]] = {
@@ -112,13 +119,19 @@ def largest(image: Image) -> list[tuple[str, int]]:
     for path, status in image.files():
         if stat.S_ISREG(status.st_mode):
             match = re.match(r".*/(?:site|dist)-packages/(?:nvidia/)?[^/]+", path)
-            folder = "/".join(path.split("/")[:4]) if path.count("/") > 3 else os.path.dirname(path) or "/"
+            folder = (
+                "/".join(path.split("/")[:4])
+                if path.count("/") > 3
+                else os.path.dirname(path) or "/"
+            )
             component = match[0] if match else folder
             totals[component] = totals.get(component, 0) + status.st_size
     return sorted(totals.items(), key=lambda item: -item[1])[:10]
 
 
-def look_at_files(image: Image, owners: Owners, owned: list[str], delivered: dict[str, Any] | None) -> InstalledFiles:
+def look_at_files(
+    image: Image, owners: Owners, owned: list[str], delivered: dict[str, Any] | None
+) -> InstalledFiles:
     """Say what is wrong with the files, ``owned`` and ``delivered`` as in ``Request``."""
     rest = [(path, status) for path, status in image.files() if not stat.S_ISDIR(status.st_mode)]
     declared = pattern_of(owned)
@@ -129,7 +142,9 @@ def look_at_files(image: Image, owners: Owners, owned: list[str], delivered: dic
     return {
         "files": len(rest),
         "packages": len(owners.names),
-        "unowned": [path for path, _ in rest if not owners.owns(path) and not declared.fullmatch(path)],
+        "unowned": [
+            path for path, _ in rest if not owners.owns(path) and not declared.fullmatch(path)
+        ],
         "open": [
             (path, stat.S_IMODE(status.st_mode))
             for path, status in image.files()
@@ -156,7 +171,9 @@ def answer(request: Request) -> Answer:
             found["files"] = look_at_files(image, owners, *asked)
         if wanted:
             found["contents"] = contents_of(image, owners, digests=wanted == "digests")
-    found["problems"] = [QUESTIONS[check["kind"]](check, image) for check in request.get("checks", ())]
+    found["problems"] = [
+        QUESTIONS[check["kind"]](check, image) for check in request.get("checks", ())
+    ]
     if request.get("distributions"):
         found["distributions"], found["distributions_error"] = image.distributions()
     if request.get("sizes"):

@@ -52,7 +52,8 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
 
     sums = [*owners.sums]
     sums += [
-        ("recipe " + name if name else "", path, "sha256", digest, -1) for name, path, digest in request["digests"]
+        ("recipe " + name if name else "", path, "sha256", digest, -1)
+        for name, path, digest in request["digests"]
     ]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         # hashlib lets other threads run while it reads a large block.
@@ -63,7 +64,11 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
         if os.path.isfile(root + original):
             digest = digest_of(root + original)
             problem = problem_of(root, path, "sha256", digest, -1)
-            tell(owners.name(original), path, problem and f"{problem}; it was made as a copy of {original}")
+            tell(
+                owners.name(original),
+                path,
+                problem and f"{problem}; it was made as a copy of {original}",
+            )
     for path, package in owners.packages.items():
         left_out = path in owners.set_aside or path.startswith((*DOCUMENTATION, "/run/", "/var/"))
         if not left_out and not os.path.lexists(root + path):
@@ -74,7 +79,11 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
                 tell("", path, "is missing, or leads nowhere: update-alternatives(1) made it")
         for path, targets in ((place, choices), (link, [place])):
             if targets and os.path.islink(root + path) and os.readlink(root + path) not in targets:
-                tell("", path, f"is a link to {os.readlink(root + path)}, and should be one to {' or '.join(targets)}")
+                tell(
+                    "",
+                    path,
+                    f"is a link to {os.readlink(root + path)}, and should be one to {' or '.join(targets)}",
+                )
     for path, target in request["links"]:
         # The recipe's own, also where it replaces a file of a package.
         there = os.readlink(root + path) if os.path.islink(root + path) else ""
@@ -84,11 +93,22 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
     for package, path in request["privileged"]:
         if owners.packages.get(path) == package and os.path.isfile(root + path):
             rights = rights_of(root + path, os.lstat(root + path))
-            tell("package " + package, path, "" if rights else "has no rights of its own, and should have")
+            tell(
+                "package " + package,
+                path,
+                "" if rights else "has no rights of its own, and should have",
+            )
     for path, problem in rights_problems(root, request["rights"], closed, [*files, *folders]):
         tell(owners.name(path), path, problem)
-    rules = [locale_problems(root), account_problems(root, {row["group"] for row in request["rights"]})]
-    rules += [authentication_problems(root), certificate_problems(root), environment_problems(image)]
+    rules = [
+        locale_problems(root),
+        account_problems(root, {row["group"] for row in request["rights"]}),
+    ]
+    rules += [
+        authentication_problems(root),
+        certificate_problems(root),
+        environment_problems(image),
+    ]
     rules += [bytecode_problems(image), package_problems(root)]
     for path, problem in itertools.chain(*rules):
         tell(owners.name(path), path, problem)
@@ -96,7 +116,11 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
     whole = [each[: -len("**")] for each in request["sourced"]]
     whole = [folder for folder in whole if any(path.startswith(folder) for path in brought)]
     for path, _ in files:
-        if path.startswith(tuple(whole)) and owners.source(path) not in brought and path not in brought:
+        if (
+            path.startswith(tuple(whole))
+            and owners.source(path) not in brought
+            and path not in brought
+        ):
             tell("", path, "is none of the files that its folder was made of")
     sourced = pattern_of(request["sourced"])
     programs = {entry for entry in os.environ.get("PATH", "").split(":") if entry}
@@ -119,7 +143,8 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
         if not mode & stat.S_IROTH:
             tell(owners.name(path), path, f"has mode {mode:04o}: only some users can read it")
         if mode & 0o111 != 0o111 and (
-            (os.path.dirname(path) in programs and _starts(root + path, b"#!", b"\x7fELF")) or _is_program(root + path)
+            (os.path.dirname(path) in programs and _starts(root + path, b"#!", b"\x7fELF"))
+            or _is_program(root + path)
         ):
             tell(owners.name(path), path, f"has mode {mode:04o}: it cannot be executed")
         if mode & 0o111:
@@ -129,7 +154,11 @@ def damaged_files(request: dict[str, Any], image: Image, owners: Owners) -> list
     for folder, inside in scripts.items():
         # A folder of programs outside of PATH, such as git's own.
         for path in inside if executable.get(folder, 0) > 3 + len(inside) else ():
-            tell(owners.name(path), path, "cannot be executed, as the other programs of its folder can")
+            tell(
+                owners.name(path),
+                path,
+                "cannot be executed, as the other programs of its folder can",
+            )
     for path, status in folders:
         mode = stat.S_IMODE(status.st_mode)
         if path in request["shared"] and mode != 0o1777:

@@ -24,14 +24,18 @@ IMPORT_TIMEOUT = 120.0
 LINE_LIMIT = 20
 
 
-DOCUMENTATION = tuple(f"/usr/share/{name}/" for name in ("doc", "man", "info", "locale", "groff", "linda", "lintian"))
+DOCUMENTATION = tuple(
+    f"/usr/share/{name}/" for name in ("doc", "man", "info", "locale", "groff", "linda", "lintian")
+)
 """What images leave out of packages, by an option of dpkg."""
 
 COMPILED = re.compile(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc")
 """A file of bytecode: the folder and the name of its source."""
 
 _METADATA = re.compile(r".*/(?:site|dist)-packages/[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO)")
-_RECORD = re.compile(r".*/(?:site|dist)-packages/[^/]+\.(?:dist-info/RECORD|egg-info/installed-files\.txt)")
+_RECORD = re.compile(
+    r".*/(?:site|dist)-packages/[^/]+\.(?:dist-info/RECORD|egg-info/installed-files\.txt)"
+)
 
 
 class DamagedFile(TypedDict):
@@ -101,7 +105,9 @@ def told(problems: list[str], advice: str) -> list[str]:
 def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
     """Run a child; return what it printed to stdout, and why it failed: what it printed to stderr, or its status."""
     try:
-        child = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False)
+        child = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=seconds, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
     output, said = (text.decode("utf-8", "replace") for text in (child.stdout, child.stderr))
@@ -110,7 +116,9 @@ def run(command: list[str], seconds: float = IMPORT_TIMEOUT) -> tuple[str, str]:
     return output, said.strip()[-2000:] or f"ended with status {child.returncode}"
 
 
-def ask(python: str, program: str, *arguments: str, seconds: float = IMPORT_TIMEOUT) -> tuple[Any, str]:
+def ask(
+    python: str, program: str, *arguments: str, seconds: float = IMPORT_TIMEOUT
+) -> tuple[Any, str]:
     """Run a program that prints JSON between two marks, its first argument; return that, and why there is none."""
     mark = os.urandom(16).hex()
     output, error = run([python, "-c", program, mark, *arguments], seconds)
@@ -154,7 +162,11 @@ class Image:
 
     def plain_libraries(self) -> list[tuple[str, os.stat_result]]:
         """Return every plain file whose name is that of a library."""
-        return [each for each in self.files() if ".so" in each[0].rsplit("/", 1)[-1] and stat.S_ISREG(each[1].st_mode)]
+        return [
+            each
+            for each in self.files()
+            if ".so" in each[0].rsplit("/", 1)[-1] and stat.S_ISREG(each[1].st_mode)
+        ]
 
     def debian_packages(self) -> Iterator[dict[str, str]]:
         """Yield the fields of every Debian package that is installed."""
@@ -165,7 +177,10 @@ class Image:
         if self._distributions is None:
             listed, error = ask(self.python, _DISTRIBUTIONS)
             found: list[ProbedDistribution] = listed or []
-            self._distributions = found, f"{self.python} does not list its distributions: {error}" if error else ""
+            self._distributions = (
+                found,
+                f"{self.python} does not list its distributions: {error}" if error else "",
+            )
         return self._distributions
 
 
@@ -235,7 +250,9 @@ class Owners:
         """Return the path with links of its folder resolved: a package's ``/bin/ls`` is ``/usr/bin/ls``."""
         folder, name = os.path.split(path)
         if folder not in self._real_folders:
-            self._real_folders[folder] = os.path.realpath(self.root + folder)[len(self.root) :].rstrip("/")
+            self._real_folders[folder] = os.path.realpath(self.root + folder)[
+                len(self.root) :
+            ].rstrip("/")
         return self._real_folders[folder] + "/" + name
 
     def _read_dpkg(self) -> None:
@@ -295,7 +312,9 @@ class Owners:
         if installed:
             status = "/var/lib/dpkg/status"
             missing = sorted(self.names - installed.keys())
-            self.problems += [damaged("package " + name, status, f"has no row of {name}") for name in missing]
+            self.problems += [
+                damaged("package " + name, status, f"has no row of {name}") for name in missing
+            ]
             self._check_links(installed)
             self._check_folders()
 
@@ -303,7 +322,10 @@ class Owners:
         """Find folders of packages that were moved away behind a link, but for those that are links into /usr."""
         for folder, name in sorted(self._folders.items()):
             place = self.root + folder
-            if os.path.islink(place) and os.readlink(place) not in ("usr" + folder, "/usr" + folder):
+            if os.path.islink(place) and os.readlink(place) not in (
+                "usr" + folder,
+                "/usr" + folder,
+            ):
                 problem = f"is a link to {os.readlink(place)}, and was a folder"
                 self.problems.append(damaged("package " + name, folder, problem))
 
@@ -315,19 +337,28 @@ class Owners:
         """
         summed = {path for _, path, *_ in self.sums}
         lists = {owner[len("package ") :] for owner, *_ in self.sums}
-        source = {name: (fields.get("Source") or name).split(" ")[0] for name, fields in installed.items()}
+        source = {
+            name: (fields.get("Source") or name).split(" ")[0] for name, fields in installed.items()
+        }
         for path, name in self.packages.items():
             place = self.root + path
             if path.startswith(DOCUMENTATION) or path in summed or name not in installed:
                 continue
             if not os.path.islink(place):
                 if os.path.isfile(place) and path not in self.set_aside and name in lists:
-                    self.problems.append(damaged("package " + name, path, "has no sum in its package: it was a link"))
+                    self.problems.append(
+                        damaged("package " + name, path, "has no sum in its package: it was a link")
+                    )
                 continue
             target = os.readlink(place)
             real = os.path.realpath(place)[len(self.root) :]
             other = self.packages.get(real, "")
-            if not other or source.get(other) == source[name] or os.path.isdir(place) or real.startswith("/etc/"):
+            if (
+                not other
+                or source.get(other) == source[name]
+                or os.path.isdir(place)
+                or real.startswith("/etc/")
+            ):
                 continue
             if not target.startswith("/etc/alternatives/") and source.get(other, other) not in {
                 source[each] for each in needed_by(name, installed)
@@ -368,7 +399,9 @@ class Owners:
         folder = os.path.dirname(record) if egg else os.path.dirname(os.path.dirname(record))
         name = distribution_of(os.path.dirname(record))[0]
         try:
-            with open(self.root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            with open(
+                self.root + record, encoding="utf-8", errors="surrogateescape", newline=""
+            ) as file:
                 for row in csv.reader(file):
                     if not row:
                         continue
@@ -376,9 +409,15 @@ class Owners:
                     self.others[path] = name
                     algorithm, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
                     if not egg and not digest and not path.endswith((".pyc", "/RECORD")):
-                        self.problems.append(damaged("python " + name, path, "has no sum in the list of its wheel"))
+                        self.problems.append(
+                            damaged("python " + name, path, "has no sum in the list of its wheel")
+                        )
                     # The distributions of system packages are changed by their makers; those have sums of their own.
-                    if digest and algorithm in hashlib.algorithms_guaranteed and record not in self.packages:
+                    if (
+                        digest
+                        and algorithm in hashlib.algorithms_guaranteed
+                        and record not in self.packages
+                    ):
                         size = int(row[2]) if len(row) > 2 and row[2].isdigit() else -1
                         self.sums.append(("python " + name, path, algorithm, digest, size))
         except OSError:
@@ -421,7 +460,9 @@ def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
     for pattern in patterns:
         parts = re.split(r"(\*\*|\*|\?)", pattern)
         words = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-        translated.append("".join(words[part] if part in words else re.escape(part) for part in parts))
+        translated.append(
+            "".join(words[part] if part in words else re.escape(part) for part in parts)
+        )
     return re.compile("|".join(translated) if translated else "(?!)")
 
 
@@ -433,8 +474,12 @@ def needed_by(name: str, installed: dict[str, dict[str, str]]) -> set[str]:
     found, left = {name}, [name]
     while left:
         fields = installed[left.pop()]
-        lines = ",".join(fields.get(field, "") for field in ("Depends", "Pre-Depends", "Recommends"))
-        near = {re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", lines)} & installed.keys() - found
+        lines = ",".join(
+            fields.get(field, "") for field in ("Depends", "Pre-Depends", "Recommends")
+        )
+        near = {
+            re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", lines)
+        } & installed.keys() - found
         found |= near
         left += near
     return found
@@ -479,7 +524,9 @@ def contents_of(image: Image, owners: Owners, *, digests: bool) -> ImageContents
         found.append((path, size, stat.S_IMODE(status.st_mode), what, owners.name(path)))
     return {
         "files": found,
-        "packages": sorted((row.get("Package", ""), row.get("Version", "")) for row in image.debian_packages()),
+        "packages": sorted(
+            (row.get("Package", ""), row.get("Version", "")) for row in image.debian_packages()
+        ),
         "python": sorted(python),
         "manifest": "\n".join(lines_of(image.root + "/opt/trainworks/image.json")),
     }

@@ -11,7 +11,13 @@ import traceback
 
 def answer(request):  # type: ignore[no-untyped-def]
     """Return the version, and with ``torch`` in the request what ``import torch`` gives."""
-    found = {"version": list(sys.version_info[:2]), "torch": "", "cuda": "", "nccl": False, "error": ""}
+    found = {
+        "version": list(sys.version_info[:2]),
+        "torch": "",
+        "cuda": "",
+        "nccl": False,
+        "error": "",
+    }
     if not request.get("torch"):
         return found
     try:

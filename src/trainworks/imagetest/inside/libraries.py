@@ -20,7 +20,15 @@ PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 PT_GNU_STACK, PT_GNU_RELRO = 0x6474E551, 0x6474E552
 PF_X = 1
 ET_EXEC, ET_DYN = 2, 3
-DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = 0, 1, 5, 14, 24, 30, 0x6FFFFFFB
+DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_BIND_NOW, DT_FLAGS, DT_FLAGS_1 = (
+    0,
+    1,
+    5,
+    14,
+    24,
+    30,
+    0x6FFFFFFB,
+)
 DF_BIND_NOW, DF_1_NOW, DF_1_PIE = 8, 1, 0x08000000
 
 SONAME = re.compile(r"(lib.+?)(?:-[0-9a-f]{8})?\.so(?:\.(.+))?")
@@ -55,7 +63,9 @@ def read_elf(path: str) -> Elf | None:
     with open(path, "rb") as file, open("/proc/self/exe", "rb") as running:
         head, own = file.read(64), running.read(20)
         # 64 bits and little-endian, as every machine that images are built for.
-        if head[:4] != own[:4] or (len(head) == 64 and (head[4:6], head[18:20]) != (own[4:6], own[18:20])):
+        if head[:4] != own[:4] or (
+            len(head) == 64 and (head[4:6], head[18:20]) != (own[4:6], own[18:20])
+        ):
             return None
         try:
             kind, table, size, count = struct.unpack("<16xH14xQ14xHH6x", head)
@@ -73,7 +83,9 @@ def read_elf(path: str) -> Elf | None:
                 return None
             offset, length = places[PT_DYNAMIC]
             tags: list[tuple[int, int]] = []
-            for tag, value in struct.iter_unpack("<qQ", os.pread(file.fileno(), length - length % 16, offset)):
+            for tag, value in struct.iter_unpack(
+                "<qQ", os.pread(file.fileno(), length - length % 16, offset)
+            ):
                 if tag == DT_NULL:
                     break
                 tags.append((tag, value))
@@ -82,13 +94,19 @@ def read_elf(path: str) -> Elf | None:
             strings = [
                 found[DT_STRTAB] - address + offset
                 for kind, offset, address, length in segments
-                if kind == PT_LOAD and DT_STRTAB in found and address <= found[DT_STRTAB] < address + length
+                if kind == PT_LOAD
+                and DT_STRTAB in found
+                and address <= found[DT_STRTAB] < address + length
             ]
             if not strings and not found.keys().isdisjoint({DT_NEEDED, DT_SONAME}):
                 raise DamagedElfError("its string table lies outside of the file")
 
             def text(position: int) -> str:
-                return os.pread(file.fileno(), 4096, position).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+                return (
+                    os.pread(file.fileno(), 4096, position)
+                    .split(b"\0", 1)[0]
+                    .decode("utf-8", "surrogateescape")
+                )
 
             return Elf(
                 needed=tuple(text(strings[0] + value) for tag, value in tags if tag == DT_NEEDED),
@@ -170,7 +188,11 @@ def trace(program: str, *, preload: str = "") -> Process:
     child = subprocess.run(
         # musl's loader does not know the variable, and would start the program; its option ends at what is missing.
         [own.loader, *(["--list"] if "ld-musl" in own.loader else []), program],
-        env={**os.environ, "LD_TRACE_LOADED_OBJECTS": "1", **({"LD_PRELOAD": preload} if preload else {})},
+        env={
+            **os.environ,
+            "LD_TRACE_LOADED_OBJECTS": "1",
+            **({"LD_PRELOAD": preload} if preload else {}),
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
@@ -197,7 +219,12 @@ def processes_of(entries: dict[str, Elf], python: str) -> dict[str, Process]:
     def process_of(entry: tuple[str, Elf]) -> Process:
         path, elf = entry
         # A blank or a colon would end the name of a library to preload.
-        if elf.is_program or not loaded_by_python or not site_packages_of(path) or re.search("[ :]", path):
+        if (
+            elf.is_program
+            or not loaded_by_python
+            or not site_packages_of(path)
+            or re.search("[ :]", path)
+        ):
             return trace(path)
         return trace(python, preload=path)
 
@@ -226,10 +253,14 @@ class Distributions:
         for folder in sorted({site_packages_of(path) for path in paths} - {""}):
             for one in metadata.distributions(path=[below + folder]):
                 name = canonical(one.metadata["Name"] or "")
-                required = [each for each in one.requires or () if not re.search(r"\bextra\s*==", each)]
+                required = [
+                    each for each in one.requires or () if not re.search(r"\bextra\s*==", each)
+                ]
                 names = filter(None, (re.match(r"[A-Za-z0-9._-]+", each) for each in required))
                 self.requires.setdefault(name, set()).update(canonical(each[0]) for each in names)
-                self.owners.update((os.path.normpath(f"{folder}/{file}"), name) for file in one.files or ())
+                self.owners.update(
+                    (os.path.normpath(f"{folder}/{file}"), name) for file in one.files or ()
+                )
 
     def owner(self, path: str) -> str:
         """Return the distribution, or for a file in no record its top folder in ``site-packages``; else nothing."""
@@ -283,18 +314,25 @@ def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
             reason = process.error.rpartition("\n")[2]
             problems.append(f"{path} cannot be loaded: {reason}")
         for name in process.missing:
-            if name in check["provided"] or any(name in names_of_owner.get(other, ()) for other in first):
+            if name in check["provided"] or any(
+                name in names_of_owner.get(other, ()) for other in first
+            ):
                 continue
             file = _needing(name, path, process)
             both = {os.path.realpath(path), os.path.realpath(file)}
             as_dependency = any(
-                other != path and both <= objects[other] and name not in processes[other].missing for other in processes
+                other != path and both <= objects[other] and name not in processes[other].missing
+                for other in processes
             )
             if as_dependency or (file, name) in reported:
                 continue
             reported.add((file, name))
             through = f" (loaded for {path})" if path != file else ""
-            places = [os.path.dirname(each) for each in image.libraries() if os.path.basename(each) == name]
+            places = [
+                os.path.dirname(each)
+                for each in image.libraries()
+                if os.path.basename(each) == name
+            ]
             place = f"; it lies in {', '.join(places[:3])}" if places else ""
             problems.append(f"{file}{through} does not find {name}{place}")
     if not entries and not problems:
@@ -329,7 +367,9 @@ def check_elf_needs(check: dict[str, Any], image: Image) -> list[str]:
                 continue
             major, version = wanted[match[1]], match[2] or ""
             if version != major and not version.startswith(major + "."):
-                problems.append(f"{distributions.owner(path) or 'no distribution'}: {path} needs {soname}")
+                problems.append(
+                    f"{distributions.owner(path) or 'no distribution'}: {path} needs {soname}"
+                )
     if cuda:
         installed, error = image.distributions()
         problems += [error] if error else []
@@ -338,7 +378,9 @@ def check_elf_needs(check: dict[str, Any], image: Image) -> list[str]:
             if other:
                 problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
     if not entries and not problems:
-        problems.append(f"no ELF file under {', '.join(check['roots'])}: the check looks in the wrong place")
+        problems.append(
+            f"no ELF file under {', '.join(check['roots'])}: the check looks in the wrong place"
+        )
     has = f"{', '.join(libraries)}{f' (CUDA {cuda})' if cuda else ''}"
     return told(problems, f"the image has {has}: install the build for this version, or compile it")
 
@@ -400,7 +442,10 @@ def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
     # A library by its name is where the loader finds it.
     places = {os.path.basename(path) if check["by_name"] else path: path for path in paths}
     problems += _unopened(places, image, check["provided"])
-    return told(problems, "a job that first needs it fails then: install the library's wheel again, and what it needs")
+    return told(
+        problems,
+        "a job that first needs it fails then: install the library's wheel again, and what it needs",
+    )
 
 
 FORTIFIED = re.compile(rb"\0__\w+_chk\0")
@@ -410,7 +455,9 @@ def check_hardened_libraries(check: dict[str, Any], image: Image) -> list[str]:
     """Return which protections the files that fit the patterns lack."""
     problems, contents = [], []
     for pattern in check["libraries"]:
-        fitting = [path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)]
+        fitting = [
+            path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)
+        ]
         problems += [] if fitting else [f"no file fits {pattern}"]
         for path, elf in loadable_files(fitting, image.root)[0].items():
             problems += [f"{path} is linked without {option}" for option in elf.lacks]
@@ -421,7 +468,10 @@ def check_hardened_libraries(check: dict[str, Any], image: Image) -> list[str]:
             problems.append("no file is compiled with -fstack-protector-strong")
         if not any(map(FORTIFIED.search, contents)):
             problems.append("no file is compiled with -D_FORTIFY_SOURCE=2")
-    return told(problems, "compile it by `hardened` of templates/macros.j2, if its build reads the variables")
+    return told(
+        problems,
+        "compile it by `hardened` of templates/macros.j2, if its build reads the variables",
+    )
 
 
 def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
@@ -454,7 +504,10 @@ def _unopened(places: dict[str, str], image: Image, provided: list[str]) -> list
         if "/" not in opened and opened not in process.found:
             problems.append(f"no {opened} is found")
         elif missing:
-            problems += [f"{_needing(name, places[opened], process)} does not find {name}" for name in missing]
+            problems += [
+                f"{_needing(name, places[opened], process)} does not find {name}"
+                for name in missing
+            ]
         elif not any(said.startswith(name + ":") for name in provided):
             problems.append(f"{places[opened]} cannot be opened: {said.replace(opened + ': ', '')}")
     return problems
@@ -478,9 +531,15 @@ def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
     expected = os.path.realpath(check["library"])
     stem = os.path.basename(check["library"]).partition(".so")[0]
     pattern = re.compile(re.escape(stem) + r"(-[0-9a-f]{8})?\.so(\..+)?")
-    others = [path for path in mapped if path != expected and pattern.fullmatch(path.rsplit("/", 1)[-1])]
+    others = [
+        path for path in mapped if path != expected and pattern.fullmatch(path.rsplit("/", 1)[-1])
+    ]
     if expected not in mapped:
-        instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"
+        instead = (
+            f"it loads {', '.join(others)} instead"
+            if others
+            else "no library of this name is loaded"
+        )
         return [f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH"]
     twice = "two copies of one library in a process fail sooner or later"
     return [f"it also loads {', '.join(others)}: {twice}"] if others else []
@@ -507,18 +566,24 @@ def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
     places: dict[str, list[str]] = {}
     for one in installed:
         places.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
-    problems += [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    problems += [
+        f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1
+    ]
     architectures: dict[str, list[str]] = {}
     for fields in image.debian_packages():
         architectures.setdefault(fields["Package"], []).append(fields.get("Architecture", ""))
     problems += [
-        f"Debian package {name}: {', '.join(found)}" for name, found in sorted(architectures.items()) if len(found) > 1
+        f"Debian package {name}: {', '.join(found)}"
+        for name, found in sorted(architectures.items())
+        if len(found) > 1
     ]
     for name, majors in library_majors(image, check["libraries"]).items():
         if len(majors) > 1:
             lie = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
             problems.append(f"{name}: {', '.join(lie)}")
-    return told(problems, "which one is used depends on the search order: keep one and remove the others")
+    return told(
+        problems, "which one is used depends on the search order: keep one and remove the others"
+    )
 
 
 def library_majors(image: Image, names: list[str]) -> dict[str, dict[str, list[str]]]:

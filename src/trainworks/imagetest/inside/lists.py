@@ -53,7 +53,11 @@ class PackageLists(TypedDict):
 def lists_of(image: Image, wanted: list[str]) -> PackageLists:
     """Return the lists of all packages; ``wanted`` are the Debian packages that the plan asks for."""
     installed = [*debian_fields(image.root)]
-    records = [path for path, status in image.files() if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(path)]
+    records = [
+        path
+        for path, status in image.files()
+        if stat.S_ISREG(status.st_mode) and _RECORD.fullmatch(path)
+    ]
     return {
         "python": [_python_list(image.root, path) for path in sorted(records)],
         "debian": [_debian_list(image.root, fields) for fields in installed],
@@ -68,7 +72,9 @@ def _python_list(root: str, record: str) -> PythonList:
     with open(root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
         for row in csv.reader(file):
             if row:
-                files[os.path.normpath(os.path.join(folder, row[0]))] = row[1] if len(row) > 1 else ""
+                files[os.path.normpath(os.path.join(folder, row[0]))] = (
+                    row[1] if len(row) > 1 else ""
+                )
     return {"name": name, "version": version, "record": record, "files": files}
 
 
@@ -128,4 +134,6 @@ def unneeded(installed: list[dict[str, str]], wanted: list[str]) -> list[str]:
 
 def _names(relation: str) -> list[str]:
     """Return the names of packages in a relation, such as ``a (>= 1) | b:any, c``."""
-    return [re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", relation) if each.strip()]
+    return [
+        re.split(r"[ (:]", each.strip())[0] for each in re.split(r"[,|]", relation) if each.strip()
+    ]

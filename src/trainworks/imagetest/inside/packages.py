@@ -141,7 +141,9 @@ def rpm(root: str, form: str, errors: str = "replace") -> tuple[str, str]:
 
     The database is Berkeley DB, NDB or SQLite, by version: only rpm itself reads them all.
     """
-    command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
+    command = ["rpm", "--query", "--all", "--queryformat", form] + (
+        ["--root", root] if root else []
+    )
     try:
         child = subprocess.run(command, capture_output=True, timeout=RPM_TIMEOUT, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -154,7 +156,14 @@ def rpm_listing(text: str) -> list[SystemPackage]:
     """Return the packages in the lines that rpm prints."""
     found: list[SystemPackage] = []
     for line in text.splitlines():
-        name, version, architecture, source, named, vendor = [*line.split("\t"), "", "", "", "", ""][:6]
+        name, version, architecture, source, named, vendor = [
+            *line.split("\t"),
+            "",
+            "",
+            "",
+            "",
+            "",
+        ][:6]
         if not version or name == "gpg-pubkey":
             continue
         parts = re.sub(r"\.(?:no)?src\.rpm$", "", source).rsplit("-", 2)
@@ -178,14 +187,18 @@ def python_distributions(root: str) -> list[PythonDistribution]:
     found: list[PythonDistribution] = []
     for folder, folders, _ in os.walk(root or "/"):
         place = folder[len(root) :] if root else folder
-        folders[:] = sorted(name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev"))
+        folders[:] = sorted(
+            name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev")
+        )
         installed = re.search(r"/(?:site|dist)-packages(?:/(.+))?$", place)
         if installed is None or (place + "/").startswith(OWN_FOLDER + "/"):
             continue
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
             fields = email.parser.HeaderParser().parsestr(text_of(path))
             name = str(fields["Name"] or "")
-            sboms = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")))
+            sboms = sorted(
+                glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*"))
+            )
             found.append(
                 {
                     "name": name,
@@ -193,14 +206,17 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                     "path": os.path.dirname(path)[len(root) :],
                     "inside": (installed[1] or "").split("/")[0],
                     "sboms": [each[len(root) :] for each in sboms],
-                    "supplier": next((" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""),
+                    "supplier": next(
+                        (" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""
+                    ),
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
                     "classifiers": sorted(
                         {
                             str(value).rpartition(" :: ")[2]
                             for value in fields.get_all("Classifier", [])
-                            if str(value).startswith("License :: ") and not str(value).endswith(":: OSI Approved")
+                            if str(value).startswith("License :: ")
+                            and not str(value).endswith(":: OSI Approved")
                         }
                     ),
                 }
@@ -225,7 +241,11 @@ def all_packages(root: str) -> PackagesAnswer:
         "kind": kind,
         "distribution": system.get("ID", ""),
         "version": system.get("VERSION_ID", ""),
-        "system": sorted(packages, key=lambda row: (row["name"], row["architecture"], row["version"])),
-        "python": sorted(python_distributions(root), key=lambda row: (row["name"].lower(), row["path"])),
+        "system": sorted(
+            packages, key=lambda row: (row["name"], row["architecture"], row["version"])
+        ),
+        "python": sorted(
+            python_distributions(root), key=lambda row: (row["name"].lower(), row["path"])
+        ),
         "error": error,
     }

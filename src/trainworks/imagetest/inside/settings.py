@@ -48,7 +48,10 @@ def account_problems(root: str, groups: set[str]) -> Iterator[tuple[str, str]]:
     for path in ("/etc/subuid", "/etc/subgid"):
         for row in (line.split(":") for line in lines_of(root + path)):
             if len(row) == 3 and (not row[1].isdigit() or int(row[1]) < FIRST_SUBORDINATE):
-                yield path, f"lets {row[0]} be a user or group of the system, from number {row[1]} on"
+                yield (
+                    path,
+                    f"lets {row[0]} be a user or group of the system, from number {row[1]} on",
+                )
     for name in ("passwd", "group"):
         there = set(lines_of(f"{root}/etc/{name}"))
         for line in lines_of(f"{root}/usr/share/base-passwd/{name}.master"):
@@ -92,7 +95,9 @@ def authentication_problems(root: str) -> Iterator[tuple[str, str]]:
         found = [_module(line[1]) for line in lines if len(line) == 2]
         # The state does not say how many of them decide: one does in any case.
         places = range(1, len(wanted) + 1)
-        if wanted and found not in [[*wanted[:place], *_FALLBACK, *wanted[place:]] for place in places]:
+        if wanted and found not in [
+            [*wanted[:place], *_FALLBACK, *wanted[place:]] for place in places
+        ]:
             yield path, f"does not ask the modules of {state[len(root) :]}, in this order"
 
 
@@ -129,7 +134,9 @@ def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
         if not line or line[0] in "#!":
             continue
         original = "/usr/share/ca-certificates/" + line
-        link = "/etc/ssl/certs/" + os.path.basename(line).rpartition(".")[0].replace(" ", "_") + ".pem"
+        link = (
+            "/etc/ssl/certs/" + os.path.basename(line).rpartition(".")[0].replace(" ", "_") + ".pem"
+        )
         parts.append("\n".join(lines_of(root + original)).strip())
         if not os.path.islink(root + link) or os.readlink(root + link) != original:
             yield link, f"is not a link to {original}"
@@ -138,7 +145,9 @@ def certificate_problems(root: str) -> Iterator[tuple[str, str]]:
     found = "\n".join(lines_of(root + bundle)).strip()
     if parts and sorted(found.split("\n")) != sorted("\n".join(parts).split("\n")):
         yield bundle, "has other certificates than the distribution's"
-    if glob.glob(glob.escape(root) + "/etc/ssl/certs/*.[0-9]") or os.path.isfile(root + "/usr/bin/openssl"):
+    if glob.glob(glob.escape(root) + "/etc/ssl/certs/*.[0-9]") or os.path.isfile(
+        root + "/usr/bin/openssl"
+    ):
         yield from _hashed_problems(root, names)
 
 
@@ -155,7 +164,9 @@ def _hashed_problems(root: str, certificates: list[str]) -> Iterator[tuple[str, 
         found = names.get(name, set())
         said = ""
         if os.path.isfile(program):
-            said, _ = run([program, "x509", "-noout", "-subject_hash", "-in", f"{root}{folder}/{name}"])
+            said, _ = run(
+                [program, "x509", "-noout", "-subject_hash", "-in", f"{root}{folder}/{name}"]
+            )
         # Where nothing computes it, any hash will do.
         wanted = {said.strip()} if said else found or {"a hash"}
         if found != wanted:
@@ -166,18 +177,26 @@ def _hashed_problems(root: str, certificates: list[str]) -> Iterator[tuple[str, 
 def environment_problems(image: Image) -> Iterator[tuple[str, str]]:
     """Yield what venv made otherwise of the environment that the image's contract gives to its users."""
     root, folder = image.root, "/opt/venv"
-    settings = {key: value for key, equals, value in _settings(f"{root}{folder}/pyvenv.cfg") if equals}
+    settings = {
+        key: value for key, equals, value in _settings(f"{root}{folder}/pyvenv.cfg") if equals
+    }
     if not settings:
         return
     if settings.get("include-system-site-packages") != "false":
         yield f"{folder}/pyvenv.cfg", "lets the packages of the system's Python in"
     if not os.path.isdir(root + settings.get("home", "")):
-        yield f"{folder}/pyvenv.cfg", f"says that its Python is in {settings.get('home')}, which is no folder"
+        yield (
+            f"{folder}/pyvenv.cfg",
+            f"says that its Python is in {settings.get('home')}, which is no folder",
+        )
     if not os.path.exists(f"{root}{folder}/bin/activate"):
         return
     scripts, error = ask(image.python, _SCRIPTS, folder)
     if error:
-        yield f"{folder}/pyvenv.cfg", f"is of a Python that does not say what it makes of an environment: {error}"
+        yield (
+            f"{folder}/pyvenv.cfg",
+            f"is of a Python that does not say what it makes of an environment: {error}",
+        )
     for name, text in sorted((scripts or {}).items()):
         if text_of(f"{root}{folder}/bin/{name}") != text:
             yield f"{folder}/bin/{name}", "is not what Python's venv makes"
@@ -215,7 +234,9 @@ def more_rights(path: str) -> list[str]:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
         return []
-    return sorted(name for name in names if not name.startswith(("security.", "trusted.", *_ENGINES)))
+    return sorted(
+        name for name in names if not name.startswith(("security.", "trusted.", *_ENGINES))
+    )
 
 
 _ENGINES = ("user.overlay.", "user.containers.", "user.fuseoverlayfs.")
@@ -247,17 +268,26 @@ def rights_problems(
         # A group that may write is named below, with what that means.
         writes = group != 0 and mode & stat.S_IWGRP and not stat.S_ISLNK(status.st_mode)
         if path.startswith("/opt/") and (group != 0 or mode & stat.S_ISGID) and not writes:
-            yield path, f"has mode {mode:04o} and group {group}: what recipes make belongs to root's group"
+            yield (
+                path,
+                f"has mode {mode:04o} and group {group}: what recipes make belongs to root's group",
+            )
         if status.st_uid != 0 and not closed.fullmatch(path):
             yield path, f"belongs to user {status.st_uid}: that user may change what root runs"
         if stat.S_ISLNK(status.st_mode):
             continue
         if more := more_rights(root + path):
-            yield path, f"has {', '.join(more)}: no package and no recipe gives a file more than its mode"
+            yield (
+                path,
+                f"has {', '.join(more)}: no package and no recipe gives a file more than its mode",
+            )
         row = next((row for row in rows if row[0].fullmatch(path)), None)
         if row is None:
             if group != 0 and mode & stat.S_IWGRP:
-                yield path, f"has mode {mode:04o} and group {group}: that group may change what root runs"
+                yield (
+                    path,
+                    f"has mode {mode:04o} and group {group}: that group may change what root runs",
+                )
             continue
         if mode & ~row[1]:
             yield path, f"has mode {mode:04o}, and may have at most {row[1]:04o}"

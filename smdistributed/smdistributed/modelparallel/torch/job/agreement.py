@@ -26,7 +26,9 @@ _READERS_SECONDS = 10.0
 """How long rank 0 waits for the others to read that configurations differ."""
 
 
-def agree_on_configuration(store: Store, rank: int, size: int, config: Config, seconds: float) -> None:
+def agree_on_configuration(
+    store: Store, rank: int, size: int, config: Config, seconds: float
+) -> None:
     """Wait until all ranks have the same configuration.
 
     Args:
@@ -49,8 +51,12 @@ def agree_on_configuration(store: Store, rank: int, size: int, config: Config, s
         store.wait(["of rank 0"], patience)
         differences = _differences(json.loads(store.get("of rank 0")), mine)
         if differences:
-            words = f"rank 0 and rank {rank} have different configurations: {', '.join(differences)}"
-            store.set("answer", f"{words}\nCall smp.init with the same configuration on every rank.")
+            words = (
+                f"rank 0 and rank {rank} have different configurations: {', '.join(differences)}"
+            )
+            store.set(
+                "answer", f"{words}\nCall smp.init with the same configuration on every rank."
+            )
         elif store.add("ranks that have the same", 1) == size - 1:
             store.set("answer", "")
     store.wait(["answer"], patience)
@@ -70,8 +76,14 @@ def _wait_for_readers(store: Store, rank: int, size: int) -> None:
 
 
 def _differences(first: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    own: Mapping[str, Any] = json.loads(json.dumps(mine))  # as the other one comes: a tuple is a list
-    return [f"{key} = {first[key]!r} and {own[key]!r}" for key in sorted(first) if first[key] != own[key]]
+    own: Mapping[str, Any] = json.loads(
+        json.dumps(mine)
+    )  # as the other one comes: a tuple is a list
+    return [
+        f"{key} = {first[key]!r} and {own[key]!r}"
+        for key in sorted(first)
+        if first[key] != own[key]
+    ]
 
 
 def agree_on_batch(store: Store, step: str, call: Call, arguments: Mapping[str, Any]) -> None:

@@ -24,4 +24,6 @@ def refuse_amp_of_apex(call: str) -> None:
         return
     # Apex's own mark, which it sets in `initialize`; it has no public one.
     if hasattr(module._amp_state, "opt_properties"):  # noqa: SLF001
-        raise SMPConfigError(f"apex.amp is on, and {call} cannot divide what it has changed. {APEX_AMP}")
+        raise SMPConfigError(
+            f"apex.amp is on, and {call} cannot divide what it has changed. {APEX_AMP}"
+        )

@@ -143,7 +143,9 @@ class CollectiveCalls:
         entered = list(self._entered)
         waits_in = entered[-1][0] if entered else None
         counts = {group: self._counts[group] for group in map(_group, CommGroup)}
-        return Report(waits_in, counts, {group: list(names) for group, names in list(self._names.items())})
+        return Report(
+            waits_in, counts, {group: list(names) for group, names in list(self._names.items())}
+        )
 
 
 def _group(kind: CommGroup) -> str:
@@ -204,7 +206,9 @@ def _other_name(group: str, first: int, one: Report, other: Report) -> str | Non
     return None
 
 
-def _crossed(rank: int, reports: Mapping[int, Report], waiting: Mapping[str, list[int]]) -> Difference | None:
+def _crossed(
+    rank: int, reports: Mapping[int, Report], waiting: Mapping[str, list[int]]
+) -> Difference | None:
     """Return words if a rank and another one wait for each other, in calls of two groups.
 
     Args:
@@ -217,14 +221,18 @@ def _crossed(rank: int, reports: Mapping[int, Report], waiting: Mapping[str, lis
         return None
     for group, count in reports[rank].counts.items():
         # One of those that wait there is enough: they are in the same call, or it has two names.
-        other = next((each for each in waiting.get(group, ()) if mine.group in reports[each].counts), None)
+        other = next(
+            (each for each in waiting.get(group, ()) if mine.group in reports[each].counts), None
+        )
         if other is None or group == mine.group:
             continue
         theirs = reports[other].waits_in
         assert theirs is not None
         if reports[other].counts[mine.group] < mine.number and count < theirs.number:
             (low, low_call), (high, high_call) = sorted([(rank, mine.name), (other, theirs.name)])
-            return Difference(high, f"it is in {high_call}, where rank {low} is in {low_call}. {_RULE}")
+            return Difference(
+                high, f"it is in {high_call}, where rank {low} is in {low_call}. {_RULE}"
+            )
     return None
 
 

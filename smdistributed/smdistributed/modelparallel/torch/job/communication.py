@@ -120,7 +120,9 @@ def _members(group: CommGroup) -> tuple[int, ...]:
         SMPRuntimeError: ``smp.init`` has not been called.
     """
     if not isinstance(group, CommGroup):
-        raise TypeError(f"group = {group!r}: must be one of smp.CommGroup, for example smp.CommGroup.DP_GROUP")
+        raise TypeError(
+            f"group = {group!r}: must be one of smp.CommGroup, for example smp.CommGroup.DP_GROUP"
+        )
     if not state.initialized:
         raise SMPRuntimeError("ranks cannot communicate yet: call smp.init() first")
     return state.topo.members(group)
@@ -134,12 +136,18 @@ def _global_rank(place: int, rank_type: RankType) -> int:
         ValueError: The rank does not exist, or is this process.
     """
     if not isinstance(rank_type, RankType):
-        raise TypeError(f"rank_type = {rank_type!r}: must be one of smp.RankType, for example smp.RankType.PP_RANK")
+        raise TypeError(
+            f"rank_type = {rank_type!r}: must be one of smp.RankType, for example smp.RankType.PP_RANK"
+        )
     members = _members(GROUP_OF[rank_type])
     if not 0 <= place < len(members):
-        raise ValueError(f"{rank_type.name} = {place!r}: must be an integer from 0 to {len(members) - 1}")
+        raise ValueError(
+            f"{rank_type.name} = {place!r}: must be an integer from 0 to {len(members) - 1}"
+        )
     if members[place] == rank():
-        raise ValueError(f"{rank_type.name} = {place!r} is this process itself: it cannot send to itself")
+        raise ValueError(
+            f"{rank_type.name} = {place!r} is this process itself: it cannot send to itself"
+        )
     return members[place]
 
 

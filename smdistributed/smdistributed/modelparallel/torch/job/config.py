@@ -37,7 +37,9 @@ NEEDS_TORCH: Mapping[str, str] = _TABLE["needs_torch"]
 REFUSED: Mapping[str, Mapping[str, str]] = _TABLE["refused"]
 """Switches that cannot be on: the reason, and what to do instead."""
 
-IDLE_SHARDING = frozenset({"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"})
+IDLE_SHARDING = frozenset(
+    {"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"}
+)
 """Keys of sharded data parallelism to which nothing corresponds in PyTorch's fully_shard."""
 
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
@@ -69,7 +71,9 @@ class Range:
             return False
         if isinstance(value, int | float):
             # Not a number is in no range.
-            return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+            return (self.least is None or value >= self.least) and (
+                self.most is None or value <= self.most
+            )
         return not self.choices or value in self.choices
 
     def __str__(self) -> str:
@@ -87,7 +91,9 @@ class Range:
 _KINDS = {"switch": bool, "whole number": int, "number": float, "text": str}
 
 RANGES: Mapping[str, Range] = {
-    key: Range(_KINDS[row["type"]], row.get("least"), row.get("most"), tuple(row.get("choices", ())))
+    key: Range(
+        _KINDS[row["type"]], row.get("least"), row.get("most"), tuple(row.get("choices", ()))
+    )
     for key, row in _TABLE["keys"].items()
 }
 """What each key takes; the attributes of ``Config`` are the same, with the defaults."""
@@ -139,7 +145,10 @@ class Config:
 
     @classmethod
     def resolve(
-        cls, given: Mapping[str, Any] | None, environment: Mapping[str, str], world: int | None = None
+        cls,
+        given: Mapping[str, Any] | None,
+        environment: Mapping[str, str],
+        world: int | None = None,
     ) -> Config:
         """Return the configuration of a job.
 
@@ -164,14 +173,21 @@ class Config:
         ]
         _warn(values)
         # Rules between keys are about values that are right in themselves.
-        good = {key: value for key, value in values.items() if key in RANGES and RANGES[key].has(value)}
+        good = {
+            key: value for key, value in values.items() if key in RANGES and RANGES[key].has(value)
+        }
         unusable = values.keys() & RANGES.keys() - good.keys()
-        good.setdefault("memory_weight", 0.2 if good.get("optimize") == "speed" else cls.memory_weight)
+        good.setdefault(
+            "memory_weight", 0.2 if good.get("optimize") == "speed" else cls.memory_weight
+        )
         good.setdefault("active_microbatches", good.get("pipeline_parallel_degree", 1) + 2)
         config = cls(**good)
         problems += [
             text
-            for keys, wrong, text in (*_rules(config, good), *(() if world is None else _rules_of(config, world)))
+            for keys, wrong, text in (
+                *_rules(config, good),
+                *(() if world is None else _rules_of(config, world)),
+            )
             if wrong and not unusable & set(keys)
         ]
         problems += [
@@ -206,16 +222,25 @@ def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]
         if old in values and new in values and values[old] != values[new]
     ]
     named: Mapping[str, Any] = values
-    given = {OLD_NAMES.get(key, key): value for key, value in named.items() if not (value is None and key in UNSET)}
+    given = {
+        OLD_NAMES.get(key, key): value
+        for key, value in named.items()
+        if not (value is None and key in UNSET)
+    }
     return given, problems
 
 
 def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:
     """Return what keys ask of each other: the keys, whether it is broken, and the sentence that says so."""
-    return [((key, other), *_rule(kind, key, other, config, given)) for kind, key, other in _TABLE["rules"]]
+    return [
+        ((key, other), *_rule(kind, key, other, config, given))
+        for kind, key, other in _TABLE["rules"]
+    ]
 
 
-def _rule(kind: str, key: str, other: str, config: Config, given: Mapping[str, Any]) -> tuple[bool, str]:
+def _rule(
+    kind: str, key: str, other: str, config: Config, given: Mapping[str, Any]
+) -> tuple[bool, str]:
     value, beside = getattr(config, key), getattr(config, other)
     unset = f"needs {other} = True, which is not set"
     match kind:
@@ -224,7 +249,10 @@ def _rule(kind: str, key: str, other: str, config: Config, given: Mapping[str, A
         case "above one needs":
             return value > 1 and not beside, f"{key} = {value}: more than 1 {unset}"
         case "off needs":
-            return not value and other not in given, f"{key} = False: needs {other}, {RANGES[other]}"
+            return (
+                not value and other not in given,
+                f"{key} = False: needs {other}, {RANGES[other]}",
+            )
         case "is below":
             return (
                 value >= beside,
@@ -232,7 +260,9 @@ def _rule(kind: str, key: str, other: str, config: Config, given: Mapping[str, A
             )
         case "excludes":
             off = False if RANGES[key].kind is bool else 1
-            return _is_on(value) and _is_on(beside), f"{key} = {value!r}: must be {off} with {other} = {beside!r}"
+            return _is_on(value) and _is_on(
+                beside
+            ), f"{key} = {value!r}: must be {off} with {other} = {beside!r}"
     raise AssertionError(kind)
 
 
@@ -277,11 +307,15 @@ def _warn(values: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(str(key), [*RANGES, *OLD_NAMES], n=1)
         unknown.append(f"{key} (did you mean {near[0]}?)" if near else str(key))
     if unknown:
-        warnings.warn(f"smp does not know these keys of its configuration: {', '.join(unknown)}", stacklevel=3)
+        warnings.warn(
+            f"smp does not know these keys of its configuration: {', '.join(unknown)}", stacklevel=3
+        )
     silent = IGNORED & values.keys()
     if values.get("sharded_data_parallel_degree", 1) != 1:
         silent |= IDLE_SHARDING & values.keys()
     if values.get("partition_file"):
         silent |= {"partition_file"}
     if idle := sorted(silent):
-        warnings.warn(f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3)
+        warnings.warn(
+            f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3
+        )

@@ -80,7 +80,9 @@ def local_size() -> int:
     return ranks_of(os.environ).local_size
 
 
-_Answers = tuple[Callable[[], int], Callable[[], int], Callable[[], list[int]], Callable[[], dist.ProcessGroup]]
+_Answers = tuple[
+    Callable[[], int], Callable[[], int], Callable[[], list[int]], Callable[[], dist.ProcessGroup]
+]
 
 
 def _answers(kind: CommGroup, who: str) -> _Answers:
@@ -104,7 +106,9 @@ def _answers(kind: CommGroup, who: str) -> _Answers:
         (members, "get_{}_group", "global ranks, in their order, of"),
         (group, "get_{}_process_group", "process group of"),
     ):
-        function.__name__ = function.__qualname__ = name.format(kind.name.removesuffix("_GROUP").lower())
+        function.__name__ = function.__qualname__ = name.format(
+            kind.name.removesuffix("_GROUP").lower()
+        )
         function.__doc__ = f"Return the {words} {who}."
     return rank_in, size_of, members, group
 
@@ -115,8 +119,12 @@ _EQUAL = "the processes that have the same partition and the same slices"
 pp_rank, pp_size, get_pp_group, get_pp_process_group = _answers(PP_GROUP, _PIPELINE)
 tp_rank, tp_size, get_tp_group, get_tp_process_group = _answers(TP_GROUP, _SLICES)
 rdp_rank, rdp_size, get_rdp_group, get_rdp_process_group = _answers(RDP_GROUP, _EQUAL)
-mp_rank, mp_size, get_mp_group, get_mp_process_group = _answers(MP_GROUP, "the processes that hold this replica")
-dp_rank, dp_size, get_dp_group, get_dp_process_group = _answers(DP_GROUP, "the processes of the same partition")
+mp_rank, mp_size, get_mp_group, get_mp_process_group = _answers(
+    MP_GROUP, "the processes that hold this replica"
+)
+dp_rank, dp_size, get_dp_group, get_dp_process_group = _answers(
+    DP_GROUP, "the processes of the same partition"
+)
 
 
 def get_world_process_group() -> dist.ProcessGroup:

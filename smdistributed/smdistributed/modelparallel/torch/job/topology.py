@@ -81,7 +81,11 @@ class Topology:
     @property
     def degree(self) -> Mapping[str, int]:
         """The degree of each letter; D is reduced data parallelism."""
-        return {"P": self.pipeline, "T": self.tensor, "D": self.world // (self.pipeline * self.tensor)}
+        return {
+            "P": self.pipeline,
+            "T": self.tensor,
+            "D": self.world // (self.pipeline * self.tensor),
+        }
 
     def coords(self, rank: int) -> dict[str, int]:
         """Return the place of a global rank along each letter."""

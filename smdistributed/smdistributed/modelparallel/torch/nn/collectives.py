@@ -57,7 +57,9 @@ def total(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return _both(x, summed, lambda t: t)
 
 
-def gather_weight(weight: torch.Tensor, axis: int, group: dist.ProcessGroup, *, same_samples: bool) -> torch.Tensor:
+def gather_weight(
+    weight: torch.Tensor, axis: int, group: dist.ProcessGroup, *, same_samples: bool
+) -> torch.Tensor:
     """Return a whole weight of which every rank holds a part of ``axis``.
 
     The gradient of this rank's part is summed over the ranks, unless all work on the ``same_samples``.
@@ -82,7 +84,9 @@ def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _gathered(x: torch.Tensor, axis: int, group: dist.ProcessGroup) -> torch.Tensor:
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    parts = [
+        torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())
+    ]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, axis)
 

@@ -112,7 +112,9 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = T
         _blanks.clear()
 
 
-def put_slice(target: torch.Tensor, source: torch.Tensor, axis: int, degree: int, index: int) -> None:
+def put_slice(
+    target: torch.Tensor, source: torch.Tensor, axis: int, degree: int, index: int
+) -> None:
     """Copy part ``index`` of ``degree`` equal parts of an axis, now, or when the target is materialized."""
     blank = _blanks.get(_address(source))
     if blank is None:
@@ -138,7 +140,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _empty:
             return _new(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        touched = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _address(leaf) in _blanks]
+        touched = [
+            leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and _address(leaf) in _blanks
+        ]
         if not touched or _is_view(func):
             return func(*args, **kwargs)
         if _can_be_noted(func, leaves, touched, kwargs):
@@ -181,10 +185,15 @@ def _map(count: int, dtype: torch.dtype) -> tuple[mmap.mmap, torch.Tensor]:
     return memory, torch.frombuffer(memory, dtype=dtype, count=count)
 
 
-def _can_be_noted(func: Any, leaves: list[Any], touched: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+def _can_be_noted(
+    func: Any, leaves: list[Any], touched: list[torch.Tensor], kwargs: dict[str, Any]
+) -> bool:
     """Whether a call only writes to its first argument, and what it reads is there to be kept."""
     target = leaves[0]
-    writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in _schema(func).arguments]
+    writes = [
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in _schema(func).arguments
+    ]
     others = [leaf for leaf in leaves[1:] if isinstance(leaf, torch.Tensor)]
     return (
         target is touched[0]
@@ -231,7 +240,9 @@ def _fill_now(tensor: torch.Tensor) -> None:
 
 def _is_view(func: Any) -> bool:
     returns = _schema(func).returns
-    return bool(returns) and all(v.alias_info is not None and not v.alias_info.is_write for v in returns)
+    return bool(returns) and all(
+        v.alias_info is not None and not v.alias_info.is_write for v in returns
+    )
 
 
 def _schema(func: Any) -> Any:

@@ -46,7 +46,9 @@ class DistributedEmbedding(DistributedModule):
         """
         super().__init__()
         if max_norm is not None or sparse:
-            raise NotSplitError("smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding")
+            raise NotSplitError(
+                "smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding"
+            )
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.norm_type, self.scale_grad_by_freq = norm_type, scale_grad_by_freq
         whole = torch.empty(num_embeddings, embedding_dim).normal_(0, initializer_range)
@@ -59,7 +61,14 @@ class DistributedEmbedding(DistributedModule):
     @classmethod
     def arguments(cls, module: nn.Module) -> Arguments:
         """Return the arguments that make an embedding of the same shape."""
-        names = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+        names = (
+            "num_embeddings",
+            "embedding_dim",
+            "padding_idx",
+            "max_norm",
+            "scale_grad_by_freq",
+            "sparse",
+        )
         return (), {name: getattr(module, name) for name in names}
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -67,9 +76,14 @@ class DistributedEmbedding(DistributedModule):
         group = tensor_group()
         if same_samples():
             return gather_last(self._look_up(ids), group)
-        of_all = [torch.empty_like(ids, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        of_all = [
+            torch.empty_like(ids, memory_format=torch.contiguous_format)
+            for _ in range(group.size())
+        ]
         dist.all_gather(of_all, ids.contiguous(), group=group)
         return torch.cat(list(exchange(self._look_up(torch.stack(of_all)), group)), -1)
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
+        return functional.embedding(
+            ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq
+        )

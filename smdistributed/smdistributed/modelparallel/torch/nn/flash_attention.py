@@ -49,7 +49,9 @@ class FlashAttentionLayer(nn.Module):
             scale = 1.0
             if scale_attention_scores:
                 if attention_head_size is None:
-                    raise ValueError("FlashAttentionLayer: scale_attention_scores needs attention_head_size")
+                    raise ValueError(
+                        "FlashAttentionLayer: scale_attention_scores needs attention_head_size"
+                    )
                 scale /= math.sqrt(attention_head_size)
             if scale_attn_by_layer_idx:
                 if layer_idx is None:
@@ -57,7 +59,9 @@ class FlashAttentionLayer(nn.Module):
                 scale /= layer_idx + 1
         self.attention_dropout_prob, self.scale = attention_dropout_prob, scale
 
-    def forward(self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+    def forward(
+        self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False
+    ) -> torch.Tensor:
         """Return the attention's output, (batch, heads, sequence, channels).
 
         Args:

@@ -26,7 +26,10 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
     """
 
     def __init__(
-        self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
     ) -> None:
         FusedLayerNorm.__init__(self, normalized_shape, eps, elementwise_affine)
         if elementwise_affine:
@@ -52,5 +55,7 @@ class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
         """Return the normalized samples."""
         if not self.elementwise_affine:
             return super().forward(x)
-        both = gather_weight(torch.stack([self.weight, self.bias]), 1, tensor_group(), same_samples=same_samples())
+        both = gather_weight(
+            torch.stack([self.weight, self.bias]), 1, tensor_group(), same_samples=same_samples()
+        )
         return functional.layer_norm(x, self.normalized_shape, both[0], both[1], self.eps)

@@ -53,7 +53,9 @@ class DistributedModule(nn.Module):
             )
         size = list(whole.shape)
         size[axis] //= degree
-        part = nn.Parameter(torch.empty(size, dtype=dtype_of_parameters(whole), device=whole.device))
+        part = nn.Parameter(
+            torch.empty(size, dtype=dtype_of_parameters(whole), device=whole.device)
+        )
         put_slice(part, whole, axis, degree, index)
         mark(part, axis)
         self.register_parameter(name, part)

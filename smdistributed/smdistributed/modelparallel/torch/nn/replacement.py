@@ -93,7 +93,9 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: ob
         SMPConfigError: The model is wrapped already.
     """
     if wrapped.model is not None:
-        raise SMPConfigError("call smp.set_tensor_parallelism before smp.DistributedModel wraps the model")
+        raise SMPConfigError(
+            "call smp.set_tensor_parallelism before smp.DistributedModel wraps the model"
+        )
     for part in module.modules():
         object.__setattr__(part, "_smp_tp", (enabled, config))
 
@@ -171,7 +173,12 @@ def distribute(root: nn.Module, degree: int) -> nn.Module:
                 return done[id(module)]
             except NotSplitError as error:
                 if state.topo.rank == 0:
-                    _logger.warning("%s (%s) is not split over tensor ranks: %s", name, type(module).__name__, error)
+                    _logger.warning(
+                        "%s (%s) is not split over tensor ranks: %s",
+                        name,
+                        type(module).__name__,
+                        error,
+                    )
         done[id(module)] = module
         for key, child in list(module._modules.items()):  # noqa: SLF001  named_children leaves out repeated ones
             if child is not None:
@@ -187,7 +194,11 @@ def _check_class(given: object, base: type, name: str) -> None:
 
 
 def _entry(cls: type[nn.Module]) -> _Entry | None:
-    if cls not in _registered and cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers."):
+    if (
+        cls not in _registered
+        and cls.__name__ == "Conv1D"
+        and cls.__module__.startswith("transformers.")
+    ):
         return _Entry(DistributedConv1D)  # by name: this library does not import transformers
     return _registered.get(cls)
 
@@ -207,7 +218,9 @@ class _Hooked:
 
 def _check(module: nn.Module, holders: Counter[int]) -> None:
     for name, parameter in module.named_parameters():
-        inside = sum(parameter is own for part in module.modules() for own in part._parameters.values())  # noqa: SLF001
+        inside = sum(
+            parameter is own for part in module.modules() for own in part._parameters.values()
+        )  # noqa: SLF001
         if holders[id(parameter)] > inside:
             raise NotSplitError(f"its {name} is shared with another module")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -218,7 +231,9 @@ def _check(module: nn.Module, holders: Counter[int]) -> None:
 def _replacement(
     module: nn.Module, name: str, entry: _Entry, config: dict[str, object], degree: int
 ) -> DistributedModule:
-    found: Arguments | None = getattr(module, "_smp_arguments", None) or entry.target.arguments(module)
+    found: Arguments | None = getattr(module, "_smp_arguments", None) or entry.target.arguments(
+        module
+    )
     if found is None:
         raise NotSplitError(f"it was made before {type(module).__name__} was registered")
     args, kwargs = found
@@ -263,7 +278,13 @@ def _take_values(new: nn.Module, old: nn.Module, degree: int) -> bool:
             complete = False
             continue
         tensor.data = tensor.data.to(source.device, dtype_of_parameters(source))
-        put_slice(tensor, source, axis or 0, degree if axis is not None else 1, index if axis is not None else 0)
+        put_slice(
+            tensor,
+            source,
+            axis or 0,
+            degree if axis is not None else 1,
+            index if axis is not None else 0,
+        )
         tensor.requires_grad_(source.requires_grad)
     return complete
 

@@ -31,7 +31,9 @@ class _NotThere(DistributedModule):
         Raises:
             SMPUnsupportedError: Always.
         """
-        raise SMPUnsupportedError(f"smp.nn.{type(self).__name__} is not part of this library: {INSTEAD}")
+        raise SMPUnsupportedError(
+            f"smp.nn.{type(self).__name__} is not part of this library: {INSTEAD}"
+        )
 
 
 def _not_there(name: str) -> type[DistributedModule]:

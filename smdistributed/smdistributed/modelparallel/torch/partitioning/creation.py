@@ -28,7 +28,9 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_creation(
-    tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: object
+    tensor_parallelism: bool = False,
+    dtype: torch.dtype | None = None,
+    **tensor_parallel_config: object,
 ) -> Iterator[None]:
     """Make a model in this context: of one data type, with tensor parallelism, and delayed where configured.
 

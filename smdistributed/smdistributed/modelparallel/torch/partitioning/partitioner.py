@@ -162,7 +162,9 @@ class _Tree:
         for node in reversed(list(root.walk())):
             names = [child.name for child in node.children]
             orders = [o for o in (node.order, *(self.order[n] for n in names)) if o is not None]
-            self.order[node.name] = self.index[node.name] if not self.traced else min(orders, default=None)
+            self.order[node.name] = (
+                self.index[node.name] if not self.traced else min(orders, default=None)
+            )
             work[node.name] = max(node.work, sum(work[n] for n in names))
             all_memory[node.name] = memory[node.name] + sum(all_memory[n] for n in names)
             self.inside[node.name] = set(node.parameters).union(*(self.inside[n] for n in names))
@@ -172,11 +174,15 @@ class _Tree:
             weight = 0.0
 
         def cost(bytes_: float, amount: float) -> float:
-            return weight * bytes_ / max(total_memory, 1) + (1 - weight) * amount / (total_work or 1.0)
+            return weight * bytes_ / max(total_memory, 1) + (1 - weight) * amount / (
+                total_work or 1.0
+            )
 
         self.cost = {name: cost(all_memory[name], work[name]) for name in memory}
         self.own_cost = {
-            node.name: cost(memory[node.name], work[node.name] - sum(work[c.name] for c in node.children))
+            node.name: cost(
+                memory[node.name], work[node.name] - sum(work[c.name] for c in node.children)
+            )
             for node in root.walk()
         }
         self.atom_cost: dict[str, float] = {}
@@ -193,7 +199,9 @@ class _Tree:
         """Is something below this node shared with something outside? Then only that part has to go there."""
         subtree = {n.name for n in node.walk()}
         keys = self.inside[node.name] - set(node.parameters)
-        return any(len(self.holders[key]) > 1 and not subtree.issuperset(self.holders[key]) for key in keys)
+        return any(
+            len(self.holders[key]) > 1 and not subtree.issuperset(self.holders[key]) for key in keys
+        )
 
     def atoms(self, degree: int) -> list[Node]:
         """Return the modules that are not split further, in the order of their execution."""

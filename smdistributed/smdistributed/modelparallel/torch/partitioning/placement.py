@@ -59,7 +59,11 @@ def set_partition(module: tnn.Module, index: int) -> None:
         SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is partitioned already.
     """
     _check(index)
-    if wrapped.model is not None and wrapped.model.partitioned and state.cfg.pipeline_parallel_degree > 1:
+    if (
+        wrapped.model is not None
+        and wrapped.model.partitioned
+        and state.cfg.pipeline_parallel_degree > 1
+    ):
         raise SMPConfigError(
             "smp.set_partition: the model is already partitioned. Call it before the first step function runs"
         )
@@ -75,7 +79,9 @@ def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
     Raises:
         SMPConfigError: A module's partition does not exist.
     """
-    owner = {name: getattr(module, "_smp_partition", default) for name, module in root.named_modules()}
+    owner = {
+        name: getattr(module, "_smp_partition", default) for name, module in root.named_modules()
+    }
     for name, index in owner.items():
         if index >= degree:  # tagged before another configuration
             raise SMPConfigError(f"module {name!r}: partition {index} is not in 0 to {degree - 1}")
@@ -100,7 +106,10 @@ def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
         SMPConfigError: They have not. It names the first parameter that differs.
     """
     mine = [
-        (f"{name}.{key}" if name else key, f"of shape {tuple(parameter.shape)} on partition {owner.get(name)}")
+        (
+            f"{name}.{key}" if name else key,
+            f"of shape {tuple(parameter.shape)} on partition {owner.get(name)}",
+        )
         for name, module in root.named_modules()
         for key, parameter in module.named_parameters(recurse=False)
     ]
@@ -117,7 +126,11 @@ def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
 
 
 def _words(parameter: tuple[str, str] | None) -> str:
-    return "no further parameter" if parameter is None else f"parameter {parameter[0]!r} {parameter[1]}"
+    return (
+        "no further parameter"
+        if parameter is None
+        else f"parameter {parameter[0]!r} {parameter[1]}"
+    )
 
 
 def _check(index: int) -> None:

@@ -29,14 +29,20 @@ class _Guard:
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", str(func))
         setting = name == "__set__"
         if name in ("__get__", "__set__", "__delete__"):
             name = getattr(getattr(func, "__self__", None), "__name__", name)
         if name in ("requires_grad", "requires_grad_") and (setting or name == "requires_grad_"):
-            _check_switch(args[0], args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True))
+            _check_switch(
+                args[0], args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
+            )
         if name in _ALLOWED and func is not torch.autograd.grad:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  what torch's own subclasses do
                 return func(*args, **(kwargs or {}))
@@ -89,7 +95,9 @@ def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
     """Free the memory of a parameter or buffer that is on another partition."""
     if not tensor.is_meta:
         # A new storage: the old one may have other tensors in it.
-        hollow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        hollow = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
         hollow.untyped_storage().resize_(0)
         tensor.data = hollow
     tensor.grad = None

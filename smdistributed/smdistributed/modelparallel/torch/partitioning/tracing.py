@@ -116,7 +116,9 @@ def trace_forward(
             trace.setdefault(name, Call(len(trace)))
             begun.setdefault(name, []).append(now())
 
-        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
+        def after(
+            _module: nn.Module, _args: Any, _kwargs: Any, output: Any, name: str = name
+        ) -> None:
             call = trace[name]
             call.work += now() - begun[name].pop()
             call.activations += _bytes(output)
@@ -145,10 +147,18 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         for part, own in attributes
         for cell in mutable.cells(own, type(part).__module__.partition(".")[0])
     ]
-    buffers = [(buffer, buffer.detach().clone()) for part in module.modules() for buffer in part.buffers(recurse=False)]
+    buffers = [
+        (buffer, buffer.detach().clone())
+        for part in module.modules()
+        for buffer in part.buffers(recurse=False)
+    ]
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    states = torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+    states = (
+        torch.get_rng_state(),
+        random.getstate(),
+        None if numpy is None else numpy.random.get_state(),
+    )
     try:
         yield
     finally:
@@ -210,7 +220,9 @@ def memory_key(tensor: torch.Tensor) -> int:
 def _whole(module: nn.Module) -> bool:
     if isinstance(module, _DIVISIBLE):
         return False
-    return type(module).__module__.startswith("torch.nn.modules") or parametrize.is_parametrized(module)
+    return type(module).__module__.startswith("torch.nn.modules") or parametrize.is_parametrized(
+        module
+    )
 
 
 def _bytes(output: Any) -> int:

@@ -23,7 +23,9 @@ _AWAY = "_smp_away"
 __all__ = ["hollow", "is_cache", "trimmed"]
 
 
-def trimmed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def trimmed(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a remote call, with copies of caches that have only what the module reads.
 
     Raises:
@@ -34,12 +36,18 @@ def trimmed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     used = _layers(module)
     if not used:
         return args, kwargs
-    return tuple(_trimmed(value, used) for value in args), {name: _trimmed(v, used) for name, v in kwargs.items()}
+    return tuple(_trimmed(value, used) for value in args), {
+        name: _trimmed(v, used) for name, v in kwargs.items()
+    }
 
 
 def hollow(outputs: Any) -> Any:
     """Return what the model returned, with copies of caches that have no values."""
-    if not torch.is_grad_enabled() or not isinstance(outputs, dict) or not any(map(is_cache, outputs.values())):
+    if (
+        not torch.is_grad_enabled()
+        or not isinstance(outputs, dict)
+        or not any(map(is_cache, outputs.values()))
+    ):
         return outputs
     result = copy.copy(outputs)
     for name, value in outputs.items():
@@ -70,7 +78,10 @@ def _trimmed(value: Any, used: AbstractSet[int]) -> Any:
     layers = getattr(value, "layers", None)
     result = copy.copy(value)
     if isinstance(layers, list):
-        result.layers = [copy.copy(each) if number in used else _hollow(each) for number, each in enumerate(layers)]
+        result.layers = [
+            copy.copy(each) if number in used else _hollow(each)
+            for number, each in enumerate(layers)
+        ]
         for each in (layers[number] for number in used if number < len(layers)):
             if _AWAY in vars(each):
                 raise StepError(

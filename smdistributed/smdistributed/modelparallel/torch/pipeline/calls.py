@@ -35,15 +35,27 @@ class RemoteCall:
         hop: The last served part.
     """
 
-    def __init__(self, caller: Caller, id: CallId, number: int, segment: int | None, tail: int | None) -> None:  # noqa: A002
+    def __init__(
+        self, caller: Caller, id: CallId, number: int, segment: int | None, tail: int | None
+    ) -> None:  # noqa: A002
         modules = caller.port.modules
-        self.caller, self.id, self.number, self.segment, self.tail = caller, id, number, segment, tail
+        self.caller, self.id, self.number, self.segment, self.tail = (
+            caller,
+            id,
+            number,
+            segment,
+            tail,
+        )
         if segment is None:
             self.first = self.last = modules.owner[number]
             self.last_segment = None
         else:
             segments = modules.chains[number]
-            self.first, self.last, self.last_segment = segments[segment].owner, segments[-1].owner, len(segments) - 1
+            self.first, self.last, self.last_segment = (
+                segments[segment].owner,
+                segments[-1].owner,
+                len(segments) - 1,
+            )
         self.value: Tree | None = None
         self.notes: Notes | None = None
         self.differentiable: tuple[bool, ...] = ()
@@ -80,7 +92,9 @@ class RemoteCall:
             notes,
         )
         port.post(self.first, message, tensors, f"arguments of module {self.title}")
-        self.value, self.differentiable, self.notes, results = port.scheduler.wait(("R", self.id), FORWARD)
+        self.value, self.differentiable, self.notes, results = port.scheduler.wait(
+            ("R", self.id), FORWARD
+        )
         port.arrived(results)
         return list(results)
 
@@ -90,13 +104,17 @@ class RemoteCall:
         After a tail call the last owner has the loss too, and starts by itself.
         """
         if self.asked:
-            raise StepError(f"a second backward pass through one call of module {self.title}\n{TWICE}")
+            raise StepError(
+                f"a second backward pass through one call of module {self.title}\n{TWICE}"
+            )
         self.asked = not mode.keeps
         if self.tail is None or not mode.adds:
             self.ask(grads, mode)
         else:
             self.caller.expect(self, grads)
-        gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(("B", self.id), BACKWARD)
+        gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(
+            ("B", self.id), BACKWARD
+        )
         self.caller.port.arrived(gradients)
         return gradients
 
@@ -136,7 +154,9 @@ class _Remote(torch.autograd.Function):
         *tensors: torch.Tensor,  # noqa: ARG004
     ) -> tuple[torch.Tensor, ...]:
         ctx.call = call
-        ctx.mark_non_differentiable(*[r for r, needed in zip(results, call.differentiable, strict=True) if not needed])
+        ctx.mark_non_differentiable(
+            *[r for r, needed in zip(results, call.differentiable, strict=True) if not needed]
+        )
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -149,7 +169,9 @@ class _Remote(torch.autograd.Function):
                 "partition\nPlace it with smp.set_partition where the gradient is taken."
             )
         _check_transforms(call.title)
-        wanted = [g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)]
+        wanted = [
+            g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)
+        ]
         if all(g is None for g in wanted):
             return (None,) * (3 + call.count)
         # torch.autograd.grad runs what leads to its inputs, and no parameter: so not the tie, the first of the inputs.
@@ -192,7 +214,9 @@ class Caller:
             value = run_children(port.modules.modules[number], segment.modules, value)
         return value
 
-    def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None) -> Any:
+    def _call(
+        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None
+    ) -> Any:
         port = self.port
         if not port.in_step:
             raise StepError(
@@ -240,13 +264,19 @@ class Caller:
             if call.notes is not None and call.notes.unused:
                 old = views.old(microbatch)
                 idle = (*idle, *(n for n in call.notes.unused if id(tensors[n]) in old))
-            used = [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)] if idle else tensors
+            used = (
+                [tensor.detach() if n in idle else tensor for n, tensor in enumerate(tensors)]
+                if idle
+                else tensors
+            )
             results = list(_Remote.apply(call, results, tie, *used))  # type: ignore[no-untyped-call]
         assert call.value is not None
         if kept:
             views.restore(turn, kept)
         result = unflatten(
-            call.value, results, lambda own: tensors[own[1]] if own[0] == "tensor" else before.cells[own[1]][0]
+            call.value,
+            results,
+            lambda own: tensors[own[1]] if own[0] == "tensor" else before.cells[own[1]][0],
         )
         if call.notes is not None:
             result, back = result

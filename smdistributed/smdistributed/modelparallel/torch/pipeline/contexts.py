@@ -78,9 +78,22 @@ class Context:
     )
 
     def __init__(
-        self, key: Key, microbatch: int, body: Callable[[], None], flags: Flags, *, inline: bool, place: int
+        self,
+        key: Key,
+        microbatch: int,
+        body: Callable[[], None],
+        flags: Flags,
+        *,
+        inline: bool,
+        place: int,
     ) -> None:
-        self.key, self.microbatch, self.body, self.flags, self.inline = key, microbatch, body, flags, inline
+        self.key, self.microbatch, self.body, self.flags, self.inline = (
+            key,
+            microbatch,
+            body,
+            flags,
+            inline,
+        )
         self.place = place
         self.seat: Seat | None = None
         self.buried = self.in_model = False

@@ -191,7 +191,11 @@ class Abort(NamedTuple):
 
 
 def beside(
-    notes: Notes, written: list[Any], variables: list[Any] | None = None, tensors: Any = (), cells: Any = ()
+    notes: Notes,
+    written: list[Any],
+    variables: list[Any] | None = None,
+    tensors: Any = (),
+    cells: Any = (),
 ) -> tuple[Notes, Beside] | tuple[None, None]:
     """Return what goes along; None and None if nothing does."""
     if notes is NOTHING and not (variables or tensors or cells):
@@ -203,20 +207,28 @@ class Arguments:
     """The arguments of a call as they were before it: the owner sees what it writes, and the caller repeats that."""
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], along: Beside | None, tensors: Sequence[torch.Tensor] = ()
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        along: Beside | None,
+        tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         inside = (*args, *kwargs.values(), *(() if along is None else along.variables))
         if torch.is_grad_enabled():  # what a layer adds to a cache stays with it (caches.py)
             inside = tuple(each for each in inside if not is_cache(each))
         plain = all(isinstance(each, torch.Tensor) for each in inside)
-        self.cells = [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
+        self.cells = (
+            [] if plain else [(cell, mutable.content(cell)) for cell in mutable.cells(inside)]
+        )
         leaves = () if plain else mutable.leaves(list(inside), "")
         self.leaves = [(each, mutable.state(each)) for each in leaves if mutable.writable(each)]
         self.tensors = [(t, None if t.is_inference() else t._version, t.shape) for t in tensors]  # noqa: SLF001
 
     def known(self) -> dict[int, tuple[str, int]]:
         """Return, by the identity of each tensor and container, its kind and number: the caller has them, too."""
-        found = {id(tensor): ("tensor", number) for number, (tensor, _, _) in enumerate(self.tensors)}
+        found = {
+            id(tensor): ("tensor", number) for number, (tensor, _, _) in enumerate(self.tensors)
+        }
         return found | {id(cell): ("cell", number) for number, (cell, _) in enumerate(self.cells)}
 
     def written(self, where: str) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
@@ -232,8 +244,12 @@ class Arguments:
         for number, (tensor, version, shape) in enumerate(self.tensors):
             if version is not None and tensor._version != version:  # noqa: SLF001
                 if tensor.shape != shape:
-                    raise StepError(f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}")
-                tensors.append((number, tensor.view_as(tensor)))  # not the caller's own object: its values
+                    raise StepError(
+                        f"module {where} gave one of its arguments another shape\n{_ARGUMENTS}"
+                    )
+                tensors.append(
+                    (number, tensor.view_as(tensor))
+                )  # not the caller's own object: its values
         cells = []
         for number, (cell, before) in enumerate(self.cells):
             now = mutable.content(cell)
@@ -257,11 +273,17 @@ class Arguments:
         """
         for number, value in back.tensors:
             memory = tensors[number].untyped_storage().data_ptr()
-            if [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided].count(memory) > 1:
-                raise StepError(f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}")
+            if [t.untyped_storage().data_ptr() for t in tensors if t.layout is torch.strided].count(
+                memory
+            ) > 1:
+                raise StepError(
+                    f"module {where} writes to memory that two of its arguments share\n{_ARGUMENTS}"
+                )
             tensors[number].copy_(value)
         for number, content in back.cells:
             mutable.assign([*self.cells, *self.leaves][number][0], content)
 
 
-_ARGUMENTS = "Return the new value instead, or place the module with its caller with smp.set_partition."
+_ARGUMENTS = (
+    "Return the new value instead, or place the module with its caller with smp.set_partition."
+)

@@ -43,8 +43,14 @@ class Modules:
         self.modules = [module for _, module in named]
         self.owner = [owner[name] for name in self.names]
         self.number = {id(module): number for number, module in enumerate(self.modules)}
-        self.chains = {n: segments for n, m in enumerate(self.modules) if len(segments := self._segments(m)) > 1}
-        self.local = [all(self.owner_of(m) == me for m in module.modules()) for module in self.modules]
+        self.chains = {
+            n: segments
+            for n, m in enumerate(self.modules)
+            if len(segments := self._segments(m)) > 1
+        }
+        self.local = [
+            all(self.owner_of(m) == me for m in module.modules()) for module in self.modules
+        ]
         self.tails = self._tails()
 
     def owner_of(self, module: nn.Module) -> int:
@@ -80,7 +86,10 @@ class Modules:
                 _replace(module, _Entrance(chain, number))
 
     def _segments(self, module: nn.Module) -> tuple[Segment, ...]:
-        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        if (
+            not isinstance(module, nn.Sequential)
+            or type(module).forward is not nn.Sequential.forward
+        ):
             return ()
         groups: list[tuple[int, list[nn.Module]]] = []
         for child in module:  # `children` has one that is called twice once

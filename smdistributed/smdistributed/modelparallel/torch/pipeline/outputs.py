@@ -52,7 +52,9 @@ class Model:
         value, tensors = flatten(given)
         if context.tail is not None:
             sent, context.tail = context.tail, None
-            if len(sent) != len(tensors) or any(a is not b for a, b in zip(sent, tensors, strict=True)):
+            if len(sent) != len(tensors) or any(
+                a is not b for a, b in zip(sent, tensors, strict=True)
+            ):
                 raise StepError(
                     "the model returned something else than its last remote call did\n"
                     "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
@@ -67,7 +69,9 @@ class Model:
             whole, parts = (value, tensors) if along is None else flatten((given, along))
             made = [context.produced.get(id(tensor)) for tensor in parts]
             sources = tuple(
-                (entry[2], entry[3]) if entry is not None and entry[0]() is t and entry[1] == peer else None
+                (entry[2], entry[3])
+                if entry is not None and entry[0]() is t and entry[1] == peer
+                else None
                 for entry, t in zip(made, parts, strict=True)
             )
             outputs = Outputs(
@@ -85,7 +89,9 @@ class Model:
             port.post(peer, outputs, sent, "outputs of the model")
         return result
 
-    def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+    def backward(
+        self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
+    ) -> None:
         """Run the backward pass of a loss.
 
         The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after a tail call the

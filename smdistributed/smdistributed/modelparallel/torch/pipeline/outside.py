@@ -65,11 +65,17 @@ class Outside:
         known: dict[tuple[Any, ...], _Code] = {}
         self._code: dict[int, _Code] = {}
         for module in modules:
-            own = tuple(each for each in module.__dict__.values() if isinstance(each, types.FunctionType))
+            own = tuple(
+                each for each in module.__dict__.values() if isinstance(each, types.FunctionType)
+            )
             if package(type(module)) not in _FOREIGN or own:
                 key = (type(module), *own)
                 if key not in known:
-                    known[key] = _own(type(module)) if _installed(type(module)) else _walk(key, package(type(module)))
+                    known[key] = (
+                        _own(type(module))
+                        if _installed(type(module))
+                        else _walk(key, package(type(module)))
+                    )
                 self._code[id(module)] = known[key]
         stored: dict[int, set[str]] = collections.defaultdict(set)
         attributes: set[str] = set()
@@ -77,7 +83,9 @@ class Outside:
             attributes |= code.attributes
             for place, names in code.stored.items():
                 stored[place] |= names
-        for code in known.values():  # what is code or plain, and is never stored to, stays what it is
+        for (
+            code
+        ) in known.values():  # what is code or plain, and is never stored to, stays what it is
             for place, (namespace, names) in code.variables.items():
                 names -= {n for n in names - stored[place] if _stays(namespace.get(n))}
         self._stored, self._attributes = stored, frozenset(attributes)
@@ -106,7 +114,10 @@ class Outside:
                 if _is_watched(value, home):
                     yield f"globals()[{name}]", value
             if names & self._stored.get(place, set()):
-                yield f"globals() of {namespace.get('__name__')}", self._of(namespace, self._stored[place])
+                yield (
+                    f"globals() of {namespace.get('__name__')}",
+                    self._of(namespace, self._stored[place]),
+                )
         for holder in code.holders.values():
             title = getattr(holder, "__qualname__", holder.__name__)
             if self._attributes:
@@ -128,7 +139,9 @@ class Outside:
 
 def _stays(value: Any) -> bool:
     """Return whether a value is code or plain: a variable that is never stored to stays what it is."""
-    return isinstance(value, mutable.WHOLE) and not isinstance(value, torch.Tensor | torch.Generator)
+    return isinstance(value, mutable.WHOLE) and not isinstance(
+        value, torch.Tensor | torch.Generator
+    )
 
 
 def _is_watched(value: Any, home: str) -> bool:
@@ -162,7 +175,10 @@ def _is_code(value: Any) -> bool:
     kind: Any = type(value)
     if kind in mutable.BUILTIN:
         return False
-    return isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] in ("builtins", "smdistributed")
+    return isinstance(value, mutable.WHOLE) or kind.__module__.partition(".")[0] in (
+        "builtins",
+        "smdistributed",
+    )
 
 
 def package(kind: type) -> str:

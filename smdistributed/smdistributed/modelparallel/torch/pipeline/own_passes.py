@@ -65,7 +65,9 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     if _place.in_script:
         given = args[4] if len(args) > 4 else kwargs.get("inputs")
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        tensors = tensors if isinstance(tensors, torch.Tensor) else roots  # an iterator is read once
+        tensors = (
+            tensors if isinstance(tensors, torch.Tensor) else roots
+        )  # an iterator is read once
         _check_backward(roots, given)
     _torch_backward(tensors, *args, **kwargs)
 
@@ -90,7 +92,11 @@ def _check_backward(roots: Sequence[Any], given: Any) -> None:
 
 def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
     """Return whether a backward pass adds to a gradient of the model, on this rank or on another."""
-    todo = [each if each.grad_fn is None else each.grad_fn for each in roots if isinstance(each, torch.Tensor)]
+    todo = [
+        each if each.grad_fn is None else each.grad_fn
+        for each in roots
+        if isinstance(each, torch.Tensor)
+    ]
     seen = set()
     while todo:
         node: Any = todo.pop()
@@ -113,7 +119,10 @@ def _leads_to(model: Any, roots: Sequence[Any]) -> bool:
 
 def _in_function() -> bool:
     """Return whether a Function of the script runs, in its forward or backward: what it returns is divided later."""
-    own = {torch.autograd.Function.apply.__code__, torch.autograd.function.BackwardCFunction.apply.__code__}
+    own = {
+        torch.autograd.Function.apply.__code__,
+        torch.autograd.function.BackwardCFunction.apply.__code__,
+    }
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code is not script.__code__:
         if frame.f_code in own:
@@ -132,7 +141,11 @@ def check_optimizer(optimizer: Any, *_: Any) -> None:
     if not _place.in_script or model is None or not model.is_spread:
         return
     groups = optimizer.param_groups
-    if any(model.partition_of(parameter) is not None for group in groups for parameter in group["params"]):
+    if any(
+        model.partition_of(parameter) is not None
+        for group in groups
+        for parameter in group["params"]
+    ):
         raise StepError(
             "optimizer.step() was called in a function decorated with smp.step, which runs once for each microbatch: "
             "the gradients of the others, and of other ranks, are still to come\n"

@@ -51,7 +51,11 @@ class Port:
     def in_step(self) -> bool:
         """Whether this thread runs a context."""
         context = self.scheduler.current
-        return context is not None and context.seat is not None and context.seat.ident == threading.get_ident()
+        return (
+            context is not None
+            and context.seat is not None
+            and context.seat.ident == threading.get_ident()
+        )
 
     def context(self) -> Context:
         """Return the context that this thread runs.
@@ -70,7 +74,9 @@ class Port:
         """Make the tensors of a message ready for this thread, which uses them."""
         self._transport.arrived(tensors)
 
-    def post(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str) -> None:
+    def post(
+        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str
+    ) -> None:
         """Send a message to a rank of the pipeline, which may be this one.
 
         Args:

@@ -59,7 +59,9 @@ def _of_others() -> dict[str, _Generator]:
     found = {"random": _Generator(random.seed, random.getstate, random.setstate)}
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        found["numpy"] = _Generator(lambda seed: numpy.seed(seed % (1 << 32)), numpy.get_state, numpy.set_state)
+        found["numpy"] = _Generator(
+            lambda seed: numpy.seed(seed % (1 << 32)), numpy.get_state, numpy.set_state
+        )
     return found
 
 
@@ -81,7 +83,9 @@ class Streams:
         self._generators = _of_torch()
         others = _of_others()
         self._generators += [others[name] for name in sorted(drawn) if name in others]
-        self._rest = {name: (each, _mark(name, each)) for name, each in others.items() if name not in drawn}
+        self._rest = {
+            name: (each, _mark(name, each)) for name, each in others.items() if name not in drawn
+        }
 
     def start(self, number: int) -> None:
         """Start the stream of a place."""

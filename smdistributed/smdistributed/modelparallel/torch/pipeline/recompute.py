@@ -55,7 +55,9 @@ def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
     return x
 
 
-def run(again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def run(
+    again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     """Call a function that is run again in the backward pass, in whichever thread that runs.
 
     Args:
@@ -77,4 +79,6 @@ def run(again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwarg
     offload = again.offload and any(isinstance(v, torch.Tensor) and v.is_cuda for v in leaves)
     # The hooks reach only what the checkpoint itself keeps: its inputs.
     with torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
-        return checkpoint(call, *leaves, use_reentrant=False, preserve_rng_state=again.preserve_rng_state)
+        return checkpoint(
+            call, *leaves, use_reentrant=False, preserve_rng_state=again.preserve_rng_state
+        )

@@ -109,7 +109,15 @@ class Runtime:
         limit = 1 if in_turn else self.cfg.active_microbatches
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
         streams = Streams(self._drawn)
-        step = Step(self.port.number, bodies, capture(), Home(), streams, simple=simple and not in_turn, limit=limit)
+        step = Step(
+            self.port.number,
+            bodies,
+            capture(),
+            Home(),
+            streams,
+            simple=simple and not in_turn,
+            limit=limit,
+        )
         self.scheduler.step = step
         try:
             later, self._later = self._later, []
@@ -139,7 +147,9 @@ class Runtime:
         """Call the model in a step function."""
         return self.model.call(args, kwargs)
 
-    def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+    def backward(
+        self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
+    ) -> None:
         """Run the backward pass of a loss in a step function."""
         self.model.backward(tensors, grads)
 
@@ -214,7 +224,9 @@ class Runtime:
                 self.scheduler.views.agreed[message.function] = message.late
                 self.scheduler.done(self._leads or link is self.peers)
             case Abort():
-                self.scheduler.fail(PeerError(message.rank, message.name, message.summary, message.trace))
+                self.scheduler.fail(
+                    PeerError(message.rank, message.name, message.summary, message.trace)
+                )
 
     def _links(self) -> list[Transport]:
         return [self.transport] if self.peers is None else [self.transport, self.peers]
@@ -223,7 +235,9 @@ class Runtime:
         """Tell those who wait for it that the step has ended."""
         if not self._leads:
             return
-        late = self.scheduler.views.agree(self.port.function, root=self.port.me == self.port.root_rank)
+        late = self.scheduler.views.agree(
+            self.port.function, root=self.port.me == self.port.root_rank
+        )
         for link in self._links():
             if link is self.transport and self.port.me != self.port.root_rank:
                 continue
@@ -240,7 +254,9 @@ class Runtime:
             news = Abort(self.port.number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
-            news = Abort(self.port.number, link.members[link.me], link.name(link.me), summary(error), trace)
+            news = Abort(
+                self.port.number, link.members[link.me], link.name(link.me), summary(error), trace
+            )
         for link in self._links():
             for peer in range(link.n):
                 if peer != link.me:

@@ -13,7 +13,10 @@ __all__ = ["actions", "print_schedule"]
 
 
 def print_schedule(
-    partitions: int, microbatches: int, pipeline: str = "interleaved", active_microbatches: int | None = None
+    partitions: int,
+    microbatches: int,
+    pipeline: str = "interleaved",
+    active_microbatches: int | None = None,
 ) -> None:
     """Print which passes each rank of a pipeline runs, and when: ``1F0`` is partition 1, forward, microbatch 0.
 
@@ -33,11 +36,18 @@ def print_schedule(
     width = max(len(each) for column in columns for each in (*column, f"rank {partitions - 1}"))
     rows = [[f"rank {rank}" for rank in range(partitions)], *zip(*columns, strict=True)]
     for step, row in enumerate(rows, -1):
-        print("  ".join([f"{step:3}:" if step >= 0 else "    ", *(each.ljust(width) for each in row)]).rstrip())
+        print(
+            "  ".join(
+                [f"{step:3}:" if step >= 0 else "    ", *(each.ljust(width) for each in row)]
+            ).rstrip()
+        )
 
 
 def actions(
-    partitions: int, microbatches: int, pipeline: str = "interleaved", active_microbatches: int | None = None
+    partitions: int,
+    microbatches: int,
+    pipeline: str = "interleaved",
+    active_microbatches: int | None = None,
 ) -> list[list[str]]:
     """Return what ``print_schedule`` prints: for each rank its passes, one for each unit of time, or ``""``."""
     least = min(partitions, microbatches, 1 if active_microbatches is None else active_microbatches)

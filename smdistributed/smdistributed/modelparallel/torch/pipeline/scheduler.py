@@ -132,7 +132,9 @@ class Scheduler:
             starts: This rank owns the root module.
         """
         self.inbox, self.dispatch, self.announce = inbox, dispatch, announce
-        self.views = Views(me, self.turn, lambda: self.current.key if self.current is not None else (), title)
+        self.views = Views(
+            me, self.turn, lambda: self.current.key if self.current is not None else (), title
+        )
         self.leads, self.starts = leads, starts
         self.variables = Kept()
         self.step: Step | None = None
@@ -189,7 +191,9 @@ class Scheduler:
     def make_ready(self, context: Context, kind: str) -> None:
         """Let a context run when its turn comes."""
         step = self._now()
-        heapq.heappush(step.ready, (step.priorities[kind], context.microbatch, next(step.arrivals), context))
+        heapq.heappush(
+            step.ready, (step.priorities[kind], context.microbatch, next(step.arrivals), context)
+        )
 
     def hold_at_gate(self, context: Context) -> None:
         """Make the backward of a served call ready, under 'simple' when the gate opens."""
@@ -320,7 +324,11 @@ class Scheduler:
     def turn(self) -> Turn | None:
         """Return which microbatch this thread runs, if it does."""
         context = self.current
-        running = context is not None and context.seat is not None and context.seat.ident == threading.get_ident()
+        running = (
+            context is not None
+            and context.seat is not None
+            and context.seat.ident == threading.get_ident()
+        )
         return self._turn_of(context) if running and context is not None else None
 
     def _turn_of(self, context: Context) -> Turn:
@@ -418,7 +426,9 @@ class Scheduler:
         if first is not None and first[3].buried:
             first = next((entry for entry in sorted(step.ready) if not entry[3].buried), None)
         kind = self._startable(step)
-        if kind is not None and (first is None or (step.priorities[kind], step.started) < first[:2]):
+        if kind is not None and (
+            first is None or (step.priorities[kind], step.started) < first[:2]
+        ):
             context = self._start(step)
         elif first is not None:
             self._take(step, first)
@@ -451,7 +461,9 @@ class Scheduler:
             step.results[microbatch] = step.bodies[microbatch]()
             step.finished += 1
 
-        return Context(("S", microbatch), microbatch, body, step.flags, inline=False, place=place(microbatch))
+        return Context(
+            ("S", microbatch), microbatch, body, step.flags, inline=False, place=place(microbatch)
+        )
 
     def _take(self, step: Step, entry: tuple[int, int, int, Context]) -> None:
         if step.ready[0] is entry:

@@ -164,14 +164,19 @@ class Server:
         port, views = self.port, self.port.scheduler.views
         port.order.append(("F", message.microbatch))
         port.arrived(tensors)
-        inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
+        inputs = [
+            t.requires_grad_() if needed else t
+            for t, needed in zip(tensors, message.needs, strict=True)
+        ]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
         args, kwargs, along = unflatten(message.arguments, given)
         turn, notes = (message.microbatch, False), message.notes or NOTHING
         if along is not None:
             views.unpack(turn, notes, along.written, message.before[0])
             views.enter(turn)
-            variables.put(notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked])
+            variables.put(
+                notes.variables, along.variables, [port.modules.modules[n] for n in notes.hooked]
+            )
         before = Arguments(args, kwargs, along, given)
         context = contextvars.copy_context()
         asked = tensors_in((args, kwargs)) if notes.writes else []
@@ -194,7 +199,9 @@ class Server:
             held = notes.held if message.tail is None else frozenset()
             news, written = views.pack(message.microbatch, message.call[0], held=held)
             # A chain's earlier segments may have set some, too: then what came here says it.
-            names, values = variables.since(context if message.segment is None else port.scheduler.home.variables)
+            names, values = variables.since(
+                context if message.segment is None else port.scheduler.home.variables
+            )
             if along is not None and message.segment is None:
                 unread = views.unread(turn, notes, along.written, asked)
                 news = news._replace(idle=tuple(n for n, t in enumerate(given) if id(t) in unread))
@@ -218,7 +225,9 @@ class Server:
             value, results = flatten(((result,), {}, back))
         differentiable = tuple(bool(t.requires_grad) for t in results)
         if any(differentiable):
-            saved = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)
+            saved = _Saved(
+                inputs, results, differentiable, message.needs, message.before, message.place
+            )
             self._saved[message.call, message.segment] = saved
         if following is None:
             self._answer(message, value, results, differentiable, note)
@@ -237,7 +246,9 @@ class Server:
             f"result of module {port.modules.title(message.module)}",
         )
 
-    def _run(self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+    def _run(
+        self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int | None]:
         """Run a module, or one segment of a chain; return its result, and the segment that has to follow it."""
         modules = self.port.modules
         module = modules.modules[message.module]
@@ -266,7 +277,9 @@ class Server:
         port, caller = self.port, message.call[0]
         hop = (message.call, message.segment)
         title = f"result of module {port.modules.title(message.module)}"
-        port.post(caller, Result(port.number, message.call, value, differentiable, notes), results, title)
+        port.post(
+            caller, Result(port.number, message.call, value, differentiable, notes), results, title
+        )
         if message.tail is not None:
             outputs = Outputs(
                 port.number,
@@ -310,7 +323,9 @@ class Server:
                 with port.scheduler.views.explained():
                     torch.autograd.backward(outputs, given, retain_graph=mode.keeps)
             else:
-                gradients = torch.autograd.grad(outputs, wanted, given, retain_graph=mode.keeps, allow_unused=True)
+                gradients = torch.autograd.grad(
+                    outputs, wanted, given, retain_graph=mode.keeps, allow_unused=True
+                )
                 found = dict(zip(map(id, wanted), gradients, strict=True))
         if mode.adds:
             found = {id(t): t.grad for t in wanted}
@@ -321,5 +336,7 @@ class Server:
         if segment is None:
             port.post(rank, Gradients(port.number, message.call), inputs, "gradients")
         else:
-            following = Backward(port.number, message.call, message.module, segment, message.microbatch, mode)
+            following = Backward(
+                port.number, message.call, message.module, segment, message.microbatch, mode
+            )
             port.post(rank, following, inputs, "gradients")

@@ -13,7 +13,16 @@ import textwrap
 
 from torch import nn
 
-_HIDDEN = {"children", "modules", "named_children", "named_modules", "get_submodule", "_modules", "getattr", "vars"}
+_HIDDEN = {
+    "children",
+    "modules",
+    "named_children",
+    "named_modules",
+    "get_submodule",
+    "_modules",
+    "getattr",
+    "vars",
+}
 """Names through which a class may reach a child without its name."""
 
 
@@ -27,7 +36,11 @@ def returned_modules(module: nn.Module) -> list[nn.Module]:
         return []
     if kind.forward is nn.Sequential.forward:
         children = [child for child in module._modules.values() if child is not None]  # noqa: SLF001
-        return children[-1:] if children and not any(children[-1] is child for child in children[:-1]) else []
+        return (
+            children[-1:]
+            if children and not any(children[-1] is child for child in children[:-1])
+            else []
+        )
     forward = _function(kind.forward)
     if forward is None or not forward.args.args:
         return []
@@ -37,7 +50,11 @@ def returned_modules(module: nn.Module) -> list[nn.Module]:
     if mentioned is None or _HIDDEN.intersection(mentioned):
         return []
     children_by_name = module._modules  # noqa: SLF001
-    return [child for name in names if mentioned.count(name) == 1 and (child := children_by_name.get(name)) is not None]
+    return [
+        child
+        for name in names
+        if mentioned.count(name) == 1 and (child := children_by_name.get(name)) is not None
+    ]
 
 
 def _function(forward: object) -> ast.FunctionDef | None:
@@ -59,7 +76,11 @@ def _returned(node: ast.AST, this: str) -> str | None:
     if not (isinstance(node, ast.Return) and isinstance(node.value, ast.Call)):
         return None
     called = node.value.func
-    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == this:
+    if (
+        isinstance(called, ast.Attribute)
+        and isinstance(called.value, ast.Name)
+        and called.value.id == this
+    ):
         return called.attr
     return None
 

@@ -45,7 +45,9 @@ BACKWARD = Flags(True, False, ())
 
 def capture() -> Flags:
     """Return the flags of this thread."""
-    autocast = tuple((d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d))
+    autocast = tuple(
+        (d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d)
+    )
     return Flags(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
 
@@ -70,7 +72,9 @@ class Applied:
             torch.clear_autocast_cache()  # a cached cast may belong to the call that waits below this one
             types = dict(wanted.autocast)
             for device in {*types, *dict(now.autocast)}:
-                self._enter(torch.autocast(device, dtype=types.get(device), enabled=device in types))
+                self._enter(
+                    torch.autocast(device, dtype=types.get(device), enabled=device in types)
+                )
         if torch.is_grad_enabled() != wanted.grad:
             self._entered.append(torch.set_grad_enabled(wanted.grad))
 
@@ -79,7 +83,10 @@ class Applied:
         self._entered.append(manager)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Return to the flags before."""
         while self._entered:
@@ -145,12 +152,21 @@ class Home:
             if not known and not type(mode).__module__.startswith(_HARMLESS):
                 return type(mode).__name__
         hooks = _top_hooks() if torch.is_grad_enabled() else None
-        if hooks is None or hooks == self.hooks or str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS):
+        if (
+            hooks is None
+            or hooks == self.hooks
+            or str(getattr(hooks[0], "__module__", "")).startswith(_HARMLESS)
+        ):
             return None
         return None if _keeps(hooks, tensors) else "saved_tensors_hooks"
 
 
-_HARMLESS = "torch.utils.checkpoint", "torch.utils._device", "torch.autograd.graph", "smdistributed."
+_HARMLESS = (
+    "torch.utils.checkpoint",
+    "torch.utils._device",
+    "torch.autograd.graph",
+    "smdistributed.",
+)
 _get_top: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -161,7 +177,11 @@ def _top_hooks() -> tuple[Any, Any] | None:
 
 def _keeps(hooks: tuple[Any, Any], tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether hooks return the values that were saved: tried with the largest tensor of a call."""
-    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.layout is torch.strided]
+    floats = [
+        tensor
+        for tensor in tensors
+        if tensor.is_floating_point() and tensor.layout is torch.strided
+    ]
     if not floats:
         return True
     saved = max(floats, key=torch.Tensor.numel).detach().clone()

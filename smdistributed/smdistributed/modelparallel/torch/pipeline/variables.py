@@ -69,7 +69,9 @@ class Kept:
         found = []
         for variable, value in microbatch.items():
             before = start.get(variable, _UNSET)
-            same = value is before or (type(value) is type(before) and isinstance(value, PLAIN) and value == before)
+            same = value is before or (
+                type(value) is type(before) and isinstance(value, PLAIN) and value == before
+            )
             if not same and not _is_of_torch(variable):
                 start.run(variable.set, value)
                 self._values[variable] = (value, base.get(variable, None))
@@ -100,7 +102,10 @@ def collects(names: Sequence[tuple[str, str]]) -> bool:
 
 def is_hooked(module: nn.Module) -> bool:
     """Return whether one of a module's hooks is Hugging Face's."""
-    return any(getattr(hook, "__module__", None) == _COLLECTOR[0] for hook in module._forward_hooks.values())  # noqa: SLF001
+    return any(
+        getattr(hook, "__module__", None) == _COLLECTOR[0]
+        for hook in module._forward_hooks.values()
+    )  # noqa: SLF001
 
 
 def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
@@ -108,7 +113,9 @@ def hooked(modules: Sequence[nn.Module]) -> tuple[int, ...]:
     return tuple(number for number, module in enumerate(modules) if module.__dict__.get(_HOOKED))
 
 
-def put(names: Sequence[tuple[str, str]], values: Sequence[Any], models: Sequence[nn.Module]) -> None:
+def put(
+    names: Sequence[tuple[str, str]], values: Sequence[Any], models: Sequence[nn.Module]
+) -> None:
     """Set variables in the present context, and the hooks of models."""
     for (module, name), value in zip(names, values, strict=True):
         holder: Any = importlib.import_module(module)

@@ -129,7 +129,20 @@ class _Version:
     """
 
     __slots__ = (
-        *("fetched", "looked", "own", "reads", "seen", "sent", "shown", "through", "time", "value", "writer", "writes"),
+        *(
+            "fetched",
+            "looked",
+            "own",
+            "reads",
+            "seen",
+            "sent",
+            "shown",
+            "through",
+            "time",
+            "value",
+            "writer",
+            "writes",
+        ),
     )
 
     def __init__(self) -> None:
@@ -160,7 +173,17 @@ class _Slot:
         missed: For a new key of a dictionary and who wrote it, who had run without it until then.
     """
 
-    __slots__ = ("base", "changed", "in_place", "installed", "key", "late", "missed", "turns", "where")
+    __slots__ = (
+        "base",
+        "changed",
+        "in_place",
+        "installed",
+        "key",
+        "late",
+        "missed",
+        "turns",
+        "where",
+    )
 
     def __init__(self, key: Key, where: Any, base: Any) -> None:
         self.key, self.where, self.base, self.in_place, self.late = key, where, base, False, False
@@ -184,14 +207,28 @@ class _Slot:
                 if version.writes and version.value is not MISSING:
                     held = newest.setdefault(number, version)
                     newest[number] = max(held, version, key=lambda each: each.time)
-            pairs = [(each.value, self.turns.get((number, False), each).seen) for number, each in newest.items()]
+            pairs = [
+                (each.value, self.turns.get((number, False), each).seen)
+                for number, each in newest.items()
+            ]
             return _added(self.base, pairs) if pairs else self.base
         if len(self.key) == 2 and self.counts():
-            return sum((version.value - version.seen for version in self.turns.values() if version.own), self.base)
+            return sum(
+                (version.value - version.seen for version in self.turns.values() if version.own),
+                self.base,
+            )
         value = self.find(_AFTER)[1]
         if type(value) in _NUMBERS:
-            again = [(each.value, each.shown) for (_, copy), each in self.turns.items() if each.own and not copy]
-            value += sum(one - other for one, other in again if type(one) in _NUMBERS and type(other) in _NUMBERS)
+            again = [
+                (each.value, each.shown)
+                for (_, copy), each in self.turns.items()
+                if each.own and not copy
+            ]
+            value += sum(
+                one - other
+                for one, other in again
+                if type(one) in _NUMBERS and type(other) in _NUMBERS
+            )
             return value
         return self.find(_AFTER)[1]
 
@@ -213,7 +250,9 @@ class _Slot:
         if best is None:
             return None, self.base
         value = self.turns[best[3]].shown
-        return best[3], value if len(self.key) == 2 or turn == _AFTER else _carried(value, self.base)
+        return best[3], value if len(self.key) == 2 or turn == _AFTER else _carried(
+            value, self.base
+        )
 
 
 class _Attribute(mutable.StandIn):
@@ -229,11 +268,16 @@ class _Attribute(mutable.StandIn):
             value: Any = UNSENT
             if slot is not None and _views is not None:
                 # Who takes a buffer of batch normalization: the module itself, to update it, or another one?
-                updates = name in running.BUFFERS and running.is_update(sys._getframe(1).f_code, module)  # noqa: SLF001
+                updates = name in running.BUFFERS and running.is_update(
+                    sys._getframe(1).f_code, module
+                )  # noqa: SLF001
                 value = _views.updated(slot) if updates else _views.read(slot)
             if value is UNSENT:
                 own = module.__dict__
-                for kind in (own, *(own.get(each, {}) for each in ("_parameters", "_buffers", "_modules"))):
+                for kind in (
+                    own,
+                    *(own.get(each, {}) for each in ("_parameters", "_buffers", "_modules")),
+                ):
                     if name in kind:
                         return kind[name]
             elif value is not MISSING:
@@ -270,11 +314,15 @@ def _set(module: nn.Module, name: str, value: Any) -> None:
         _setattr(module, name, value)
 
 
-def _register(module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+def _register(
+    module: nn.Module, name: str, tensor: torch.Tensor | None, persistent: bool = True
+) -> None:
     if _views is None or name in module.__dict__["_parameters"]:
         _register_buffer(module, name, tensor, persistent)
     else:
-        _views.write(module, name, tensor, lambda: _register_buffer(module, name, tensor, persistent))
+        _views.write(
+            module, name, tensor, lambda: _register_buffer(module, name, tensor, persistent)
+        )
 
 
 def _delete(module: nn.Module, name: str) -> None:
@@ -300,7 +348,11 @@ class Views:
     """
 
     def __init__(
-        self, me: int, turn: Callable[[], Turn | None], here: Callable[[], Key], title: Callable[[int], str]
+        self,
+        me: int,
+        turn: Callable[[], Turn | None],
+        here: Callable[[], Key],
+        title: Callable[[int], str],
     ) -> None:
         """Make the views of a rank.
 
@@ -357,7 +409,15 @@ class Views:
         """Look at the modules, in the order that all ranks have, and at the ranks that own them."""
         self._modules, self._owner, self._outside = modules, owner, Outside(modules)
         self._numbers = {id(module): number for number, module in enumerate(modules)}
-        for known in (self._steps, self._hot, self._shared, self._wanted, self._told, self._late, self.agreed):
+        for known in (
+            self._steps,
+            self._hot,
+            self._shared,
+            self._wanted,
+            self._told,
+            self._late,
+            self.agreed,
+        ):
             known.clear()
         for names in (self._moving, self._began_late, self._stays_in_turn):
             names.clear()
@@ -406,7 +466,9 @@ class Views:
                 self._cells[id(cell)] = _Slot(key, cell, mutable.content(cell))
             else:
                 self._unseen[id(cell)] = key, cell, mutable.content(cell)
-        self._locals = [slot for slot in self._cells.values() if isinstance(slot.where, mutable.Local)]
+        self._locals = [
+            slot for slot in self._cells.values() if isinstance(slot.where, mutable.Local)
+        ]
         for key in self._hot:
             if len(key) == 2:
                 self._slot(self._modules[key[0]], key)
@@ -425,18 +487,26 @@ class Views:
                 self._place(leaf.key, written)
                 whole.add(id(leaf.value))
                 self._cells[id(written)] = _Slot(leaf.key, written, written.get())
-        self._hooks = {n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me}
+        self._hooks = {
+            n: self.hooks_of(n) for n, owner in enumerate(self._owner) if owner != self.me
+        }
         self._buffers = [
             (number, name, buffer, buffer._version)  # noqa: SLF001
             for number, module in enumerate(self._modules)
             if self._owner[number] == self.me
             for name, buffer in (*module.__dict__["_buffers"].items(), *module.__dict__.items())
-            if isinstance(buffer, torch.Tensor) and not buffer.requires_grad and not buffer.is_inference()
+            if isinstance(buffer, torch.Tensor)
+            and not buffer.requires_grad
+            and not buffer.is_inference()
             if id(buffer) not in whole
         ]
         self._held = {n: _held(module) for n, module in enumerate(self._modules) if self._in_turn}
         if self._learns:
-            roots = ((n, *root) for n, module in enumerate(self._modules) for root in _roots(module, self._outside))
+            roots = (
+                (n, *root)
+                for n, module in enumerate(self._modules)
+                for root in _roots(module, self._outside)
+            )
             self._weak = [root for root in roots if isinstance(root[2], _WEAK)]
         _views = self
         nn.Module.__setattr__, nn.Module.__delattr__ = _set, _delete  # type: ignore[method-assign,assignment]
@@ -453,7 +523,9 @@ class Views:
         if root:
             late = function in self._late
             # One microbatch may have set up what all others find: only what changes again keeps microbatches in turn.
-            again = max(len(self._changed_in), self._told_changed) > 1 or function in self._began_late
+            again = (
+                max(len(self._changed_in), self._told_changed) > 1 or function in self._began_late
+            )
             if late and again:
                 self._stays_in_turn.add(function)
             if late:
@@ -502,13 +574,17 @@ class Views:
     def forget(self, before: int) -> None:
         """Free what microbatches wrote that have ended and had a successor; they are those before a number."""
         for slot in (*_slots.values(), *self._cells.values()):
-            ended = sorted(turn for turn, version in slot.turns.items() if version.writes and turn[0] < before)
+            ended = sorted(
+                turn for turn, version in slot.turns.items() if version.writes and turn[0] < before
+            )
             for turn in ended:
                 slot.turns[turn].through = False  # nobody that it could have seen still writes
                 if turn[0] < ended[-1][0] and _differentiable(slot.turns[turn].value):
                     slot.turns[turn].value = slot.turns[turn].shown = MISSING
         for number, log in self._log.items():
-            for key in [key for key, (_, value) in log.items() if number < before and _differentiable(value)]:
+            for key in [
+                key for key, (_, value) in log.items() if number < before and _differentiable(value)
+            ]:
                 del log[key]
 
     def leave(self, turn: Turn, *, backward: bool = False) -> None:
@@ -524,7 +600,9 @@ class Views:
                 self._buffers[place] = (number, name, buffer, buffer._version)  # noqa: SLF001
                 module = self._modules[number]
                 # torch does not count what batch normalization writes.
-                names = tuple(module.__dict__["_buffers"]) if name == "num_batches_tracked" else (name,)
+                names = (
+                    tuple(module.__dict__["_buffers"]) if name == "num_batches_tracked" else (name,)
+                )
                 for each in () if backward else names:
                     now = _physical(module, each)
                     if each != name or now is buffer:
@@ -533,7 +611,10 @@ class Views:
                         slot.in_place = True
                         self._note(slot, turn, now)
         for number, name, weak in self._weak:
-            if any(isinstance(key, torch.Tensor) and not isinstance(key, nn.Parameter) for key in list(weak)):
+            if any(
+                isinstance(key, torch.Tensor) and not isinstance(key, nn.Parameter)
+                for key in list(weak)
+            ):
                 raise StepError(
                     f"attribute {name!r} of module {self.title(number)} has tensors as weak keys: which of them "
                     "another partition or microbatch finds cannot be as in one process\nUse a dictionary with names."
@@ -557,7 +638,11 @@ class Views:
                 self._is_late(turn, self._where(slot))
                 continue
             self._watch(slot.key, now if isinstance(now, list) else list(now.values()))
-            holder = _slots.get((id(self._modules[slot.key[0]]), slot.key[1])) if slot.key[2] == _NEW else None
+            holder = (
+                _slots.get((id(self._modules[slot.key[0]]), slot.key[1]))
+                if slot.key[2] == _NEW
+                else None
+            )
             if holder is not None:
                 self._note(holder, turn, holder.find(turn)[1])
         if not turn[1]:
@@ -565,7 +650,9 @@ class Views:
                 self._compare(turn)
             self._compare_leaves(turn, backward=backward)
         for slot in _slots.values():
-            seen = [version.seen for version in slot.turns.values() if slot.late and version.through]
+            seen = [
+                version.seen for version in slot.turns.values() if slot.late and version.through
+            ]
             if any(not _equal(value, slot.base) for value in seen) and not slot.counts():
                 self._is_late(turn, self._where(slot))
         self._left.add(turn)
@@ -580,7 +667,11 @@ class Views:
         """Look, in a step whose microbatches run in turn, at what is written without a word to `nn.Module`."""
         for number, before in self._held.items():
             module, now = self._modules[number], _held(self._modules[number])
-            for name in [name for name in before | now if before.get(name, MISSING) is not now.get(name, MISSING)]:
+            for name in [
+                name
+                for name in before | now
+                if before.get(name, MISSING) is not now.get(name, MISSING)
+            ]:
                 slot = _slots.get((id(module), name))
                 if slot is None:
                     slot = self._slot(module, (number, name))
@@ -605,7 +696,9 @@ class Views:
                 came_back = before == turn and written_in != visit
                 came_late = before[0] > turn[0]
             known = (leaf.key[0], leaf.key[1]) in self._moving
-            if not self._in_turn and (came_late or (changed and not known and self._is_overlapped(turn))):
+            if not self._in_turn and (
+                came_late or (changed and not known and self._is_overlapped(turn))
+            ):
                 raise StepError(f"{self._where_leaf(leaf)}\n{_REMEDY}")
             if self._in_turn and changed:
                 self._moving.add((leaf.key[0], leaf.key[1]))
@@ -619,13 +712,17 @@ class Views:
     def _check_owner(self, leaf: _Leaf) -> None:
         """Refuse a write to what a module of another rank holds, unless it goes there."""
         if leaf.elsewhere and not (self._in_turn and leaf.travels()):
-            raise StepError(f"{self._leaf_title(leaf)} is on another partition, and was written in place\n{_REMEDY}")
+            raise StepError(
+                f"{self._leaf_title(leaf)} is on another partition, and was written in place\n{_REMEDY}"
+            )
 
     def _leaf_title(self, leaf: _Leaf) -> str:
         return f"attribute {leaf.key[1]!r} of module {self.title(leaf.key[0])}"
 
     def _where_leaf(self, leaf: _Leaf) -> str:
-        return f"{self._leaf_title(leaf)} is written where a microbatch that overlaps may have read it"
+        return (
+            f"{self._leaf_title(leaf)} is written where a microbatch that overlaps may have read it"
+        )
 
     def variable_left(self, words: str) -> None:
         """Note that a microbatch has set a context variable, and not set it back: the next one sees that.
@@ -662,7 +759,9 @@ class Views:
         if isinstance(now, dict) and not backward:
             self._compare_new(slot, turn, before, now)
 
-    def _compare_new(self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]) -> None:
+    def _compare_new(
+        self, slot: _Slot, turn: Turn, before: dict[Any, Any], now: dict[Any, Any]
+    ) -> None:
         """Compare what microbatches wrote under a new key that the other did not see: a memo is equal in both."""
         for key in now.keys() - slot.base.keys():
             if key not in before:
@@ -671,7 +770,9 @@ class Views:
             elif now[key] is before[key]:
                 continue
             for other, version in slot.turns.items():
-                missed = turn in slot.missed.get(key, {}).get(other, ()) or (key not in before and other[0] > turn[0])
+                missed = turn in slot.missed.get(key, {}).get(other, ()) or (
+                    key not in before and other[0] > turn[0]
+                )
                 if not missed or not isinstance(version.value, dict) or key not in version.value:
                     continue
                 one, two = now[key], version.value[key]
@@ -685,7 +786,9 @@ class Views:
         """Look at the containers in a value that is new."""
         for cell in mutable.cells(value, package(type(self._modules[key[0]]))):
             if id(cell) not in self._unseen:
-                self._cells.setdefault(id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell)))
+                self._cells.setdefault(
+                    id(cell), _Slot((key[0], key[1], _NEW), cell, mutable.content(cell))
+                )
 
     def enter(self, turn: Turn) -> None:
         """Put into the containers what a microbatch sees."""
@@ -731,13 +834,17 @@ class Views:
 
     def check_hooks(self, number: int) -> None:
         """Refuse a hook that was set in this step on a module of another rank, which does not have it."""
-        if self.hooks_of(number) != self._hooks[number] and not variables.is_hooked(self._modules[number]):
+        if self.hooks_of(number) != self._hooks[number] and not variables.is_hooked(
+            self._modules[number]
+        ):
             raise StepError(
                 f"a hook was registered in a step on module {self.title(number)}, which is on another partition, where "
                 "it would not run\nRegister it before the step on all ranks, or place it with smp.set_partition."
             )
 
-    def write(self, module: nn.Module, name: str, value: Any, put: Callable[[], None] | None = None) -> None:
+    def write(
+        self, module: nn.Module, name: str, value: Any, put: Callable[[], None] | None = None
+    ) -> None:
         """Set an attribute.
 
         Args:
@@ -791,7 +898,9 @@ class Views:
             StepError: Microbatches overlap: those before this one may not have updated them yet.
         """
         if not self._in_turn:
-            raise StepError(f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}")
+            raise StepError(
+                f"{self._title(slot)} was read where other microbatches update it\n{_REMEDY}"
+            )
         self._running.settle(slot.where)
         self._is_late(self.turn(), self._where(slot))
 
@@ -851,7 +960,9 @@ class Views:
 
     def conflict(self) -> StepError | None:
         """Return what is wrong: a microbatch saw what an earlier one wrote again afterwards."""
-        wrong = next(filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None)
+        wrong = next(
+            filter(None, map(self._conflict, (*_slots.values(), *self._cells.values()))), None
+        )
         return wrong or self._changed_unseen()
 
     def _changed_unseen(self) -> StepError | None:
@@ -881,7 +992,9 @@ class Views:
                     'Write it after the step, or set "active_microbatches" to 1, so that microbatches run in turn.'
                 ) from error
             slots = [
-                slot for slot in self._cells.values() if any(_differentiable(v.value) for v in slot.turns.values())
+                slot
+                for slot in self._cells.values()
+                if any(_differentiable(v.value) for v in slot.turns.values())
             ]
             if type(error) is not RuntimeError or not slots:
                 raise
@@ -903,18 +1016,28 @@ class Views:
             for turn, version in slot.turns.items():
                 if not version.through:
                     continue
-                earlier = [(*key, each) for key, each in slot.turns.items() if each.writes and key[0] < turn[0]]
+                earlier = [
+                    (*key, each)
+                    for key, each in slot.turns.items()
+                    if each.writes and key[0] < turn[0]
+                ]
                 if slot.in_place:
-                    wrong = any(each.time > version.looked and copy == turn[1] for _, copy, each in earlier)
+                    wrong = any(
+                        each.time > version.looked and copy == turn[1] for _, copy, each in earlier
+                    )
                 elif len(slot.key) > 2 and version.sent is not MISSING:
                     wrong = _replaces(version.sent, slot.find(turn, own=False)[1])
                 elif len(slot.key) > 2:
                     now = slot.find(turn, own=False)[1]
-                    wrong = not mutable.same(now, version.seen) and _shares(version.value, version.seen, slot.base)
+                    wrong = not mutable.same(now, version.seen) and _shares(
+                        version.value, version.seen, slot.base
+                    )
                 else:
                     wrong = not _equal(slot.find(turn, own=False)[1], version.seen)
                 if wrong and not slot.counts():
-                    return self._error(slot, max(number for number, *_ in earlier), turn[0], "after")
+                    return self._error(
+                        slot, max(number for number, *_ in earlier), turn[0], "after"
+                    )
         return None
 
     def _error(self, slot: _Slot, writer: int, reader: int, when: str) -> StepError:
@@ -932,7 +1055,12 @@ class Views:
         return frozenset(stamp for stamp, _ in self._log.get(microbatch, {}).values())
 
     def pack(
-        self, microbatch: int, peer: int, *, copy: bool = False, held: frozenset[Stamp] | None = None
+        self,
+        microbatch: int,
+        peer: int,
+        *,
+        copy: bool = False,
+        held: frozenset[Stamp] | None = None,
     ) -> tuple[Notes, list[Any]]:
         """Return what another rank has to know of a microbatch.
 
@@ -952,16 +1080,25 @@ class Views:
             return NOTHING._replace(wanted=wanted, late=late) if wanted or late else NOTHING, []
         known = self._known.setdefault((peer, copy), set())
         writes, values = [], []
-        for number in [microbatch] if copy else sorted(each for each in self._log if each <= microbatch):
+        for number in (
+            [microbatch] if copy else sorted(each for each in self._log if each <= microbatch)
+        ):
             for key, (stamp, value) in self._log[number].items() if number in self._log else ():
                 if self._stays(key):
                     continue
                 has = stamp in (known if held is None or number < microbatch else held)
-                if has and (number < microbatch or held is not None or copy or not _differentiable(value)):
+                if has and (
+                    number < microbatch or held is not None or copy or not _differentiable(value)
+                ):
                     continue
                 if number < microbatch and _differentiable(value):
                     continue
-                idle = not self._learns and len(key) == 2 and key not in self._wanted and not isinstance(value, _PLAIN)
+                idle = (
+                    not self._learns
+                    and len(key) == 2
+                    and key not in self._wanted
+                    and not isinstance(value, _PLAIN)
+                )
                 if idle and has:
                     continue
                 known.add(stamp)
@@ -981,7 +1118,11 @@ class Views:
 
         if len(key) == 2 or isinstance(value, _Mark):
             return named(value)
-        return [*map(named, value)] if isinstance(value, list) else {name: named(item) for name, item in value.items()}
+        return (
+            [*map(named, value)]
+            if isinstance(value, list)
+            else {name: named(item) for name, item in value.items()}
+        )
 
     def _found(self, value: Any, key: Key) -> Any:
         """Return what came from another rank, with this rank's own containers in the place of their names."""
@@ -999,7 +1140,11 @@ class Views:
 
         if len(key) == 2 or isinstance(value, _Mark):
             return found(value)
-        return [*map(found, value)] if isinstance(value, list) else {name: found(item) for name, item in value.items()}
+        return (
+            [*map(found, value)]
+            if isinstance(value, list)
+            else {name: found(item) for name, item in value.items()}
+        )
 
     def old(self, microbatch: int) -> set[int]:
         """Return the identities of the tensors that containers have kept from before this step."""
@@ -1031,7 +1176,9 @@ class Views:
         for (key, stamp, number), value in zip(notes.writes, values, strict=True):
             known.add(stamp)
             turn, value = (number, turn[1]), self._found(value, key)
-            if self._log.get(number, {}).get(key, (None,))[0] == stamp and not _differentiable(value):
+            if self._log.get(number, {}).get(key, (None,))[0] == stamp and not _differentiable(
+                value
+            ):
                 if not turn[1]:
                     continue
                 value = self._log[number][key][1]  # the same objects, as this rank has them already
@@ -1048,14 +1195,19 @@ class Views:
                     slot.turns[turn].fetched = False
                     self._watch(key, value)
                 continue
-            if isinstance(where, (list, collections.deque)) != isinstance(value, list) and value is not UNSENT:
+            if (
+                isinstance(where, (list, collections.deque)) != isinstance(value, list)
+                and value is not UNSENT
+            ):
                 self._differs(key)
                 continue
             if isinstance(where, mutable.Names) and value is not UNSENT:
                 settled = where.settled(value)
                 value = UNSENT if settled is None else settled
             if value is UNSENT:
-                raise StepError(f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}")
+                raise StepError(
+                    f"attribute {key[1]!r} of module {self.title(key[0])} cannot be sent\n{_REMEDY}"
+                )
             cell = self._cells.get(id(where))
             if cell is None:
                 cell = self._cells[id(where)] = _Slot(key, where, mutable.content(where))
@@ -1073,7 +1225,10 @@ class Views:
         if key not in self._unlike:
             self._unlike.add(key)
             what = f"attribute {key[1]!r} of module {self.title(key[0])}"
-            _log.warning("%s: something in it is of another kind on another rank; changes of it stay there", what)
+            _log.warning(
+                "%s: something in it is of another kind on another rank; changes of it stay there",
+                what,
+            )
 
     def written(self, microbatch: int) -> dict[Key, tuple[Stamp, Any]]:
         """Return what a microbatch has written so far."""
@@ -1108,7 +1263,11 @@ class Views:
         found: set[int] = set()
         others = [used]
         for (key, _, number), value in zip(notes.writes, values, strict=True):
-            slot = _slots.get((id(self._modules[key[0]]), key[1])) if len(key) == 2 and number == turn[0] else None
+            slot = (
+                _slots.get((id(self._modules[key[0]]), key[1]))
+                if len(key) == 2 and number == turn[0]
+                else None
+            )
             version = None if slot is None else slot.turns.get(turn)
             if version is not None and not version.fetched and not isinstance(value, _PLAIN):
                 found.update(map(id, tensors_in(value)))
@@ -1118,13 +1277,21 @@ class Views:
 
     def lent(self, result: Any) -> tuple[int, ...]:
         """Return the numbers of the tensors and containers in a result that modules keep. First steps show them."""
-        kept = {*self._cells, *(id(buffer) for _, _, buffer, _ in self._buffers)} if self._learns else ()
-        return tuple(n for n, each in enumerate(_inside(result)) if id(each) in kept) if kept else ()
+        kept = (
+            {*self._cells, *(id(buffer) for _, _, buffer, _ in self._buffers)}
+            if self._learns
+            else ()
+        )
+        return (
+            tuple(n for n, each in enumerate(_inside(result)) if id(each) in kept) if kept else ()
+        )
 
     def borrow(self, result: Any, numbers: Sequence[int], title: str) -> None:
         """Look at what of a result its module keeps: whoever writes to it is told."""
         inside = _inside(result) if numbers else ()
-        self._lent += [(title, inside[number], mutable.before(inside[number])) for number in numbers]
+        self._lent += [
+            (title, inside[number], mutable.before(inside[number])) for number in numbers
+        ]
 
     def forward(self, turn: Turn, notes: Notes, values: Sequence[Any], idle: set[int]) -> None:
         """Note what another rank has read of what was sent to it."""
@@ -1148,10 +1315,16 @@ class Views:
             return self._places[key]
         for name, value in _roots(module, self._outside):
             if name == key[1] and key[-1] == _LEAF:
-                leaf = next(itertools.islice(mutable.leaves(value, package(type(module))), key[2], None), None)
+                leaf = next(
+                    itertools.islice(mutable.leaves(value, package(type(module))), key[2], None),
+                    None,
+                )
                 return None if leaf is None else mutable.Written.of(leaf)
             if name == key[1]:
-                return next(itertools.islice(mutable.cells(value, package(type(module))), key[2], None), None)
+                return next(
+                    itertools.islice(mutable.cells(value, package(type(module))), key[2], None),
+                    None,
+                )
         return None
 
     def _look_inside(self) -> Iterator[_Leaf]:
@@ -1186,8 +1359,12 @@ class Views:
         for number, module in enumerate(self._modules):
             for name, value in _roots(module, self._outside):
                 for place, cell in enumerate(mutable.cells(value, package(type(module)))):
-                    owner, key = seen.setdefault(id(cell), (self._owner[number], (number, name, place)))
-                    alike = isinstance(cell, mutable.Settings | mutable.Local)  # all ranks have the same at first
+                    owner, key = seen.setdefault(
+                        id(cell), (self._owner[number], (number, name, place))
+                    )
+                    alike = isinstance(
+                        cell, mutable.Settings | mutable.Local
+                    )  # all ranks have the same at first
                     if owner != self._owner[number] and not alike:
                         self._shared.add(key)
                     elif key == (number, name, place):
@@ -1260,9 +1437,13 @@ class _Leaf:
         A tensor that only its owner has in an attribute goes as that attribute does. A buffer stays, and what needs a
         gradient cannot go.
         """
-        if isinstance(self.value, nn.Parameter | itertools.count | types.GeneratorType) or not _is_cheap(self.value):
+        if isinstance(
+            self.value, nn.Parameter | itertools.count | types.GeneratorType
+        ) or not _is_cheap(self.value):
             return False
-        if isinstance(self.value, torch.Tensor) and (self.value.requires_grad or self.value.is_inference()):
+        if isinstance(self.value, torch.Tensor) and (
+            self.value.requires_grad or self.value.is_inference()
+        ):
             return False
         return self.elsewhere or not self.direct
 
@@ -1276,7 +1457,11 @@ class _Leaf:
 def _held(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module, and its buffers."""
     own = module.__dict__
-    return {n: v for n, v in (*own.items(), *own["_buffers"].items()) if n not in _PRIVATE and not n.startswith("_smp")}
+    return {
+        n: v
+        for n, v in (*own.items(), *own["_buffers"].items())
+        if n not in _PRIVATE and not n.startswith("_smp")
+    }
 
 
 def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
@@ -1289,7 +1474,9 @@ def _roots(module: nn.Module, outside: Outside) -> Iterator[tuple[str, Any]]:
         for number, hook in enumerate(list(module.__dict__[kind].values())):
             holder = getattr(hook, "__self__", None)
             if isinstance(holder, nn.Module):
-                holder = tuple(value for name, value in holder.__dict__.items() if name not in _PRIVATE)
+                holder = tuple(
+                    value for name, value in holder.__dict__.items() if name not in _PRIVATE
+                )
             held = [getattr(hook, "args", ()), getattr(hook, "keywords", None), holder]
             held += mutable.enclosed(hook)
             yield f"{kind}[{number}]", tuple(held)
@@ -1319,7 +1506,10 @@ def _equal(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return (
-            one.shape == other.shape and one.dtype == other.dtype and not one.requires_grad and torch.equal(one, other)
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and not one.requires_grad
+            and torch.equal(one, other)
         )
     if isinstance(one, tuple) and type(one) is type(other) and len(one) == len(other):
         return all(map(_equal, one, other))
@@ -1332,7 +1522,10 @@ def _kept(before: Any, now: Any) -> Any:
         pairs = itertools.zip_longest(before[: len(now)], now, fillvalue=MISSING)
         return [one if _equal(one, other) else other for one, other in pairs]
     if isinstance(before, dict) and isinstance(now, dict):
-        return {key: before[key] if key in before and _equal(before[key], item) else item for key, item in now.items()}
+        return {
+            key: before[key] if key in before and _equal(before[key], item) else item
+            for key, item in now.items()
+        }
     return now
 
 
@@ -1340,7 +1533,9 @@ def _is_comparable(value: Any) -> bool:
     """Return whether ``_equal`` can tell that two such values differ."""
     if isinstance(value, tuple):
         return all(map(_is_comparable, value))
-    return isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and not value.requires_grad)
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, torch.Tensor) and not value.requires_grad
+    )
 
 
 def _in_backward() -> bool:
@@ -1363,7 +1558,11 @@ def _carried(value: Any, base: Any) -> Any:
         return value
     if isinstance(value, list):
         return [item for item in value if stays(item)]
-    return {key: item if stays(item) else base[key] for key, item in value.items() if stays(item) or key in base}
+    return {
+        key: item if stays(item) else base[key]
+        for key, item in value.items()
+        if stays(item) or key in base
+    }
 
 
 def _remains(content: Any) -> list[Any]:
@@ -1397,7 +1596,10 @@ def _replaces(before: Any, now: Any) -> bool:
         pairs = [(item, now[key]) for key, item in before.items() if key in now]
     else:
         return True
-    return any(one is not other and isinstance(one, _PLAIN) and not _equal(one, other) for one, other in pairs)
+    return any(
+        one is not other and isinstance(one, _PLAIN) and not _equal(one, other)
+        for one, other in pairs
+    )
 
 
 def _grows(before: Any, now: Any) -> bool:
@@ -1408,7 +1610,11 @@ def _grows(before: Any, now: Any) -> bool:
 def _shares(value: Any, before: Any, base: Any) -> bool:
     """Return whether a content was made from another one: it has an item that was new in that, and no number."""
     old = {id(item) for item in mutable.items(base)}
-    new = {id(item) for item in mutable.items(before) if id(item) not in old and not isinstance(item, _PLAIN)}
+    new = {
+        id(item)
+        for item in mutable.items(before)
+        if id(item) not in old and not isinstance(item, _PLAIN)
+    }
     return any(id(item) in new for item in mutable.items(value))
 
 

@@ -70,14 +70,20 @@ def mesh() -> Any:
             torch.cuda.set_device(gpu)  # fully_shard uses the present one
         replicas, names = dp_size() // degree(), ("replicate", "shard")
         shape = (replicas, degree()) if replicas > 1 else (degree(),)
-        made = init_device_mesh("cpu" if gpu is None else "cuda", shape, mesh_dim_names=names[-len(shape) :])
+        made = init_device_mesh(
+            "cpu" if gpu is None else "cuda", shape, mesh_dim_names=names[-len(shape) :]
+        )
         _made = _Made(made, DTensor)
     return _made.mesh
 
 
 def group() -> dist.ProcessGroup | None:
     """Return the ranks that have the other parts; None: nothing is shared."""
-    return None if _made is None or degree() == 1 else cast("dist.ProcessGroup", _made.mesh.get_group("shard"))
+    return (
+        None
+        if _made is None or degree() == 1
+        else cast("dist.ProcessGroup", _made.mesh.get_group("shard"))
+    )
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -106,7 +112,12 @@ def like(parameter: torch.Tensor, value: Any, name: str) -> Any:
     Raises:
         SMPRuntimeError: It is neither.
     """
-    if not is_sharded(parameter) or not isinstance(value, torch.Tensor) or value.dim() == 0 or is_sharded(value):
+    if (
+        not is_sharded(parameter)
+        or not isinstance(value, torch.Tensor)
+        or value.dim() == 0
+        or is_sharded(value)
+    ):
         return value
     assert _made is not None
     mine = local(parameter)

@@ -54,15 +54,24 @@ class Order:
         self._gathered_again, self._unused = gathered_again, unused
         self._parameters = [(name, p) for name, p in root.named_parameters() if mesh.is_sharded(p)]
         numbers = {id(p): number for number, (_, p) in enumerate(self._parameters)}
-        blocks = [(name, module) for name, module in root.named_modules() if isinstance(module, FSDPModule)]
-        self._titles = [f"{name or 'the model'} ({type(block).__bases__[-1].__name__})" for name, block in blocks]
+        blocks = [
+            (name, module)
+            for name, module in root.named_modules()
+            if isinstance(module, FSDPModule)
+        ]
+        self._titles = [
+            f"{name or 'the model'} ({type(block).__bases__[-1].__name__})"
+            for name, block in blocks
+        ]
         self._root = root
         self._noted: list[_Note] = []
         self._used: set[_Note] = set()  # what is in no block and has a gradient
         self._first = FIRST
         self.sums = True
         seen: set[int] = set()
-        for number, (_, block) in reversed(list(enumerate(blocks))):  # the model is the first, and has the rest
+        for number, (_, block) in reversed(
+            list(enumerate(blocks))
+        ):  # the model is the first, and has the rest
             held = [
                 (module._parameters, key, numbers[id(p)])  # noqa: SLF001
                 for module in block.modules()
@@ -86,7 +95,9 @@ class Order:
         self._note(_END, 0)
         noted = [] if self._first else self._noted
         if not self._unused:
-            noted = noted + [(_USED, n) for n, (_, p) in enumerate(self._parameters) if p.grad is not None]
+            noted = noted + [
+                (_USED, n) for n, (_, p) in enumerate(self._parameters) if p.grad is not None
+            ]
         self._compare(noted)
         self._noted = []
         self._first = max(self._first - 1, 0)
@@ -106,8 +117,16 @@ class Order:
             if not torch.is_grad_enabled():
                 return
             found = nested.tensors_in(outputs)
-            closed = [each for each in pytree.tree_leaves(outputs) if self._first and not nested.opens(type(each))]
-            if hiding := [each for each in closed if not isinstance(each, torch.Tensor) and nested.tensors_in(each)]:
+            closed = [
+                each
+                for each in pytree.tree_leaves(outputs)
+                if self._first and not nested.opens(type(each))
+            ]
+            if hiding := [
+                each
+                for each in closed
+                if not isinstance(each, torch.Tensor) and nested.tensors_in(each)
+            ]:
                 raise StepError(
                     f"{self._titles[number]} returns a tensor in an object of {type(hiding[0])}. With sharded data "
                     "parallelism return tensors alone or in lists, tuples, dictionaries and dataclasses"
@@ -118,7 +137,9 @@ class Order:
                 nonlocal began
                 if not began and number:
                     self._note(_BACKWARD, number)
-                elif not began and self._first and not self._unused:  # the model's own are summed last
+                elif (
+                    not began and self._first and not self._unused
+                ):  # the model's own are summed last
                     Variable._execution_engine.queue_callback(lambda: self._before_sum(held))  # noqa: SLF001  as FSDP does
                 began = True
 
@@ -133,7 +154,9 @@ class Order:
 
     def _before_sum(self, held: _Held) -> None:
         """Compare of which parameters there are gradients, before messages of several sizes can meet."""
-        self._used.update((_USED, number) for where, key, number in held if where[key].grad is not None)
+        self._used.update(
+            (_USED, number) for where, key, number in held if where[key].grad is not None
+        )
         if self.sums:
             self._compare(sorted(self._used))
             self._used.clear()
@@ -158,7 +181,10 @@ class Order:
             for rank in range(1, len(ranks))
             if ranks[rank][step : step + 1] != ranks[0][step : step + 1]
         )
-        notes = [*ranks[0][first : first + 1], (_END, 0)][0], [*ranks[other][first : first + 1], (_END, 0)][0]
+        notes = (
+            [*ranks[0][first : first + 1], (_END, 0)][0],
+            [*ranks[other][first : first + 1], (_END, 0)][0],
+        )
         advice = "Give smp.DistributedModel find_unused_parameters=True, so that ranks may use different ones"
         if _USED not in (notes[0][0], notes[1][0]):
             advice = (
@@ -172,4 +198,6 @@ class Order:
 
     def _said(self, note: _Note) -> str:
         kind, number = note
-        return _WORDS[kind].format(self._parameters[number][0] if kind == _USED else self._titles[number])
+        return _WORDS[kind].format(
+            self._parameters[number][0] if kind == _USED else self._titles[number]
+        )

@@ -29,22 +29,32 @@ class Inside(TorchFunctionMode):
         self._root = root
 
     def __torch_function__(
-        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch.
 
         Raises:
             StepError: It is given both kinds of tensors.
         """
-        tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)
+        ]
         shared = [each for each in tensors if mesh.is_sharded(each)]
         if shared and any(each.dim() and not mesh.is_sharded(each) for each in tensors):
             raise StepError(self._said(shared[0]))
         return func(*args, **(kwargs or {}))
 
     def _said(self, shared: Any) -> str:
-        places = {_place(p): name for name, p in self._root.named_parameters() if mesh.is_sharded(p)}
-        modules = {id(module): (name or "the model", module) for name, module in self._root.named_modules()}
+        places = {
+            _place(p): name for name, p in self._root.named_parameters() if mesh.is_sharded(p)
+        }
+        modules = {
+            id(module): (name or "the model", module) for name, module in self._root.named_modules()
+        }
         frame: Any = sys._getframe(2)  # noqa: SLF001
         while id(frame.f_locals.get("self")) not in modules:
             frame = frame.f_back

@@ -40,7 +40,10 @@ def blocks(root: nn.Module) -> list[nn.Module]:
     found, seen = [], set()
 
     def walk(module: nn.Module) -> None:
-        listed, named = isinstance(module, nn.ModuleList | nn.Sequential), isinstance(module, nn.ModuleDict)
+        listed, named = (
+            isinstance(module, nn.ModuleList | nn.Sequential),
+            isinstance(module, nn.ModuleDict),
+        )
         kinds = collections.Counter(map(type, module.children()))
         for child in module.children():
             if id(child) in seen or (named and kinds[type(child)] > 1):
@@ -62,7 +65,9 @@ def _parameters_of(modules: Iterable[nn.Module]) -> list[int]:
     return [id(p) for module in modules for p in module._parameters.values() if p is not None]  # noqa: SLF001
 
 
-def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool) -> Order:
+def shard(
+    root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype | None, unused: bool
+) -> Order:
     """Share the parameters of a model, block by block, so that no rank has all of it at a time. Collective.
 
     Parameters without dimensions, and those that are not floating-point numbers, stay whole on each rank.
@@ -102,9 +107,13 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
     options: dict[str, Any] = {"mesh": over}
     if half is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-    if apart and "ignored_params" not in inspect.signature(fully_shard).parameters:  # of PyTorch 2.6
+    if (
+        apart and "ignored_params" not in inspect.signature(fully_shard).parameters
+    ):  # of PyTorch 2.6
         found = ", ".join(sorted(names[id(p)] for p in apart))
-        raise SMPConfigError(f"PyTorch {torch.__version__} cannot leave parameters whole that have no rows: {found}")
+        raise SMPConfigError(
+            f"PyTorch {torch.__version__} cannot leave parameters whole that have no rows: {found}"
+        )
     if apart:
         options["ignored_params"] = apart
     for module in [*parts, root]:
@@ -112,14 +121,18 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
             (holder, key, parameter)
             for holder in module.modules()
             for key, parameter in holder._parameters.items()  # noqa: SLF001
-            if parameter is not None and not mesh.is_sharded(parameter) and id(parameter) not in done
+            if parameter is not None
+            and not mesh.is_sharded(parameter)
+            and id(parameter) not in done
         ]
         buffers = [buffer for buffer in module.buffers() if id(buffer) not in done]
         mine = {id(t): t for t in (*(parameter for _, _, parameter in holders), *buffers)}
         _check([(names[key], t) for key, t in mine.items()])
         ready([(names[key], t) for key, t in mine.items()])
         done |= mine.keys()
-        _check_types([(names[id(p)], p) for _, _, p in holders if p not in apart and p.requires_grad])
+        _check_types(
+            [(names[id(p)], p) for _, _, p in holders if p not in apart and p.requires_grad]
+        )
         fully_shard(module, reshard_after_forward=module is not root and not kept, **options)
         for holder, key, old in holders:
             new = holder._parameters[key]  # noqa: SLF001
@@ -158,7 +171,9 @@ def _check_types(named: Named) -> None:
     for name, tensor in named:
         first.setdefault(tensor.dtype, name)
     if len(first) > 1:
-        found = ", ".join(f"{name} is {str(kind).removeprefix('torch.')}" for kind, name in first.items())
+        found = ", ".join(
+            f"{name} is {str(kind).removeprefix('torch.')}" for kind, name in first.items()
+        )
         raise SMPConfigError(
             f"sharded data parallelism needs parameters of one type in a block: {found}. Convert the model, or set "
             "fp16 or bf16 in the configuration"

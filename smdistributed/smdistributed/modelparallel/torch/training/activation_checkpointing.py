@@ -50,18 +50,26 @@ def set_activation_checkpointing(
         ValueError: Unknown strategy.
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"set_activation_checkpointing needs a torch.nn.Module, got {type(module).__name__}")
+        raise TypeError(
+            f"set_activation_checkpointing needs a torch.nn.Module, got {type(module).__name__}"
+        )
     size = _group_size(strategy)
     if state.initialized and state.cfg.offload_activations:
-        _say("offload_activations: checkpointed inputs that are on a GPU wait in host memory; on CPUs nothing changes")
+        _say(
+            "offload_activations: checkpointed inputs that are on a GPU wait in host memory; on CPUs nothing changes"
+        )
     if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
         if size != 1:
-            _say(f"set_activation_checkpointing: a ModuleList is checkpointed child by child, not as {strategy!r}")
+            _say(
+                f"set_activation_checkpointing: a ModuleList is checkpointed child by child, not as {strategy!r}"
+            )
         for child in module:
             _set(child, preserve_rng_state)
     elif isinstance(module, nn.Sequential):
         groups = _Groups(module, preserve_rng_state, size)
-        module.__dict__["_smp_run_children"] = groups.run  # for the runtime, which calls the children of one partition
+        module.__dict__["_smp_run_children"] = (
+            groups.run
+        )  # for the runtime, which calls the children of one partition
         if _where(module).here and len(_where(module).partitions) < 2:
             module.forward = groups  # type: ignore[method-assign]
     else:
@@ -115,7 +123,9 @@ def checkpoint_sequential(
         ValueError: Unknown strategy.
     """
     if not isinstance(sequential_module, nn.Sequential):
-        raise TypeError(f"checkpoint_sequential needs a torch.nn.Sequential, got {type(sequential_module).__name__}")
+        raise TypeError(
+            f"checkpoint_sequential needs a torch.nn.Sequential, got {type(sequential_module).__name__}"
+        )
     groups = _Groups(sequential_module, preserve_rng_state, _group_size(strategy))
     if _where(sequential_module).here and len(_where(sequential_module).partitions) < 2:
         return groups(input)
@@ -139,7 +149,11 @@ class _Checkpointed:
     """The forward of a module that runs again in the backward pass."""
 
     def __init__(self, module: nn.Module, preserve_rng_state: bool) -> None:
-        self.module, self.forward, self.preserve_rng_state = module, module.forward, preserve_rng_state
+        self.module, self.forward, self.preserve_rng_state = (
+            module,
+            module.forward,
+            preserve_rng_state,
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _can_run_again(self.module):
@@ -163,7 +177,11 @@ class _Groups:
 
     def run(self, children: Sequence[nn.Module], x: Any) -> Any:
         """Run neighbours that are on this rank."""
-        return self.again.chain(children, x) if _all_can_run_again(children) else recompute.in_turn(children, x)
+        return (
+            self.again.chain(children, x)
+            if _all_can_run_again(children)
+            else recompute.in_turn(children, x)
+        )
 
 
 def _set(module: nn.Module, preserve_rng_state: bool) -> None:
@@ -180,7 +198,9 @@ def _set(module: nn.Module, preserve_rng_state: bool) -> None:
 
 def _again(preserve_rng_state: bool, group: int | None = 1) -> recompute.Again:
     """Return how modules of this job run again."""
-    return recompute.Again(preserve_rng_state, state.initialized and state.cfg.offload_activations, group)
+    return recompute.Again(
+        preserve_rng_state, state.initialized and state.cfg.offload_activations, group
+    )
 
 
 def _group_size(strategy: str) -> int | None:
@@ -191,7 +211,9 @@ def _group_size(strategy: str) -> int | None:
         return None
     if re.fullmatch(r"group_[1-9]\d*", strategy):
         return int(strategy.removeprefix("group_"))
-    raise ValueError(f"strategy must be 'each', 'contiguous' or 'group_N' with N of 1 or more, got {strategy!r}")
+    raise ValueError(
+        f"strategy must be 'each', 'contiguous' or 'group_N' with N of 1 or more, got {strategy!r}"
+    )
 
 
 class _Where(NamedTuple):
@@ -210,7 +232,9 @@ def _where(module: nn.Module) -> _Where:
     if known is None:
         mine = model.partition_of_module(module)
         found = (model.partition_of_module(part) for part in module.modules())
-        known = _Where(mine in (None, pp_rank()), frozenset(index for index in found if index is not None))
+        known = _Where(
+            mine in (None, pp_rank()), frozenset(index for index in found if index is not None)
+        )
         module.__dict__["_smp_where"] = known
     return known
 
@@ -231,7 +255,9 @@ def _can_run_again(module: nn.Module) -> bool:
     name = next((n for n, part in model.module.named_modules() if part is module), "")
     text = f"activation checkpointing of {name or 'the model'}: it is on partitions {sorted(there)}"
     if not state.cfg.auto_partition:
-        raise SMPConfigError(f"{text}. Put it on one with smp.partition, or checkpoint the modules in it")
+        raise SMPConfigError(
+            f"{text}. Put it on one with smp.partition, or checkpoint the modules in it"
+        )
     if "_smp_warned" not in vars(module) and state.topo.rank == 0:
         warnings.warn(f"{text}, so its activations are kept", stacklevel=2)
     vars(module)["_smp_warned"] = True

@@ -23,7 +23,14 @@ import torch
 from smdistributed.modelparallel.torch.exceptions import PeerError, SMPRuntimeError, summary
 from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
-from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.ranks import (
+    pp_rank,
+    rank,
+    rdp_rank,
+    rdp_size,
+    tp_rank,
+    tp_size,
+)
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
@@ -43,7 +50,12 @@ _HF_FILE = "model.safetensors"
 
 
 def save(
-    obj: Any, f: str, partial: bool = True, pickle_module: Any = pickle, pickle_protocol: int = 2, v3: bool = False
+    obj: Any,
+    f: str,
+    partial: bool = True,
+    pickle_module: Any = pickle,
+    pickle_protocol: int = 2,
+    v3: bool = False,
 ) -> None:
     """Save an object. Each rank that calls it writes a file.
 
@@ -63,7 +75,11 @@ def save(
 
 
 def load(
-    f: str, map_location: Any = None, pickle_module: Any = pickle, partial: bool = True, **pickle_load_args: Any
+    f: str,
+    map_location: Any = None,
+    pickle_module: Any = pickle,
+    partial: bool = True,
+    **pickle_load_args: Any,
 ) -> Any:
     """Load what ``save`` wrote.
 
@@ -83,7 +99,11 @@ def load(
     if name is None:
         raise FileNotFoundError(
             f"cannot load {f}: not found: {', '.join(names)}. "
-            + ("A full file needs partial=False." if partial and Path(f).exists() else "Check the path.")
+            + (
+                "A full file needs partial=False."
+                if partial and Path(f).exists()
+                else "Check the path."
+            )
         )
     pickle_load_args.setdefault("weights_only", False)
     if not pickle_load_args["weights_only"]:
@@ -106,7 +126,9 @@ def _coordinates() -> tuple[int, int, int]:
 
 def _text(f: Any) -> str:
     if not isinstance(f, str):
-        raise TypeError(f"the path must be a string, because the rank is added to it, got {type(f).__name__}")
+        raise TypeError(
+            f"the path must be a string, because the rank is added to it, got {type(f).__name__}"
+        )
     return f
 
 
@@ -147,13 +169,19 @@ def save_checkpoint(
     """
     tag = str(tag)
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
-        raise ValueError(f"num_kept_partial_checkpoints must be at least 1, got {num_kept_partial_checkpoints}")
+        raise ValueError(
+            f"num_kept_partial_checkpoints must be at least 1, got {num_kept_partial_checkpoints}"
+        )
     token, tags = zip(*allgather((uuid.uuid4().hex[:8], tag), CommGroup.WORLD), strict=True)
     if len(set(tags)) > 1:
-        raise SMPRuntimeError(f"save_checkpoint: the tag must be the same on all ranks, got {sorted(set(tags))}")
+        raise SMPRuntimeError(
+            f"save_checkpoint: the tag must be the same on all ranks, got {sorted(set(tags))}"
+        )
     root = Path(path)
     if partial:
-        _save_partial(root, tag, token[0], model, optimizer, user_content, num_kept_partial_checkpoints)
+        _save_partial(
+            root, tag, token[0], model, optimizer, user_content, num_kept_partial_checkpoints
+        )
     else:
         _save_full(root, tag, model, user_content, translate_if_full)
 
@@ -195,11 +223,15 @@ def resume_from_checkpoint(
     root = Path(path)
     if tag is None:
         if not (root / _NEWEST).exists():
-            raise FileNotFoundError(f"cannot resume: {root / _NEWEST} is missing. Give a tag, or check the path.")
+            raise FileNotFoundError(
+                f"cannot resume: {root / _NEWEST} is missing. Give a tag, or check the path."
+            )
         tag = (root / _NEWEST).read_text().strip()
     tag = str(tag)
     if partial:
-        return _resume_partial(model, root, tag, strict, load_optimizer, load_sharded_optimizer_state)
+        return _resume_partial(
+            model, root, tag, strict, load_optimizer, load_sharded_optimizer_state
+        )
     return _resume_full(model, root, tag, strict, translate_function)
 
 
@@ -207,7 +239,13 @@ def resume_from_checkpoint(
 
 
 def _save_partial(
-    root: Path, tag: str, token: str, model: Any, optimizer: Any, user_content: Any, kept: int | None
+    root: Path,
+    tag: str,
+    token: str,
+    model: Any,
+    optimizer: Any,
+    user_content: Any,
+    kept: int | None,
 ) -> None:
     leads = _leads(root, token)
     folder, final = root / f"{tag}_partial{_SAVING}{token}", root / f"{tag}_partial"
@@ -238,7 +276,9 @@ def _save_partial(
                 "reduced_data_parallel_degree": rdp_size(),
                 "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
                 "sharded_data_parallel_degree": mesh.degree(),
-                "owner": dict(wrapped.model.owner) if wrapped.model is not None and wrapped.model.partitioned else None,
+                "owner": dict(wrapped.model.owner)
+                if wrapped.model is not None and wrapped.model.partitioned
+                else None,
             },
         )
         _sync(folder)
@@ -257,11 +297,17 @@ def _save_partial(
         raise
 
 
-def _resume_partial(model: Any, root: Path, tag: str, strict: bool, load_optimizer: bool, load_sharded: bool) -> Any:
+def _resume_partial(
+    model: Any, root: Path, tag: str, strict: bool, load_optimizer: bool, load_sharded: bool
+) -> Any:
     folder = _partial_folder(root, tag)
     pp, tp, rdp = _coordinates()
     partition = _read(folder / _PARTITION)
-    for key in ("pipeline_parallel_degree", "tensor_parallel_degree", "sharded_data_parallel_degree"):
+    for key in (
+        "pipeline_parallel_degree",
+        "tensor_parallel_degree",
+        "sharded_data_parallel_degree",
+    ):
         now, then = getattr(state.cfg, key), partition.get(key, 1)
         if then != now:
             raise SMPRuntimeError(
@@ -292,7 +338,9 @@ def _resume_partial(model: Any, root: Path, tag: str, strict: bool, load_optimiz
     return _read(folder / _USER, optional=True)
 
 
-def _read_optimizer(folder: Path, prefix: str, rdp: int, partition: dict[str, Any]) -> dict[str, Any] | None:
+def _read_optimizer(
+    folder: Path, prefix: str, rdp: int, partition: dict[str, Any]
+) -> dict[str, Any] | None:
     """Read this rank's optimizer state; all shards if there were more or fewer replicas when it was saved."""
     shards = partition["reduced_data_parallel_degree"] if partition["shard_optimizer_state"] else 1
     same = shards == 1 or (state.cfg.shard_optimizer_state and shards == rdp_size())
@@ -318,7 +366,11 @@ def _partial_folder(root: Path, tag: str) -> Path:
     have = sorted(one.name.removesuffix("_partial") for one in root.glob("*_partial"))
     raise FileNotFoundError(
         f"cannot resume: {folder} is missing. Partial checkpoints there: {', '.join(have) or 'none'}. "
-        + ("A full checkpoint with this tag exists: use partial=False." if (root / tag).is_file() else "Check the tag.")
+        + (
+            "A full checkpoint with this tag exists: use partial=False."
+            if (root / tag).is_file()
+            else "Check the tag."
+        )
     )
 
 
@@ -334,8 +386,16 @@ def _keep(root: Path, tag: str, number: int | None) -> None:
         shutil.rmtree(left, ignore_errors=True)
     if number is None:
         return
-    others = [folder for folder in root.glob("*_partial") if folder.is_dir() and folder.name != f"{tag}_partial"]
-    others.sort(key=lambda folder: (folder / _PARTITION).stat().st_mtime_ns if (folder / _PARTITION).exists() else 0)
+    others = [
+        folder
+        for folder in root.glob("*_partial")
+        if folder.is_dir() and folder.name != f"{tag}_partial"
+    ]
+    others.sort(
+        key=lambda folder: (
+            (folder / _PARTITION).stat().st_mtime_ns if (folder / _PARTITION).exists() else 0
+        )
+    )
     for folder in others[: max(0, len(others) - (number - 1))]:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -363,7 +423,11 @@ def _save_full(root: Path, tag: str, model: Any, user_content: Any, translate: b
 
 
 def _resume_full(
-    model: Any, root: Path, tag: str, strict: bool, translate: Callable[[dict[str, Any]], dict[str, Any]] | None
+    model: Any,
+    root: Path,
+    tag: str,
+    strict: bool,
+    translate: Callable[[dict[str, Any]], dict[str, Any]] | None,
 ) -> Any:
     whole: dict[str, Any]
     if (root / tag).is_file():
@@ -375,7 +439,9 @@ def _resume_full(
         whole = load_file(root / _HF_FILE)
     else:
         have = (
-            sorted(one.name for one in root.glob("*") if one.is_file() and one.name != _NEWEST) if root.is_dir() else []
+            sorted(one.name for one in root.glob("*") if one.is_file() and one.name != _NEWEST)
+            if root.is_dir()
+            else []
         )
         raise FileNotFoundError(
             f"cannot resume: {root / tag} is missing, and so is {_HF_FILE}. Files there: {', '.join(have) or 'none'}."
@@ -492,10 +558,14 @@ def _sync(folder: Path) -> None:
 
 
 def _read(path: Path, *, optional: bool = False, lazily: bool = False) -> Any:
-    if not path.exists() or path.stat().st_size == 0:  # older Trainers mark a checkpoint with an empty file
+    if (
+        not path.exists() or path.stat().st_size == 0
+    ):  # older Trainers mark a checkpoint with an empty file
         if optional:
             return None
-        raise FileNotFoundError(f"cannot resume: {path} is missing or empty. The checkpoint is not complete.")
+        raise FileNotFoundError(
+            f"cannot resume: {path} is missing or empty. The checkpoint is not complete."
+        )
     if lazily:
         try:
             return torch.load(path, map_location="cpu", weights_only=False, mmap=True)

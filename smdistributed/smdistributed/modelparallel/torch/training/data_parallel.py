@@ -44,7 +44,9 @@ def broadcast(tensors: Iterable[torch.Tensor], source: int = 0) -> None:
             start = 0
             for tensor in chunk:
                 length = tensor.numel() * tensor.element_size()
-                tensor.copy_(flat[start : start + length].clone().view(tensor.dtype).view(tensor.shape))
+                tensor.copy_(
+                    flat[start : start + length].clone().view(tensor.dtype).view(tensor.shape)
+                )
                 start += length
 
 
@@ -97,7 +99,11 @@ class Bucket:
                 raise SMPConfigError(
                     "a sparse gradient cannot be averaged over replicas. Make the embedding with sparse=False"
                 )
-            parts.append(parameter.new_zeros(parameter.numel()) if grad is None else grad.detach().reshape(-1))
+            parts.append(
+                parameter.new_zeros(parameter.numel())
+                if grad is None
+                else grad.detach().reshape(-1)
+            )
         self._buffer = torch.cat(parts)
 
 
@@ -115,7 +121,9 @@ class Reducer:
         overlap: Send buckets while the backward pass runs.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], *, passes: int, bucket_bytes: int, overlap: bool) -> None:
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], *, passes: int, bucket_bytes: int, overlap: bool
+    ) -> None:
         self.passes, self.overlap, self.done_passes = passes, overlap, 0
         self.hook: tuple[Any, CommHook] | None = None
         self.early = 0  # buckets that were sent before the end of their pass
@@ -123,7 +131,9 @@ class Reducer:
         kinds: dict[tuple[CommGroup, torch.dtype, torch.device], list[torch.Tensor]] = {}
         for parameter in reversed(list(parameters)):  # the last layer's gradients are there first
             group = replica_group(parameter)
-            if _divisor(group) > 1:  # with one replica, a split parameter has seen the samples of its tensor ranks
+            if (
+                _divisor(group) > 1
+            ):  # with one replica, a split parameter has seen the samples of its tensor ranks
                 kinds.setdefault((group, parameter.dtype, parameter.device), []).append(parameter)
         self.buckets: list[Bucket] = []
         for (group, _, _), members in kinds.items():
@@ -133,7 +143,11 @@ class Reducer:
             self.buckets[-1].last = True
         # With one partition a plain loss.backward() is a pass, also without replicas.
         everything = state.cfg.pipeline_parallel_degree == 1
-        watched = parameters if everything else [p for bucket in self.buckets for p in bucket.parameters()]
+        watched = (
+            parameters
+            if everything
+            else [p for bucket in self.buckets for p in bucket.parameters()]
+        )
         self.seen: dict[int, int] = {id(p): 0 for p in watched}
         self.expected: dict[int, int] | None = None
         self.at_send: dict[int, int] = {}
@@ -221,7 +235,9 @@ class Reducer:
             bucket.work = hook(hook_state, bucket)
         else:
             bucket.buffer().div_(_divisor(bucket.group))
-            bucket.work = dist.all_reduce(bucket.buffer(), group=state.groups[bucket.group], async_op=True)
+            bucket.work = dist.all_reduce(
+                bucket.buffer(), group=state.groups[bucket.group], async_op=True
+            )
 
     @torch.no_grad()
     def _reduce(self, *, zeros: bool) -> None:

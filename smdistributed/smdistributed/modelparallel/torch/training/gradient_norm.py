@@ -31,7 +31,10 @@ _torch_scale = getattr(nn.utils, "clip_grads_with_norm_", None)
 
 
 def total_norm(
-    parameters: Iterable[torch.Tensor], norm_type: float = 2.0, *, group: CommGroup = CommGroup.MP_GROUP
+    parameters: Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    *,
+    group: CommGroup = CommGroup.MP_GROUP,
 ) -> torch.Tensor:
     """Return the norm of the gradients of all ranks of a group. Every rank of the group must call it.
 
@@ -51,19 +54,25 @@ def total_norm(
         # Tensor ranks have equal copies of a parameter that is not split: one of them counts.
         if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
             continue
-        if mesh.part() != 0 and not mesh.is_sharded(parameter):  # so do the ranks that share the others
+        if mesh.part() != 0 and not mesh.is_sharded(
+            parameter
+        ):  # so do the ranks that share the others
             continue
         grad = mesh.local(grad)
         if not grad.numel():  # the rows of a small parameter are all on other ranks
             continue
         grad = grad.coalesce().values() if grad.is_sparse else grad
-        norm = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=torch.promote_types(torch.float32, grad.dtype))
+        norm = torch.linalg.vector_norm(
+            grad.detach(), norm_type, dtype=torch.promote_types(torch.float32, grad.dtype)
+        )
         norm = norm.to(total.device, torch.float64)
         total = torch.maximum(total, norm) if infinite else total + norm**norm_type
     sharers = mesh.group()
     if sharers is not None or len(state.topo.members(group)) > 1:
         over = sharers or state.groups[group]
-        with calls.inside("the norm of the gradients", CommGroup.WORLD if sharers is not None else group):
+        with calls.inside(
+            "the norm of the gradients", CommGroup.WORLD if sharers is not None else group
+        ):
             dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
     # In float64 on every rank, so that all scale by the same factor.
     return total[0] if infinite else total[0] ** (1.0 / norm_type)
@@ -80,14 +89,18 @@ def clip(
 ) -> torch.Tensor:
     """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``; return the norm."""
     parameters = list(parameters)
-    norm = _finite(total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite)
+    norm = _finite(
+        total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite
+    )
     _scale(parameters, max_norm, norm)
     return norm
 
 
 def _finite(norm: torch.Tensor, norm_type: float, asked: bool) -> torch.Tensor:
     if asked and not bool(norm.isfinite()):
-        raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}: it is not finite")
+        raise RuntimeError(
+            f"the total norm of order {norm_type} of the gradients is {norm.item()}: it is not finite"
+        )
     return norm
 
 
@@ -129,10 +142,14 @@ def _get_total_norm(
     listed, model = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors), wrapped.model
     if model is not None and model.partitioned:
         known = {_memory(p.grad): p for p in model.local_parameters() if p.grad is not None}
-        parameters: list[torch.Tensor] = [known[_memory(each)] for each in listed if _memory(each) in known]
+        parameters: list[torch.Tensor] = [
+            known[_memory(each)] for each in listed if _memory(each) in known
+        ]
         group = CommGroup.MP_GROUP if pp_size() > 1 else _group(parameters)
         if group is not None and len(parameters) == len(listed):
-            return _finite(total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite)
+            return _finite(
+                total_norm(parameters, float(norm_type), group=group), norm_type, error_if_nonfinite
+            )
     found: torch.Tensor = _torch_norm(listed, norm_type, error_if_nonfinite, foreach)
     return found
 

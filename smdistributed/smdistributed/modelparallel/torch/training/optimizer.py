@@ -15,7 +15,15 @@ from smdistributed.modelparallel.torch.job.apex import refuse_amp_of_apex
 from smdistributed.modelparallel.torch.job.collective_calls import calls
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.meeting import meet
-from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rank, rdp_rank, rdp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.ranks import (
+    mp_rank,
+    pp_size,
+    rank,
+    rdp_rank,
+    rdp_size,
+    tp_rank,
+    tp_size,
+)
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
@@ -36,7 +44,11 @@ if TYPE_CHECKING:
 else:  # the class comes in front of the one of the script's optimizer, which has it as its base
     _Optimizer = object
 
-_UNSHARED = "Adafactor", "Rprop", "SparseAdam"  # what they compute has no rule for a parameter in parts
+_UNSHARED = (
+    "Adafactor",
+    "Rprop",
+    "SparseAdam",
+)  # what they compute has no rule for a parameter in parts
 OWNED = "_smp_owned"  # indices of the parameters that the part is complete for
 PRECISION = "_smp_precision"  # master weights and loss scale
 
@@ -91,7 +103,9 @@ class DistributedOptimizer(_Optimizer):
                 )
             optimizer.__class__ = _extended(_Around, cast("Any", type(optimizer)))
         else:
-            raise SMPConfigError(f"smp.DistributedOptimizer: not a torch.optim.Optimizer: {type(optimizer).__name__}")
+            raise SMPConfigError(
+                f"smp.DistributedOptimizer: not a torch.optim.Optimizer: {type(optimizer).__name__}"
+            )
         optimizer.smp_setup(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         wrapped.optimizers.append(optimizer)
         return cast("DistributedOptimizer", optimizer)
@@ -107,7 +121,10 @@ class DistributedOptimizer(_Optimizer):
         """See the class. Everything is done when the class is extended."""
 
     def smp_setup(
-        self, static_loss_scale: float | None, dynamic_loss_scale: bool, dynamic_loss_args: Mapping[str, Any] | None
+        self,
+        static_loss_scale: float | None,
+        dynamic_loss_scale: bool,
+        dynamic_loss_args: Mapping[str, Any] | None,
     ) -> None:
         """Add what this class needs to an optimizer whose class was extended."""
         cfg = state.cfg
@@ -120,7 +137,9 @@ class DistributedOptimizer(_Optimizer):
         )
         if wrapped.model is not None:
             wrapped.model.loss_scaler = self.loss_scaler
-        split = cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
+        split = (
+            cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
+        )
         split = split or mesh.degree() > 1
         if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
             raise SMPConfigError(
@@ -128,7 +147,9 @@ class DistributedOptimizer(_Optimizer):
                 "no shard_optimizer_state or sharded_data_parallel_degree, and float32. Use another optimizer, for "
                 "example AdamW."
             )
-        if mesh.degree() > 1 and (refused := [k for k in _UNSHARED if isinstance(self, getattr(torch.optim, k, ()))]):
+        if mesh.degree() > 1 and (
+            refused := [k for k in _UNSHARED if isinstance(self, getattr(torch.optim, k, ()))]
+        ):
             raise SMPConfigError(
                 f"fully_shard, which sharded_data_parallel_degree uses, does not work with torch.optim.{refused[0]}. "
                 "Use another optimizer, for example AdamW."
@@ -149,7 +170,9 @@ class DistributedOptimizer(_Optimizer):
                 group["params"][place] = new = wrap.replaced(old)
                 if new is not old and old in self.state:
                     made = self.state.pop(old)  # some optimizers make their state at once
-                    self.state[new] = {key: mesh.like(new, value, key) for key, value in made.items()}
+                    self.state[new] = {
+                        key: mesh.like(new, value, key) for key, value in made.items()
+                    }
         self._smp_originals: list[Parameter] = list(self._smp_parameters())
 
     @property
@@ -170,7 +193,10 @@ class DistributedOptimizer(_Optimizer):
     @property
     def fp32_partitioned_groups_flat(self) -> list[_Flat]:
         """This rank's parts of the parameters of each group, in one row: such scripts ask for that, too."""
-        return [_Flat([mesh.local(parameter.detach()) for parameter in group]) for group in self.fp16_groups]
+        return [
+            _Flat([mesh.local(parameter.detach()) for parameter in group])
+            for group in self.fp16_groups
+        ]
 
     @property
     def ds_param_shard_group(self) -> dist.ProcessGroup | None:
@@ -205,7 +231,9 @@ class DistributedOptimizer(_Optimizer):
     def _smp_shards(self) -> dict[int, int]:
         """Return the replica (RDP rank) that updates each local parameter: the largest go first, to the emptiest."""
         if self._smp_owners is None:
-            local = sorted(self._smp_local(), key=lambda index: (-self._smp_originals[index].numel(), index))
+            local = sorted(
+                self._smp_local(), key=lambda index: (-self._smp_originals[index].numel(), index)
+            )
             load = [0] * rdp_size()
             owners = {}
             for index in local:
@@ -286,7 +314,9 @@ class DistributedOptimizer(_Optimizer):
         if self.loss_scaler.dynamic:
             local = self._smp_local()
             gradients = [self._smp_originals[index].grad for index in local]
-            self.overflow = any_overflow((g for g in gradients if g is not None), all_replicas=self._smp_everywhere)
+            self.overflow = any_overflow(
+                (g for g in gradients if g is not None), all_replicas=self._smp_everywhere
+            )
         if not self.overflow:
             self._smp_masters.take_gradients(self.loss_scale)
 
@@ -408,7 +438,9 @@ class DistributedOptimizer(_Optimizer):
         group, members = state.groups[CommGroup.RDP_GROUP], state.topo.members(CommGroup.RDP_GROUP)
         with calls.inside("optimizer.step()", CommGroup.RDP_GROUP):
             sends = [
-                dist.broadcast(self._smp_originals[index].data, src=members[owner], group=group, async_op=True)
+                dist.broadcast(
+                    self._smp_originals[index].data, src=members[owner], group=group, async_op=True
+                )
                 for index, owner in sorted(self._smp_shards().items())
             ]
             for send in sends:
@@ -426,13 +458,20 @@ class DistributedOptimizer(_Optimizer):
         self.init_master_params()
         owned = self._smp_owned()
         full: StateDict = super().state_dict()
-        part = {**full, "state": {index: one for index, one in full["state"].items() if index in owned}}
+        part = {
+            **full,
+            "state": {index: one for index, one in full["state"].items() if index in owned},
+        }
         part[PARTIAL], part[OWNED] = True, sorted(owned)
         if self.smp_half:
             masters = self._smp_masters.pairs if self._smp_masters is not None else {}
             part[PRECISION] = {
                 # A shared parameter is its own master: the model's state has it.
-                "masters": {i: master.detach() for i, (p, master) in masters.items() if not mesh.is_sharded(p)},
+                "masters": {
+                    i: master.detach()
+                    for i, (p, master) in masters.items()
+                    if not mesh.is_sharded(p)
+                },
                 "loss_scaler": self.loss_scaler.state_dict(),
             }
         if mesh.degree() > 1:
@@ -455,13 +494,19 @@ class DistributedOptimizer(_Optimizer):
         """
         divided = wrapped.model is not None and wrapped.model.partitioned
         if divided or self._smp_everywhere:
-            meet("optimizer.state_dict()", CommGroup.WORLD if self._smp_everywhere else CommGroup.MP_GROUP)
+            meet(
+                "optimizer.state_dict()",
+                CommGroup.WORLD if self._smp_everywhere else CommGroup.MP_GROUP,
+            )
         part = self.local_state_dict()
         if mesh.degree() > 1:
             part = _mapped([part], self._smp_whole)
             del part[mesh.PART]
             if self._smp_masters is not None:
-                masters = {index: mesh.whole(master.detach()) for index, (_, master) in self._smp_masters.pairs.items()}
+                masters = {
+                    index: mesh.whole(master.detach())
+                    for index, (_, master) in self._smp_masters.pairs.items()
+                }
                 part[PRECISION]["masters"] = masters
         elif divided:
             if tp_size() > 1:
@@ -517,19 +562,27 @@ class DistributedOptimizer(_Optimizer):
                 }
                 for index, one in mine.items()
             }
-        super().load_state_dict({"state": mine, "param_groups": super().state_dict()["param_groups"]})
+        super().load_state_dict(
+            {"state": mine, "param_groups": super().state_dict()["param_groups"]}
+        )
         if self._smp_masters is not None:
             self._smp_load_precision(saved.get(PRECISION))
 
     def _smp_load_precision(self, saved: Mapping[str, Any] | None) -> None:
         assert self._smp_masters is not None
-        if saved is None:  # saved in float32, or the model only: the model's parameters are all there is
+        if (
+            saved is None
+        ):  # saved in float32, or the model only: the model's parameters are all there is
             self._smp_masters.refresh(everything=True)
             return
         with torch.no_grad():
             for index, (_, master) in self._smp_masters.pairs.items():
                 if index in saved["masters"]:
-                    master.copy_(mesh.like(master, saved["masters"][index], f"the master of parameter {index}"))
+                    master.copy_(
+                        mesh.like(
+                            master, saved["masters"][index], f"the master of parameter {index}"
+                        )
+                    )
         self._smp_masters.write_back()
         self.loss_scaler.load_state_dict(saved["loss_scaler"])
 
@@ -537,7 +590,9 @@ class DistributedOptimizer(_Optimizer):
         """Return ``local_state_dict``, under the name that AWS's GPT scripts call."""
         return self.local_state_dict(bool(gather_if_shard))
 
-    def load_optimizer_backcompat(self, state_dict: StateDict, gather_if_shard: bool = True) -> None:  # noqa: ARG002
+    def load_optimizer_backcompat(
+        self, state_dict: StateDict, gather_if_shard: bool = True
+    ) -> None:  # noqa: ARG002
         """Load what ``save_optimizer_backcompat`` returned."""
         self.load_state_dict(state_dict)
 
@@ -638,9 +693,13 @@ def merge_parts(parts: list[StateDict]) -> StateDict:
     """Merge partial dicts of different parameters into one."""
     merged = dict(parts[0])
     merged["state"] = {index: one for part in parts for index, one in sorted(part["state"].items())}
-    merged[OWNED] = sorted({index for part in parts for index in (part[OWNED] if OWNED in part else part["state"])})
+    merged[OWNED] = sorted(
+        {index for part in parts for index in (part[OWNED] if OWNED in part else part["state"])}
+    )
     if PRECISION in merged:
-        masters = {index: one for part in parts for index, one in part[PRECISION]["masters"].items()}
+        masters = {
+            index: one for part in parts for index, one in part[PRECISION]["masters"].items()
+        }
         merged[PRECISION] = {**merged[PRECISION], "masters": masters}
     return merged
 

@@ -57,7 +57,10 @@ class LossScaler:
 
     @classmethod
     def of(
-        cls, static_loss_scale: float | None, dynamic_loss_scale: bool, dynamic_loss_args: Mapping[str, Any] | None
+        cls,
+        static_loss_scale: float | None,
+        dynamic_loss_scale: bool,
+        dynamic_loss_args: Mapping[str, Any] | None,
     ) -> LossScaler:
         """Make a scaler from the arguments of ``smp.DistributedOptimizer``.
 
@@ -67,20 +70,40 @@ class LossScaler:
         if not dynamic_loss_scale:
             scale = 1.0 if static_loss_scale is None else static_loss_scale
             if scale <= 0:
-                raise SMPConfigError(f"static_loss_scale must be greater than 0, got {static_loss_scale!r}")
+                raise SMPConfigError(
+                    f"static_loss_scale must be greater than 0, got {static_loss_scale!r}"
+                )
             return cls(scale, dynamic=False)
         given = dict(dynamic_loss_args or {})
-        known = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+        known = (
+            "init_scale",
+            "scale_factor",
+            "scale_window",
+            "min_scale",
+            "delayed_shift",
+            "consecutive_hysteresis",
+        )
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else f" (available: {', '.join(known)})"
+                hint = (
+                    f"; did you mean {near[0]!r}?" if near else f" (available: {', '.join(known)})"
+                )
                 raise SMPConfigError(f"dynamic_loss_args has no {name!r}{hint}")
-        for name, least in (("init_scale", 0), ("min_scale", 0), ("scale_factor", 1), ("scale_window", 0)):
+        for name, least in (
+            ("init_scale", 0),
+            ("min_scale", 0),
+            ("scale_factor", 1),
+            ("scale_window", 0),
+        ):
             if name in given and not given[name] > least:
-                raise SMPConfigError(f"dynamic_loss_args: {name} must be greater than {least}, got {given[name]!r}")
+                raise SMPConfigError(
+                    f"dynamic_loss_args: {name} must be greater than {least}, got {given[name]!r}"
+                )
         if given.get("delayed_shift", 1) < 1:
-            raise SMPConfigError(f"dynamic_loss_args: delayed_shift must be at least 1, got {given['delayed_shift']!r}")
+            raise SMPConfigError(
+                f"dynamic_loss_args: delayed_shift must be at least 1, got {given['delayed_shift']!r}"
+            )
         return cls(**given)
 
     @property
@@ -145,13 +168,19 @@ class MasterWeights:
         self._seen: dict[int, int] = {}
         self.add(optimizer, wanted)
 
-    def add(self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool], first: int = 0) -> None:
+    def add(
+        self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool], first: int = 0
+    ) -> None:
         """Make copies for the parameters from index ``first`` on."""
         index = -1
         for group in optimizer.param_groups:
             for place, parameter in enumerate(group["params"]):
                 index += 1
-                if index < first or not parameter.requires_grad or not parameter.is_floating_point():
+                if (
+                    index < first
+                    or not parameter.requires_grad
+                    or not parameter.is_floating_point()
+                ):
                     continue
                 if not wanted(index):
                     continue
@@ -172,7 +201,9 @@ class MasterWeights:
             if parameter.grad is None:
                 master.grad = None
                 continue
-            gradient = parameter.grad.to(master.dtype, copy=scale != 1.0 or not mesh.is_sharded(parameter))
+            gradient = parameter.grad.to(
+                master.dtype, copy=scale != 1.0 or not mesh.is_sharded(parameter)
+            )
             master.grad = gradient if scale == 1.0 else gradient.mul_(1.0 / scale)
 
     @torch.no_grad()

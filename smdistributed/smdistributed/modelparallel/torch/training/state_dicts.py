@@ -26,7 +26,9 @@ def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
     return {name: _value(value) for name, value in entries.items() if _owner(name, owner) == me}
 
 
-def gathered(module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_only: bool, call: str) -> StateDict:
+def gathered(
+    module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_only: bool, call: str
+) -> StateDict:
     """Return the whole model's state, on the CPU if it is on several ranks. All ranks of the MP group must call it.
 
     Args:
@@ -53,7 +55,9 @@ def gathered(module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_o
         return {}
     merged = merge(parts, split_axes(module))
     order = [name for name in module.state_dict(keep_vars=True) if name in merged]
-    return OrderedDict((name, merged[name]) for name in [*order, *(n for n in merged if n not in set(order))])
+    return OrderedDict(
+        (name, merged[name]) for name in [*order, *(n for n in merged if n not in set(order))]
+    )
 
 
 def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
@@ -103,7 +107,10 @@ def merge(parts: Iterable[Mapping[str, Any]], axes: Mapping[str, int]) -> StateD
         for name, value in part.items():
             if name != PARTIAL:
                 merged.setdefault(name, []).append(value)
-    return {name: torch.cat(values, axes[name]) if name in axes else values[0] for name, values in merged.items()}
+    return {
+        name: torch.cat(values, axes[name]) if name in axes else values[0]
+        for name, values in merged.items()
+    }
 
 
 def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
@@ -116,7 +123,9 @@ def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
     }
 
 
-def completed(module: nn.Module, owner: Mapping[str, int], me: int, mine: Mapping[str, Any]) -> StateDict:
+def completed(
+    module: nn.Module, owner: Mapping[str, int], me: int, mine: Mapping[str, Any]
+) -> StateDict:
     """Return this partition's state with the entries of the others as they are, so that a strict load accepts it."""
     entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
     others = {name: value for name, value in entries.items() if _owner(name, owner) != me}
@@ -125,8 +134,15 @@ def completed(module: nn.Module, owner: Mapping[str, int], me: int, mine: Mappin
 
 def split_axes(module: nn.Module) -> dict[str, int]:
     """Return the axis of each parameter that is split over tensor ranks, by name."""
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: getattr(t, "_smp_axis", 1) for name, t in named if getattr(t, "_smp_distributed", False)}
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    return {
+        name: getattr(t, "_smp_axis", 1)
+        for name, t in named
+        if getattr(t, "_smp_distributed", False)
+    }
 
 
 def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:

@@ -81,7 +81,9 @@ def connect(
             for name, peers in links.items():
                 for peer in sorted(peer for peer in peers if peer < rank):
                     _wait(store, "address", [peer], end, timeout)
-                    found[name][peer] = _call(store.get(f"address/{peer}").decode(), peer, name, rank, token, end)
+                    found[name][peer] = _call(
+                        store.get(f"address/{peer}").decode(), peer, name, rank, token, end
+                    )
         finally:
             door.join()
     for (name, peer), connection in door.accepted.items():
@@ -103,7 +105,9 @@ def own_address(host: str, port: int) -> str:
     """
     reason: OSError | None = None
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
             with socket.socket(family, kind, protocol) as probe:
                 try:
                     probe.connect(address)  # UDP: sends nothing, and asks the routing table
@@ -117,7 +121,9 @@ def own_address(host: str, port: int) -> str:
     )
 
 
-def _meeting_address(store: Store, rank: int, world: int, master: tuple[str, int], end: float, timeout: float) -> str:
+def _meeting_address(
+    store: Store, rank: int, world: int, master: tuple[str, int], end: float, timeout: float
+) -> str:
     """Return the address at which this rank can be reached by all others.
 
     The master's own host often has its name as a loopback address. That serves a job on one host only. In a job on
@@ -134,9 +140,14 @@ def _meeting_address(store: Store, rank: int, world: int, master: tuple[str, int
     return mine
 
 
-def _wait(store: Store, kind: str, ranks: Sequence[int] | range, end: float, timeout: float) -> None:
+def _wait(
+    store: Store, kind: str, ranks: Sequence[int] | range, end: float, timeout: float
+) -> None:
     try:
-        store.wait([f"{kind}/{rank}" for rank in ranks], timedelta(seconds=max(end - time.monotonic(), 0.001)))
+        store.wait(
+            [f"{kind}/{rank}" for rank in ranks],
+            timedelta(seconds=max(end - time.monotonic(), 0.001)),
+        )
     except RuntimeError as error:
         missing = [rank for rank in ranks if not store.check([f"{kind}/{rank}"])]
         if not missing:
@@ -156,7 +167,9 @@ def _missing(ranks: Sequence[int], what: str, rank: int | None, timeout: float) 
 def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: float) -> socket.socket:
     host, port = address.split()
     try:
-        connection = socket.create_connection((host, int(port)), timeout=max(end - time.monotonic(), 0.001))
+        connection = socket.create_connection(
+            (host, int(port)), timeout=max(end - time.monotonic(), 0.001)
+        )
         connection.sendall(_HELLO.pack(token[:_HALF], link.encode(), rank))
         answer = exactly(connection, _HALF)
     except OSError as error:
@@ -166,7 +179,9 @@ def _call(address: str, peer: int, link: str, rank: int, token: bytes, end: floa
         ) from error
     if not hmac.compare_digest(answer, token[_HALF:]):
         connection.close()
-        raise StartError(f"rank {rank} cannot connect with rank {peer}: {host} port {port} is another program")
+        raise StartError(
+            f"rank {rank} cannot connect with rank {peer}: {host} port {port} is another program"
+        )
     return connection
 
 
@@ -188,7 +203,9 @@ def exactly(connection: socket.socket, count: int) -> bytes:
 class _Door(threading.Thread):
     """Accepts the peers that are wanted. Strangers are dropped, and do not delay the others."""
 
-    def __init__(self, listener: socket.socket, token: bytes, wanted: set[tuple[str, int]], end: float) -> None:
+    def __init__(
+        self, listener: socket.socket, token: bytes, wanted: set[tuple[str, int]], end: float
+    ) -> None:
         super().__init__(name="smp-door", daemon=True)
         self.listener, self.token, self.wanted, self.end = listener, token, wanted, end
         self.accepted: dict[tuple[str, int], socket.socket] = {}
@@ -221,7 +238,9 @@ class _Door(threading.Thread):
                 del guests[guest]
                 if not part or not self._admit(guest, said):
                     guest.close()
-            for guest in [guest for guest, (_, until) in guests.items() if until < time.monotonic()]:
+            for guest in [
+                guest for guest, (_, until) in guests.items() if until < time.monotonic()
+            ]:
                 selector.unregister(guest)
                 del guests[guest]
                 guest.close()
@@ -251,7 +270,12 @@ def _tune(connection: socket.socket) -> None:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 8000)):
+    for option, value in (
+        ("TCP_KEEPIDLE", 4),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", 8000),
+    ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     # A forked child, a worker of a DataLoader for example, must not keep the connection of a killed rank open.

@@ -60,7 +60,9 @@ class Inbox(Generic[T]):
             self._arrivals, self._bell, self._nudge = select.epoll(), select.epoll(), os.eventfd(0)
             self._bell.register(self._arrivals, 0)
             self._bell.register(self._nudge, select.EPOLLIN | select.EPOLLET)
-            weakref.finalize(self, os.close, self._nudge).atexit = False  # a link may be closed later than that
+            weakref.finalize(
+                self, os.close, self._nudge
+            ).atexit = False  # a link may be closed later than that
             self._waiting = False
             self._begun: set[int] = set()
 
@@ -73,7 +75,9 @@ class Inbox(Generic[T]):
         """
         self._sources[source.fileno()] = source
         if self._may_read is None:
-            self._start(threading.Thread(target=self._read_one, args=(source,), name=name, daemon=True))
+            self._start(
+                threading.Thread(target=self._read_one, args=(source,), name=name, daemon=True)
+            )
             return
         self._arrivals.register(source.fileno(), select.EPOLLIN)
         if not self._threads:
@@ -119,7 +123,9 @@ class Inbox(Generic[T]):
         end = time.monotonic() + seconds
         if self._changed.acquire(timeout=seconds):
             try:
-                self._changed.wait_for(lambda: self._sources.keys().isdisjoint(sources), max(end - time.monotonic(), 0))
+                self._changed.wait_for(
+                    lambda: self._sources.keys().isdisjoint(sources), max(end - time.monotonic(), 0)
+                )
             finally:
                 self._changed.release()
                 if self._may_read is not None:

@@ -49,8 +49,23 @@ BUILTIN = {
     collections.Counter,
     types.SimpleNamespace,
 }
-_LEAVES = (torch.Tensor, torch.Generator, types.FunctionType, random.Random, itertools.count, bytearray)
-_SUMMED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
+_LEAVES = (
+    torch.Tensor,
+    torch.Generator,
+    types.FunctionType,
+    random.Random,
+    itertools.count,
+    bytearray,
+)
+_SUMMED = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+}
 _SMALL = 1 << 16
 _STDLIB = sysconfig.get_path("stdlib")
 _DATA_DEPTH = 8
@@ -152,7 +167,10 @@ class Names:
 def _is_object(value: Any) -> bool:
     """Return whether a value is an object that has a state, and neither code nor of this library."""
     kind: Any = type(value)
-    if isinstance(value, WHOLE) or kind.__module__.partition(".")[0] in ("builtins", "smdistributed"):
+    if isinstance(value, WHOLE) or kind.__module__.partition(".")[0] in (
+        "builtins",
+        "smdistributed",
+    ):
         return False
     return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(kind))
 
@@ -294,7 +312,11 @@ def _is_data(value: Any, depth: int) -> bool:
         return False
     inside = value.values() if isinstance(value, dict) else value
     for kind in set(map(type, inside)) - set(PLAIN):
-        if kind not in BUILTIN and not issubclass(kind, torch.Tensor) and kind.__name__ != "ndarray":
+        if (
+            kind not in BUILTIN
+            and not issubclass(kind, torch.Tensor)
+            and kind.__name__ != "ndarray"
+        ):
             return False
     return all(_is_data(each, depth + 1) for each in inside if type(each) in BUILTIN)
 
@@ -339,7 +361,11 @@ def changed(each: Any, then: Any) -> bool:
 def writable(leaf: Any) -> bool:
     """Return whether ``assign`` can put the ``value`` of one leaf into another: arrays, and generators of numbers."""
     kinds = (torch.Generator, random.Random, bytearray)
-    return isinstance(leaf, kinds) or hasattr(leaf, "bit_generator") or type(leaf).__name__ == "ndarray"
+    return (
+        isinstance(leaf, kinds)
+        or hasattr(leaf, "bit_generator")
+        or type(leaf).__name__ == "ndarray"
+    )
 
 
 def value(leaf: Any) -> Any:
@@ -383,7 +409,9 @@ def assign(cell: Any, value: Any) -> None:
                 object.__delattr__(cell, name)
         target = cell if isinstance(cell, dict | set) else getattr(cell, "__dict__", {})
         target.clear()
-        target.update({name: value[name] for name in value if name not in slots} if slots else value)
+        target.update(
+            {name: value[name] for name in value if name not in slots} if slots else value
+        )
 
 
 def cells(value: Any, package: str = "") -> Iterator[Any]:
@@ -453,8 +481,12 @@ def state(leaf: Any) -> Any:
     """Return what changes when a leaf is written, as far as that can be seen without much work."""
     if isinstance(leaf, torch.Tensor):
         # torch does not count what is written to a tensor's `data`.
-        small = not leaf.requires_grad and leaf.layout is torch.strided and 0 < leaf.numel() <= _SMALL
-        total = leaf.detach().sum(dtype=torch.float64).item() if small and leaf.dtype in _SUMMED else 0
+        small = (
+            not leaf.requires_grad and leaf.layout is torch.strided and 0 < leaf.numel() <= _SMALL
+        )
+        total = (
+            leaf.detach().sum(dtype=torch.float64).item() if small and leaf.dtype in _SUMMED else 0
+        )
         return None if leaf.is_inference() else leaf._version, total  # noqa: SLF001
     if isinstance(leaf, types.FunctionType):
         return [*map(_mark, (*vars(leaf).values(), *enclosed(leaf)))]
@@ -468,7 +500,9 @@ def state(leaf: Any) -> Any:
         frame = leaf.gi_frame
         return None if frame is None else (frame.f_lasti, [*map(_mark, frame.f_locals.values())])
     if hasattr(type(leaf), "__next__"):
-        return operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()  # may have moved on
+        return (
+            operator.length_hint(leaf, -1) if hasattr(leaf, "__length_hint__") else object()
+        )  # may have moved on
     if hasattr(leaf, "bit_generator"):
         return repr(leaf.bit_generator.state)
     try:
@@ -499,7 +533,11 @@ def items(value: Any) -> Any:
 @functools.lru_cache(4096)
 def foreign(kind: Any, package: str) -> bool:
     """Return whether a class is of another package than this one, and of one that is installed."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "" if kind.__module__ != "__main__" else "."
+    file = (
+        getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        if kind.__module__ != "__main__"
+        else "."
+    )
     return kind.__module__.partition(".")[0] != package and (
         not file or "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
     )

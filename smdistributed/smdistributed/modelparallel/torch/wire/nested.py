@@ -66,7 +66,9 @@ def _mark(tensor: torch.Tensor) -> tuple[type[torch.Tensor], dict[str, Any]] | N
 class _Pickler(pickle.Pickler):
     """Puts numbers in the place of tensors, and of what the receiver has."""
 
-    def __init__(self, stream: io.BytesIO, known: Mapping[int, Any], *, looks: bool = False) -> None:
+    def __init__(
+        self, stream: io.BytesIO, known: Mapping[int, Any], *, looks: bool = False
+    ) -> None:
         super().__init__(stream, 5, buffer_callback=(lambda _: None) if looks else None)
         self.tensors: list[torch.Tensor] = []
         self.places: dict[int, int] = {}
@@ -87,8 +89,12 @@ class _Pickler(pickle.Pickler):
             self.tensors.append(value)
             mark = _mark(value)
             return place if mark is None else (place, *mark)
-        if isinstance(value, torch.nn.Module) and any(True for _ in (*value.parameters(), *value.buffers())):
-            return self._refuse(f"parameters and buffers of a module ({kind.__name__}) stay on its rank")
+        if isinstance(value, torch.nn.Module) and any(
+            True for _ in (*value.parameters(), *value.buffers())
+        ):
+            return self._refuse(
+                f"parameters and buffers of a module ({kind.__name__}) stay on its rank"
+            )
         if hasattr(kind, "__next__"):
             return self._refuse(f"another rank cannot move an iterator on ({kind.__name__})")
         return None
@@ -97,7 +103,11 @@ class _Pickler(pickle.Pickler):
         if not self.looks or value is int:
             return NotImplemented
         try:  # classes and functions are of no interest
-            return (int, ()) if isinstance(value, type | types.FunctionType) else value.__reduce_ex__(5)
+            return (
+                (int, ())
+                if isinstance(value, type | types.FunctionType)
+                else value.__reduce_ex__(5)
+            )
         except Exception:  # noqa: BLE001  pickle does not know it
             return int, ()
 
@@ -108,7 +118,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, tensors: Sequence[Any], known: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, data: bytes, tensors: Sequence[Any], known: Callable[[Any], Any] | None
+    ) -> None:
         super().__init__(io.BytesIO(data))
         self.tensors, self.known = list(tensors), known
 
@@ -116,7 +128,9 @@ class _Unpickler(pickle.Unpickler):
         if isinstance(place, tuple) and isinstance(place[0], int):
             number, kind, attributes = place
             tensor = self.tensors[number]
-            self.tensors[number] = tensor = tensor if kind is torch.Tensor else tensor.as_subclass(kind)
+            self.tensors[number] = tensor = (
+                tensor if kind is torch.Tensor else tensor.as_subclass(kind)
+            )
             for name, value in attributes.items():
                 setattr(tensor, name, value)
             return tensor
@@ -172,7 +186,11 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return function(leaf)
         found = tensors_in(leaf) if opens(type(leaf)) else []
-        return copy.deepcopy(leaf, {id(tensor): function(tensor) for tensor in found}) if found else leaf
+        return (
+            copy.deepcopy(leaf, {id(tensor): function(tensor) for tensor in found})
+            if found
+            else leaf
+        )
 
     return pytree.tree_map(other, value)
 

@@ -75,22 +75,33 @@ class GroupPayload:
             for tensor in tensors:
                 if tensor.numel():
                     part = _bytes(tensor)
-                    self._sent.append((dist.isend(part, target, group=self._groups[self.rank, target]), part))
+                    self._sent.append(
+                        (dist.isend(part, target, group=self._groups[self.rank, target]), part)
+                    )
 
     def receive(
-        self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]]
+        self,
+        peer: int,
+        descriptions: Sequence[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]],
     ) -> list[torch.Tensor]:
         """Post the receives of a header; called by the reader thread of that peer."""
         source = self.members[peer]
         received = []
-        with self._on_device(), torch.cuda.stream(self._aside) if self._aside is not None else contextlib.nullcontext():
+        with (
+            self._on_device(),
+            torch.cuda.stream(self._aside) if self._aside is not None else contextlib.nullcontext(),
+        ):
             for dtype, shape, strides in descriptions:
                 if strides is None:
                     tensor = torch.empty(shape, dtype=dtype, device=self.device)
                 else:
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
                 if tensor.numel():
-                    setattr(tensor, _WORK, dist.irecv(_bytes(tensor), source, group=self._groups[source, self.rank]))
+                    setattr(
+                        tensor,
+                        _WORK,
+                        dist.irecv(_bytes(tensor), source, group=self._groups[source, self.rank]),
+                    )
                 received.append(tensor)
         return received
 
@@ -111,7 +122,9 @@ class GroupPayload:
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
-        with torch.cuda.device(self.device) if self._aside is not None else contextlib.nullcontext():
+        with (
+            torch.cuda.device(self.device) if self._aside is not None else contextlib.nullcontext()
+        ):
             yield
 
 

@@ -104,7 +104,9 @@ class Transport:
         self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
         self.payload, self.device = payload, device
         self.bytes_sent = 0
-        self._sockets = {self.members.index(peer): connection for peer, connection in connections.items()}
+        self._sockets = {
+            self.members.index(peer): connection for peer, connection in connections.items()
+        }
         self.closed = False
         for peer, connection in self._sockets.items():
             self.inbox.add(_Source(self, peer, connection), f"smp-reader-{peer}")
@@ -159,7 +161,9 @@ class Transport:
         head = pickle.dumps((message, descriptions), 5)
         parts[0] = _SIZES.pack(len(head)) + head
         if carried and self.payload is not None:
-            self.payload.send(peer, carried)  # before the header: the receive that this posts never waits for long
+            self.payload.send(
+                peer, carried
+            )  # before the header: the receive that this posts never waits for long
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
         self.bytes_sent += total
 
@@ -203,7 +207,9 @@ class Transport:
             tensors.append(tensor)
         if late and self.payload is not None:
             wanted = [each for each in descriptions if each is not None and each.way == _CARRIED]
-            received = self.payload.receive(peer, [(_DTYPES[each.dtype], each.shape, each.strides) for each in wanted])
+            received = self.payload.receive(
+                peer, [(_DTYPES[each.dtype], each.shape, each.strides) for each in wanted]
+            )
             for index, tensor in zip(late, received, strict=True):
                 tensors[index] = tensor
         return tensors
@@ -235,13 +241,17 @@ class _Source:
         """Read one message, or the end of the connection."""
         link, stream = self.link, self.stream
         try:
-            message, descriptions = pickle.loads(stream.take(*_SIZES.unpack(stream.take(_SIZES.size))))  # noqa: S301  a rank of this job
+            message, descriptions = pickle.loads(
+                stream.take(*_SIZES.unpack(stream.take(_SIZES.size)))
+            )  # noqa: S301  a rank of this job
             return (link, self.peer, message, link.tensors(self.peer, stream, descriptions)), True
         except (EOFError, OSError) as error:
             gone = None if link.closed else Gone(str(error) or "the connection was closed")
         except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
             gone = Gone(f"its message cannot be read: {type(error).__name__}: {error}")
-        except BaseException:  # Ctrl-C in the thread that waits: the rest of the message would be taken for another
+        except (
+            BaseException
+        ):  # Ctrl-C in the thread that waits: the rest of the message would be taken for another
             link.inbox.put((link, self.peer, Gone("the reading of a message was interrupted"), []))
             raise
         return (link, self.peer, gone, []) if gone else None, False
@@ -300,7 +310,9 @@ def _check_memory(tensor: torch.Tensor) -> None:
     if tensor.is_nested:
         raise TypeError("a nested tensor has no memory of its own. Pass its values() and offsets()")
     if tensor.layout is not torch.strided:
-        raise TypeError(f"a tensor of layout {tensor.layout} is several tensors. Pass its indices and values")
+        raise TypeError(
+            f"a tensor of layout {tensor.layout} is several tensors. Pass its indices and values"
+        )
     if tensor.is_meta:
         raise TypeError("a tensor on the device meta has no values")
 

@@ -28,7 +28,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from smdistributed.modelparallel.torch.job.collective_calls import CollectiveCalls, Report, first_difference
+from smdistributed.modelparallel.torch.job.collective_calls import (
+    CollectiveCalls,
+    Report,
+    first_difference,
+)
 
 from .connect import exactly
 
@@ -107,7 +111,9 @@ class Watch:
         self._own = reason
         rank = self.rank if rank is None else rank
         self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
-        late = f"what runs at the end of its process had not ended {self.grace:g} s after its failure"
+        late = (
+            f"what runs at the end of its process had not ended {self.grace:g} s after its failure"
+        )
         self._after_grace(late)
 
     @property

@@ -12,7 +12,10 @@ from torch import nn
 __all__ = ["answer"]
 
 _LAYERS = ("h", "layers", "layer", "block", "blocks")
-_OTHERS = {"attention": ("attn", "self_attn", "self_attention"), "output": ("mlp", "feed_forward", "ffn")}
+_OTHERS = {
+    "attention": ("attn", "self_attn", "self_attention"),
+    "output": ("mlp", "feed_forward", "ffn"),
+}
 
 
 def answer(model: nn.Module) -> None:
@@ -22,7 +25,9 @@ def answer(model: nn.Module) -> None:
         model: The whole model. Only classes of `transformers` are touched, and no name that a module has itself.
     """
     for module in model.modules():
-        if not vars(module).get("_smp_tp", (False,))[0] or not type(module).__module__.startswith("transformers."):
+        if not vars(module).get("_smp_tp", (False,))[0] or not type(module).__module__.startswith(
+            "transformers."
+        ):
             continue
         # The whole model has the stack of layers under a name of its class, such as gpt_neox.
         _answer(module, "transformer", (getattr(module, "base_model_prefix", ""),))
@@ -34,7 +39,9 @@ def answer(model: nn.Module) -> None:
 
 def _answer(module: nn.Module, name: str, own: tuple[str, ...]) -> nn.Module | None:
     """Give the first submodule of some names another one; return it."""
-    found = next((part for each in own if isinstance(part := getattr(module, each, None), nn.Module)), None)
+    found = next(
+        (part for each in own if isinstance(part := getattr(module, each, None), nn.Module)), None
+    )
     if found is None or found is module or hasattr(module, name):
         return None
     object.__setattr__(module, name, found)  # not a submodule a second time
